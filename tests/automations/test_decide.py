@@ -12,7 +12,6 @@ import pytest
 from penstock.bus import Msg, subjects
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock_approvals.service import ApprovalsService
-from penstock_automations.actions import decide
 from penstock_automations.delivery.records import DeliveryRecord
 from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish
@@ -259,10 +258,9 @@ async def answering(made: Automations, *statuses: int) -> AsyncIterator[list[Dec
 async def test_the_decision_carries_the_digest_that_matched_and_one_key(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first requests are lost, or come before the approvals service has the approval."""
+    """The answer to the first request is lost."""
     monkeypatch.setattr("penstock.runs.decide.ANSWER_S", 0.3)
-    monkeypatch.setattr(decide, "LOOKUP_S", 1.0)
-    async with automations(nats_server.url) as made, answering(made, 404, 404, 0, 200) as asked:
+    async with automations(nats_server.url) as made, answering(made, 0, 200) as asked:
         await made.apply(rule_with("early", APPROVE, ASKED))
         run_id = await start_and_pause(made.penstock)
         outcome = await outcome_of(made, run_id)
@@ -279,13 +277,8 @@ async def test_the_decision_carries_the_digest_that_matched_and_one_key(
     [(404, "unknown_approval", 4), (409, "not_pending", 1), (422, "cannot_decide", 1)],
 )
 async def test_a_refusal_is_an_outcome_with_its_reason(
-    nats_server: NatsServer,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    code: str,
-    attempts: int,
+    nats_server: NatsServer, status: int, code: str, attempts: int
 ) -> None:
-    monkeypatch.setattr(decide, "LOOKUP_S", 0.0)
     async with automations(nats_server.url) as made, answering(made, status):
         await made.apply(rule_with(f"refused-{status}", APPROVE, ASKED))
         run_id = await start_and_pause(made.penstock)

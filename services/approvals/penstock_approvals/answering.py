@@ -29,11 +29,3 @@ async def or_problem(answer: Awaitable[T]) -> T:
         raise Problem(503, str(error)) from error
     except BusError as error:
         raise Problem(503, f"the bus does not answer: {error}; try again") from error
-
-
-def is_key(text: str) -> bool:
-    """Return whether the text can be an approval's id.
-
-    An approval's id is a key in KV buckets, so the id must be a valid key.
-    """
-    return text.replace("-", "").isalnum() and text.isascii()

@@ -46,7 +46,7 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals import live
-from penstock_approvals.answering import is_key, or_problem
+from penstock_approvals.answering import or_problem
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
 from penstock_approvals.hiding import without_credentials
@@ -378,11 +378,10 @@ class Api:
         Raises Problem 404 if there is no such approval, or if the caller may not see the approval.
         """
         approval_id = request.path_params["approval_id"]
-        # A client can send any text as the id. The text may have characters that NATS does not
-        # allow in a key.
-        known = is_key(approval_id)
-        record = await or_problem(self._approvals.get(approval_id)) if known else None
-        if record is None or not may_see_approval(identity_of(request), record):
+        who = identity_of(request)
+        sees = partial(may_see_approval, who)
+        record = await or_problem(self._approvals.shown_to(who.user_id, approval_id, sees))
+        if record is None:
             raise Problem(404, f"there is no approval {approval_id}")
         return record
 

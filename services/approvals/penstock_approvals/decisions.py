@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import orjson
@@ -30,15 +31,16 @@ from penstock.bus.subjects import events_of_run, key_of
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
+from penstock.runs.lookups import look_until
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
 from penstock_approvals.outcomes.automatic import as_expired, as_ruled, expiring_at_most, is_late
-from penstock_approvals.outcomes.escalations import escalations, reached_count
+from penstock_approvals.outcomes.escalations import reached_count, request_events
 from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with_vote
 from penstock_approvals.policies import Policies
-from penstock_approvals.policy import Question
+from penstock_approvals.policy import Question, person_of
 from penstock_approvals.records import ApprovalRecords, StoredApproval
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.ends import RunEnds, pause_of
@@ -137,8 +139,8 @@ class Approvals:
                     )
             else:
                 await self.audit.follow(record)  # writes an entry for each escalation
-                steps = escalations(record)
-                earlier, new = steps[:known], steps[known:]
+                events = request_events(record)
+                earlier, new = events[: known + 1], events[known + 1 :]
                 await self._announce(record, *new, earlier=earlier)
                 # The message may have come too early, because the clock of another server was fast.
                 # The message is then used up, and nothing would happen at the time of the
@@ -197,8 +199,12 @@ class Approvals:
             for item in kept.items:
                 await self._point_to(kept, run, item["item_id"])
             await self._deadlines.schedule(kept)
-            paused = ("lifecycle.paused", _paused(kept))
-            await self._announce(kept, paused, *escalations(kept))
+            await self._announce(kept, *request_events(kept))
+            current = await self.get(approval_id) if kept.expires_at or kept.escalations else kept
+            if current is not None and current.status != "pending":
+                # Somebody decided before the messages were scheduled. Nothing else would cancel
+                # the messages.
+                await self._deadlines.cancel(current)
         elif kept.status == "decided" and kept.decision is not None and kept.decision.automatic:
             await self._outbox.send_on(approval_id)
         last = await tail(self._bus, events_for(run_id), events_of_run(run_id))
@@ -320,6 +326,25 @@ class Approvals:
         """Return the record of one approval. Raises what `ApprovalRecords.get` raises."""
         return await self._records.get(approval_id)
 
+    async def shown_to(
+        self, caller: str, approval_id: str, sees: Callable[[ApprovalRecord], bool]
+    ) -> ApprovalRecord | None:
+        """Return the record of an approval that the caller sees; None if there is none.
+
+        A client may ask for an approval before its record is written. So this method waits for the
+        record, as `look_until` describes. It also waits if the caller may not see the approval.
+        Otherwise the time of the answer would tell the caller that the approval exists. Raises what
+        `ApprovalRecords.get` raises.
+        """
+        if not _is_key(approval_id):
+            return None
+        record = await look_until(
+            caller,
+            partial(self._records.get, approval_id),
+            lambda found: found is not None and sees(found),
+        )
+        return record if record is not None and sees(record) else None
+
     async def all(self) -> list[ApprovalRecord]:
         """Return every readable record, the newest first. Raises BusError."""
         return await self._records.all()
@@ -329,14 +354,19 @@ class Approvals:
 
         The deadline is compared with the clock of the NATS server. This method does not send the
         decision; the caller must call `send_on` afterwards. If the process ends before this call,
-        another process finds the decision's entry in the outbox.
+        another process finds the decision's entry in the outbox. The request may come before the
+        approval's record is written, so this method waits for the record.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
             BusError: the bus does not answer, so it is unknown whether the decision was taken.
         """
         while True:
-            held = await self._records.find(approval_id)
+            held = await look_until(
+                person_of(request.made_by),
+                partial(self._records.find, approval_id),
+                lambda found: found is not None,
+            )
             if held is None:
                 return DecideReply(status=404, detail=f"there is no approval {approval_id}")
             if held.record.status != "pending":
@@ -401,19 +431,13 @@ class Approvals:
         return RunRecord.model_validate_json(entry.value)
 
 
-def _paused(record: ApprovalRecord) -> dict[str, object]:
-    """Return the data of `lifecycle.paused`, with the people who are asked and the deadline."""
-    policy = record.policy
-    terms = {
-        "expires_at": record.expires_at,
-        "deciders_required": record.need if record.need > 1 else None,
-        "policy": f"{policy.rule_id}@{policy.version}" if policy and policy.version else None,
-    }
-    return {
-        "reason": "approval_required",
-        "approval_id": record.approval_id,
-        **{name: value for name, value in terms.items() if value is not None},
-    }
+def _is_key(text: str) -> bool:
+    """Return whether the text can be an approval's id.
+
+    A client can send any text as the id. An approval's id is a key in KV, and the text may have
+    characters that NATS does not allow in a key.
+    """
+    return text.replace("-", "").isalnum() and text.isascii()
 
 
 def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:

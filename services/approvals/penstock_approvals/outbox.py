@@ -26,7 +26,7 @@ from penstock_approvals.outcomes.automatic import (
     Consequence,
     deadline_consequence,
 )
-from penstock_approvals.outcomes.escalations import escalations
+from penstock_approvals.outcomes.escalations import request_events
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.approval_span import span_of
@@ -95,7 +95,9 @@ class Outbox:
         if record is None or record.status not in ENDED:
             return
         await self._audit.follow(record)
-        ended, earlier = _events(record), escalations(record)
+        # The decision may come before the process that recorded the request has announced the
+        # pause.
+        ended, earlier = _events(record), request_events(record)
         if record.target == WORKFLOWS:
             await self._notifier.send(record, *earlier, *ended)
         else:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
@@ -79,7 +81,8 @@ class ApprovalsService(Service):
         self._listening: list[Subscription] = []
         # the names of the tasks that read requests, one for each shard
         self._requests: list[str] = []
-        self._sending: set[asyncio.Task[None]] = set()
+        # requests over NATS that are handled now, and decisions that are being sent
+        self._tasks: set[asyncio.Task[None]] = set()
         # the subjects of events whose handling is repeated until the bus answers
         self._waiting: set[str] = set()
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
@@ -101,7 +104,7 @@ class ApprovalsService(Service):
         ):
             listening = await until_answered(
                 f"subscribing to {subject}",
-                partial(self.bus.subscribe, subject, handle, self.name),
+                partial(self.bus.subscribe, subject, partial(self._in_task, handle), self.name),
             )
             self._listening.append(listening)
         self.spawn("outbox", self._sweep)
@@ -162,8 +165,10 @@ class ApprovalsService(Service):
         for listening in self._listening:
             await listening.unsubscribe()
         await self.cancel("shards", *self._requests, "replays", "deadlines")
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=self._settings.drain_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                while self._tasks:  # a request's task may begin the task that sends its decision
+                    await asyncio.wait(self._tasks)
         await self.cancel("policy", "policy file", "outbox", "audit", "list", "feed")
 
     async def _on_event(self, stored: Stored) -> None:
@@ -187,10 +192,25 @@ class ApprovalsService(Service):
         if reply.approval is not None:
             requests.link(reply.approval.span_context)
         if reply.status == 200:
-            task = asyncio.create_task(self._send_on(approval_id))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._begin(self._send_on(approval_id))
         return reply
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request or a decision failed unexpectedly", exc_info=error)
+
+    async def _in_task(self, handle: Callable[[Msg], Coroutine[Any, Any, None]], msg: Msg) -> None:
+        """Handle a request over NATS in a task of its own.
+
+        The next request is handled at once, even if this one waits for the record of its approval.
+        """
+        self._begin(handle(msg))
 
     async def _send_on(self, approval_id: str) -> None:
         try:

@@ -192,8 +192,9 @@ async def test_a_link_decides_the_request_of_a_workflow_which_gets_the_news(
     path = await linked(penstock, approval_id)
     assert (await act(penstock, path)).status_code == 303
     async with asyncio.timeout(60):
-        decided = await got.get()
+        asked, decided = await got.get(), await got.get()
     await listening.unsubscribe()
+    assert (asked.approval_id, asked.news) == (approval_id, "asked")
     assert (decided.approval_id, decided.news) == (approval_id, "decided")
     assert [each.decision for each in decided.items or ()] == ["approve"]
     assert decided.event is not None

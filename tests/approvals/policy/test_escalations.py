@@ -16,7 +16,7 @@ from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.live import name_of
-from penstock_approvals.outcomes.escalations import escalations, reached_count
+from penstock_approvals.outcomes.escalations import reached_count, request_events
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Event, Pipeline, Services, pipeline
@@ -207,7 +207,7 @@ async def test_steps_whose_announcements_have_aged_out_of_raw_are_not_announced_
     async with pipeline(nats.url, Config(), ONE, policy=policy, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
         await until(penstock, approval, 1)
-        aged = subjects.raw_stored(approval.run_id, "approvals")
+        aged = subjects.raw_of_run(approval.run_id)
         await penstock.bus.api(f"STREAM.PURGE.{streams.RAW}", {"filter": aged})
         late = Approvals(Later(penstock.bus, timedelta(hours=1)), "late")  # type: ignore[arg-type]
         await late.on_due(approval.approval_id)
@@ -242,6 +242,8 @@ def test_the_events_of_a_record_are_those_of_the_steps_that_it_counts() -> None:
             **{"requested_at": "2026-11-22T10:00:00Z", "updated_at": "2026-11-22T10:02:00Z"},
         }
     )
-    assert [data["step"] for _, data in escalations(record)] == [1, 2]
-    assert all("expires_at" not in data for _, data in escalations(record))
+    (first, _), *escalated = request_events(record)
+    assert first == "lifecycle.paused"
+    assert [data["step"] for _, data in escalated] == [1, 2]
+    assert all("expires_at" not in data for _, data in escalated)
     assert reached_count(record, datetime(2026, 11, 22, 10, 2, 30, tzinfo=UTC)) == 2

@@ -14,6 +14,7 @@ import uuid_utils
 
 from penstock.bus import Bus, BusSettings, messages, subjects
 from penstock.bus.records import ApprovalRecord, StartCommand
+from penstock.runs import lookups
 from penstock.service import Service, Stop, serve
 from penstock.settings import AdkAgent, AgnoAgent, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService
@@ -278,6 +279,8 @@ async def served(
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
         environment.setenv("PENSTOCK_WEBHOOK_ALLOW_HOSTS", "127.0.0.1")
+        # Tests write the records of approvals themselves, so no request comes before its record.
+        environment.setattr(lookups, "LOOKUP_S", 0.05)
         serving = asyncio.create_task(
             serve(services, settings, config, until=stop, on_ready=ready.set)
         )

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from penstock.bus import Bus, BusError, Msg, ObjectGone
 from penstock.bus.records import LinkReply, LinkRequest
 from penstock.web.answers import time_text
-from penstock_approvals.answering import is_key
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.links.routes import url_of
 from penstock_approvals.links.store import LinkRefused, Links
@@ -47,7 +46,7 @@ class LinkRequests:
 
     async def _reply(self, approval_id: str, data: bytes) -> LinkReply:
         request = LinkRequest.model_validate_json(data)
-        record = await self._approvals.get(approval_id) if is_key(approval_id) else None
+        record = await self._approvals.shown_to(request.maker.name, approval_id, lambda _: True)
         if record is None:
             raise LinkRefused(404, f"there is no approval {approval_id}")
         secret, link = await self._links.make(

@@ -31,7 +31,7 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.answering import is_key, or_problem
+from penstock_approvals.answering import or_problem
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.last_lines import last_lines
 from penstock_approvals.links import form, page
@@ -264,7 +264,8 @@ class LinkMaking:
 
     async def _found(self, request: Request) -> ApprovalRecord:
         approval_id = request.path_params["approval_id"]
-        record = await or_problem(self._approvals.get(approval_id)) if is_key(approval_id) else None
+        maker = identity_of(request).user_id
+        record = await or_problem(self._approvals.shown_to(maker, approval_id, lambda _: True))
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")
         return record

@@ -1,4 +1,5 @@
-"""Computes which escalations of an approval were reached, and makes their events. Pure.
+"""Computes which escalations of an approval were reached, and makes the events of the request and of
+its escalations. Pure.
 
 An escalation lets further people decide. The record of the approval counts the escalations that
 were reached (`escalated`). Each reached escalation is announced as `approval.escalated`, in the
@@ -19,13 +20,33 @@ def reached_count(record: ApprovalRecord, now: datetime) -> int:
     return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
 
 
-def escalations(record: ApprovalRecord) -> list[tuple[str, Mapping[str, object]]]:
-    """Return the events of the escalations that the record counts, in their order.
+def request_events(record: ApprovalRecord) -> list[tuple[str, Mapping[str, object]]]:
+    """Return the events that come before the end of the approval, in their order.
 
-    Each event is a type and its data.
+    The first event is the run's pause. The others are the escalations that the record counts. If
+    the policy has decided the approval automatically, there are no events. Each event is a type and
+    its data.
     """
+    if record.decision is not None and record.decision.automatic and record.status == "decided":
+        return []
     steps = enumerate(record.escalations[: record.escalated], 1)
-    return [("approval.escalated", _escalated(record, step, each.to)) for step, each in steps]
+    escalated = [("approval.escalated", _escalated(record, step, each.to)) for step, each in steps]
+    return [("lifecycle.paused", _paused(record)), *escalated]
+
+
+def _paused(record: ApprovalRecord) -> Mapping[str, object]:
+    """Return the data of `lifecycle.paused`, with the people who are asked and the deadline."""
+    policy = record.policy
+    terms = {
+        "expires_at": record.expires_at,
+        "deciders_required": record.need if record.need > 1 else None,
+        "policy": f"{policy.rule_id}@{policy.version}" if policy and policy.version else None,
+    }
+    return {
+        "reason": "approval_required",
+        "approval_id": record.approval_id,
+        **{name: value for name, value in terms.items() if value is not None},
+    }
 
 
 def _escalated(record: ApprovalRecord, step: int, to: Deciders) -> Mapping[str, object]:

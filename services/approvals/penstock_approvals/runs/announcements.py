@@ -11,7 +11,7 @@ from penstock.bus import Bus, FenceConflict, RawWriter
 from penstock.bus.messages import LEG
 from penstock.bus.read import direct
 from penstock.bus.streams import raw_for
-from penstock.bus.subjects import raw_stored
+from penstock.bus.subjects import raw_of_run, raw_stored
 from penstock.bus.write.fence import tail
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ class Announcements:
         already in RAW, because a decision is announced before it is sent, and only the sent
         decision begins the next leg.
 
-        `earlier` are events that come before `events` and that an ended process may not have
-        written. This call also writes the earlier events that are missing. But if RAW has no event
-        of this service for the run, `earlier` is not written. In this case, the earlier events were
-        written long ago, and RAW has already removed them.
+        `earlier` are events that come before `events` and that another process may not have
+        written. This call also writes the earlier events that are missing. But if RAW has no frame
+        of the run, `earlier` is not written. In this case, the earlier events were written long
+        ago, and RAW has already removed them.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.
@@ -54,7 +54,8 @@ class Announcements:
             last = await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
             if last is not None and int(last.headers[LEG]) > leg:
                 return
-            payloads = all_of_them if last is not None else new
+            has_frames = last is not None or await self._has_frames(run_id)
+            payloads = all_of_them if has_frames else new
             written = last.payload if last is not None else b""
             if written in payloads:
                 missing = payloads[payloads.index(written) + 1 :]
@@ -74,6 +75,9 @@ class Announcements:
                 return
             except FenceConflict:
                 log.info("run %s: another instance has written an event; reading again", run_id)
+
+    async def _has_frames(self, run_id: str) -> bool:
+        return await tail(self._bus, raw_for(run_id), raw_of_run(run_id)) is not None
 
     async def _unwritten(self, run_id: str, payloads: Sequence[bytes]) -> list[bytes]:
         """Return the payloads that RAW does not have.

@@ -7,7 +7,6 @@ refuses the decision if the request for approval has changed since the event.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus, BusUnavailable
-from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock.bus.records import Decided, Decider, DecideRequest
 from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
 from penstock.tracing import spans
@@ -30,17 +29,11 @@ from penstock_automations.rules.rights import missing_right
 
 _CODES: Final[Codes] = {
     403: ("final", "not_allowed"),
-    # The approvals service may not have handled the event `approval.requested` yet.
     404: ("failed", "unknown_approval"),
     409: ("final", "not_pending"),
     422: ("final", "cannot_decide"),
     503: ("failed", "unavailable"),
 }
-# `LOOKUP_S` is the time in seconds during which this action asks again for an unknown approval.
-# `LOOKUP_RETRY_S` is the pause in seconds between two of these requests. The approvals service
-# handles `approval.requested` at the same time as this service, so the first answers may say that
-# there is no such approval.
-LOOKUP_S, LOOKUP_RETRY_S = 5.0, 0.1
 _DONE: Final = {"approve": "approved", "reject": "rejected"}
 
 
@@ -92,21 +85,12 @@ class DecideExecutor:
         event = event_of(orjson.loads(occurrence.payload))
         approval_id = str(event["data"]["approval_id"])
         trace = occurrence.traceparent if spans.is_on() else None
-        approval = await self._sent(approval_id, _request(rule, action, job, event, trace))
+        request = _request(rule, action, job, event, trace)
+        approval = await forward_decision(self._bus, approval_id, request)
         text = f"{_DONE[action.decision]} approval {approval_id}"
         if approval is not None and approval.status == "pending":
             text = f"voted to {action.decision} approval {approval_id}, which needs more votes"
         return Verdict("delivered", text=text)
-
-    async def _sent(self, approval_id: str, request: DecideRequest) -> ApprovalRecord | None:
-        deadline = time.monotonic() + LOOKUP_S
-        while True:
-            try:
-                return await forward_decision(self._bus, approval_id, request)
-            except Problem as problem:
-                if problem.status != 404 or time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(LOOKUP_RETRY_S)
 
 
 def _request(

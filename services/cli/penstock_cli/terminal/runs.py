@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
@@ -19,8 +18,6 @@ WAITS = 4  # The exit code if the run waits for an approval that this command ha
 INTERRUPTED = 130  # The exit code that shells use for Ctrl-C.
 EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
 _ENDED = frozenset({"completed", "failed", "cancelled"})
-_APPROVAL_TIMEOUT_S = 10.0
-_POLL_S = 0.1
 
 # A function that decides an approval. The function returns None if other people should decide.
 Answer = Callable[[Mapping[str, Any]], list[Item] | None]
@@ -86,7 +83,7 @@ class Follower:
         return EXIT_CODES.get(action)
 
     def _on_pause(self, approval_id: str) -> int | None:
-        approval = self._approval(approval_id)
+        approval = self._api.approval(approval_id)
         if approval["status"] != "pending":
             return None  # the event is old, and the request is not open any more
         if self._answered(approval):
@@ -111,18 +108,6 @@ class Follower:
                     self._wait = False  # the answer of --yes or --no does not fit this request
                     return False
         return False
-
-    def _approval(self, approval_id: str) -> dict[str, Any]:
-        deadline = time.monotonic() + _APPROVAL_TIMEOUT_S
-        while True:
-            try:
-                return self._api.approval(approval_id)
-            except ApiError as error:
-                # The event may arrive before the approval's record is written. So after a 404, the
-                # request is tried again.
-                if error.status != 404 or time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_S)
 
     def _notice(self, text: str) -> None:
         self._output.pieces(self._view.end())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -15,12 +14,10 @@ from penstock.bus.records import ApprovalRecord, PauseRecord
 from penstock.bus.subjects import key_of, shard_of
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
+from penstock.runs.lookups import look_until
 from penstock.web.problems import Problem
 from penstock_edge.sources.locate import StartPosition, lifecycle_of, start_of_new_run
 from penstock_edge.views.items import type_of
-
-LOOKUP_S: Final = 2.0
-LOOKUP_RETRY_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +37,35 @@ class Pause:
         return self.approval.items
 
 
-async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
+async def pause_of(bus: Bus, caller: str, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
     """Return the run's last pause, whether the pause is decided or not.
 
-    A client's answer may arrive before the pause's record is written. So this function waits at
-    most two seconds for a pause that `fits` accepts. After that, it returns the last pause even if
-    `fits` does not accept this pause.
+    A client's answer may arrive before the pause's record is written. So this function waits for a
+    pause that `fits` accepts, as `look_until` describes. After that, it returns the last pause even
+    if `fits` does not accept this pause. `caller` is the user who answers.
 
     Raises:
         Problem: 409 if the run has ended, or is not paused.
         BusError: the streams cannot be read now.
     """
-    wait_until_s = asyncio.get_running_loop().time() + LOOKUP_S
-    while True:
-        pause = await _pause_of(bus, run_id)
-        if pause is not None and fits(pause):
-            return pause
-        if asyncio.get_running_loop().time() >= wait_until_s:
-            break
-        await asyncio.sleep(LOOKUP_RETRY_S)
+    pause = await look_until(
+        caller, lambda: _pause_of(bus, run_id), lambda pause: pause is not None and fits(pause)
+    )
     if pause is None:
         raise Problem(409, f"run {run_id} is not paused")
     return pause
 
 
-async def approval_record(bus: Bus, approval_id: str, wait_s: float) -> ApprovalRecord | None:
-    """Return the record of an approval; wait for the record at most `wait_s` seconds.
-
-    The result is None if there is no record.
+async def approval_record(bus: Bus, approval_id: str) -> ApprovalRecord | None:
+    """Return the record of an approval; None if there is no record.
 
     Raises:
         BusError: KV cannot be read now.
         ObjectGone: the record's payload has expired.
     """
-    wait_until_s = asyncio.get_running_loop().time() + wait_s
-    while (entry := await bus.bucket("approvals").get(approval_id)) is None:
-        if asyncio.get_running_loop().time() >= wait_until_s:
-            return None
-        await asyncio.sleep(LOOKUP_RETRY_S)
+    entry = await bus.bucket("approvals").get(approval_id)
+    if entry is None:
+        return None
     return ApprovalRecord.model_validate_json(await unwrap(bus, entry.value))
 
 
@@ -91,7 +79,7 @@ async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
     if type != "lifecycle.paused":
         return None
     paused = orjson.loads(await unwrap(bus, lifecycle.payload))
-    approval = await approval_record(bus, str(paused["data"].get("approval_id")), 0)
+    approval = await approval_record(bus, str(paused["data"].get("approval_id")))
     return Pause(approval, await _shown(bus, approval)) if approval is not None else None
 
 

@@ -19,7 +19,7 @@ from penstock.bus.messages import FIRST
 from penstock.bus.records import ApprovalRecord, DecideRequest, RunRecord
 from penstock.bus.write.objects import unwrap
 from penstock.runs.decide import forward_decision
-from penstock_edge.runs.decide import LOOKUP_RETRY_S, LOOKUP_S
+from penstock.runs.lookups import look_until
 from penstock_edge.sources.histories import history_of_tree
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.views.items import type_of
@@ -69,23 +69,18 @@ def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenAp
 
 
 async def open_approvals(
-    bus: Bus, root: RunRecord, fits: Callable[[list[OpenApproval]], bool]
+    bus: Bus, caller: str, root: RunRecord, fits: Callable[[list[OpenApproval]], bool]
 ) -> list[OpenApproval]:
     """Return the open approvals of a workflow's run, the oldest first.
 
     A client's answer may come before the records of the approvals are written. So this function
-    waits at most two seconds for approvals that `fits` accepts. After that, it returns the
-    approvals that are open then.
+    waits for approvals that `fits` accepts, as `look_until` describes. After that, it returns the
+    approvals that are open then. `caller` is the user who answers.
 
     Raises:
         BusError: the stream or KV cannot be read now.
     """
-    wait_until_s = asyncio.get_running_loop().time() + LOOKUP_S
-    while True:
-        found = await _open_approvals(bus, root)
-        if fits(found) or asyncio.get_running_loop().time() >= wait_until_s:
-            return found
-        await asyncio.sleep(LOOKUP_RETRY_S)
+    return await look_until(caller, lambda: _open_approvals(bus, root), fits)
 
 
 async def decide_each(bus: Bus, decisions: Sequence[tuple[ApprovalRecord, DecideRequest]]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -13,12 +12,6 @@ from penstock.runs.links import request_link
 from penstock_automations.actions.executor import Occurrence
 from penstock_automations.rules.model import LinkFor, Webhook
 from penstock_automations.rules.records import Owner
-
-# The time in seconds during which this module asks again for an unknown approval. This service may
-# handle the event before the approvals service has recorded the approval.
-RECORDED_S: Final = 5.0
-AGAIN_S: Final = 0.1
-NOT_FOUND: Final = 404
 
 
 async def links_of(
@@ -43,11 +36,7 @@ async def links_of(
 
 async def _link(bus: Bus, approval_id: str, maker: Decider, whom: LinkFor) -> dict[str, Any]:
     request = LinkRequest(maker=maker, **whom.model_dump())
-    deadline = asyncio.get_running_loop().time() + RECORDED_S
     reply = await request_link(bus, approval_id, request)
-    while reply.status == NOT_FOUND and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(AGAIN_S)
-        reply = await request_link(bus, approval_id, request)
     return {**whom.model_dump(include={"user", "role"}, exclude_none=True), **_shown(reply)}
 
 

@@ -19,6 +19,7 @@ from penstock.bus.records import ApprovalRecord, Decided, DecideRequest, RunReco
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.encode.shapes import item_ids
 from penstock.runs.decide import forward_decision
+from penstock.runs.lookups import look_until
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig, WorkflowAgent
@@ -26,13 +27,7 @@ from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.decide import (
-    LOOKUP_RETRY_S,
-    LOOKUP_S,
-    find_alias,
-    kept_pause,
-    start_of_next_leg,
-)
+from penstock_edge.runs.decide import find_alias, kept_pause, start_of_next_leg
 from penstock_edge.runs.tree_approvals import approval_of, decide_each, open_approvals
 from penstock_edge.runs.trees import is_workflow, next_leg_of
 from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
@@ -190,12 +185,12 @@ class Legs:
                 answer could run a call that no person has approved. 422 if the answers come with
                 other parts, or belong to different pauses.
         """
-        aliases = await self._lookup(who, agent, asked, answers)
         # A client may answer before the approvals service has written the alias of the request.
-        wait_until_s = asyncio.get_running_loop().time() + LOOKUP_S
-        while None in aliases and asyncio.get_running_loop().time() < wait_until_s:
-            await asyncio.sleep(LOOKUP_RETRY_S)
-            aliases = await self._lookup(who, agent, asked, answers)
+        aliases = await look_until(
+            who.user_id,
+            lambda: self._lookup(who, agent, asked, answers),
+            lambda found: None not in found,
+        )
         found = [alias for alias in aliases if alias is not None]
         for answer, alias in zip(answers, aliases, strict=True):
             if alias is None:
@@ -288,7 +283,7 @@ class Legs:
         ids = [item_ids(answer.id) for answer in answers]
         for root in await self._paused_roots(who, agent, asked):
             open_ = await open_approvals(
-                bus, root, lambda found: all(approval_of(found, each) for each in ids)
+                bus, who.user_id, root, lambda found: all(approval_of(found, each) for each in ids)
             )
             approvals = [approval_of(open_, each) for each in ids]
             if not any(approvals):

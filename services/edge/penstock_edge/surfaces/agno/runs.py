@@ -226,6 +226,7 @@ class Runs:
             return await self._leg_of_tree(agent, run_id, next_leg, decided, stream=asked.stream)
         pause = await pause_of(
             edge.bus,
+            who.user_id,
             run_id,
             lambda pause: agno_answers.are_known(pause.items, pause.shown, answers),
         )
@@ -279,7 +280,8 @@ class Runs:
                 `agno_answers.decided_by_approval`.
         """
         bus = self._edge.bus
-        open_ = await open_approvals(bus, root, partial(agno_answers.are_all_known, given=answers))
+        known = partial(agno_answers.are_all_known, given=answers)
+        open_ = await open_approvals(bus, decider.name, root, known)
         if not open_:
             raise Problem(409, f"run {root.run_id} is not paused")
         decisions = [

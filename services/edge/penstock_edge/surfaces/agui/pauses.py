@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -15,11 +16,12 @@ from penstock.bus.subjects import is_run_id
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
+from penstock.runs.lookups import look_until
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.runs.agui_leg_ids import AGUI
-from penstock_edge.runs.decide import LOOKUP_S, approval_record, find_alias
+from penstock_edge.runs.decide import approval_record, find_alias
 from penstock_edge.runs.tree_approvals import OpenApproval, approval_of, open_approvals
 from penstock_edge.sources.locate import ancestors_of, lifecycle_of, record_of
 from penstock_edge.sources.sessions import Session, records_of
@@ -178,7 +180,7 @@ class AnsweredPauses:
             root = await record_of(self.bus, run_id)
             if not self.who.may_see_runs_of(root.user_id):
                 continue
-            open_ = await open_approvals(self.bus, root, fits)
+            open_ = await open_approvals(self.bus, self.who.user_id, root, fits)
             items: dict[str, list[Decided]] = {}
             for id, message in zip(ids, messages, strict=True):
                 if (approval := approval_of(open_, [id])) is not None:
@@ -287,7 +289,12 @@ class AnsweredPauses:
         if not is_run_id(approval_id):
             # A client may send any text as the id, and some texts are not valid keys in KV.
             return None, None
-        record = await approval_record(self.bus, approval_id, LOOKUP_S if awaited else 0)
+        look = partial(approval_record, self.bus, approval_id)
+        record = await (
+            look_until(self.who.user_id, look, lambda found: found is not None)
+            if awaited
+            else look()
+        )
         if record is None:
             return None, None
         if not self.who.may_see_runs_of(record.user_id):

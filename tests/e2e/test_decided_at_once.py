@@ -1,0 +1,115 @@
+"""A client that has seen `approval.requested` can read and decide at once, with real agent servers
+and separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.drive.secured import bearer
+from support.fakes.issuer import SECRET
+from support.real.deployment import Deployment, deployment, frames
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
+
+pytestmark = pytest.mark.real
+ASKS = {"agno": "confirm A note", "adk": "confirm"}
+# The reads and writes of an approval. Each is the first request about one of the approvals.
+FIRST = ("", "/audit", "/lines", "/links", "/decision", "/decision")
+
+
+@pytest.fixture
+async def penstock(
+    fresh_nats: NatsServer, tmp_path: Path, agno_server: Upstream, adk_server: Upstream
+) -> AsyncIterator[Deployment]:
+    agents = [
+        {"id": "agno", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"},
+        {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
+    ]
+    async with deployment(
+        fresh_nats.url, tmp_path / "penstock", agents, auth_jwt_secret=SECRET
+    ) as running:
+        yield running
+
+
+async def test_an_approval_is_known_to_whom_has_seen_its_event(penstock: Deployment) -> None:
+    order = ["approval.requested", "lifecycle.paused", "approval.decided", "lifecycle.resumed"]
+    for agent, first in product(ASKS, FIRST):
+        statuses, types = await decided_at_once(penstock, agent, first)
+        assert not set(statuses) - {200, 201}, (agent, first, statuses)
+        assert [type_ for type_ in types if type_ in order] == order
+
+
+async def decided_at_once(
+    penstock: Deployment, agent: str, first: str
+) -> tuple[list[int], list[str]]:
+    """Start a run, make the first request when it asks, approve, and follow the run to its end.
+
+    Return the statuses of the requests, and the types of the run's events.
+    """
+    http, alice = penstock.http, bearer("alice", scope="start read decide administer")
+    runs = f"{penstock.edge()}/v1/runs"
+    body = {"agent": agent, "message": ASKS[agent]}
+    run_id = (await http.post(runs, json=body, headers=alice)).json()["run_id"]
+    statuses, types = [], []
+    url = f"{runs}/{run_id}/events"
+    async with asyncio.timeout(60), http.stream("GET", url, headers=alice) as answer:
+        async for frame in frames(answer):
+            types.append(str(frame.event))
+            if frame.event == "approval.requested":
+                data = json.loads(frame.data)["data"]
+                for path in (first,) if first == "/decision" else (first, "/decision"):
+                    statuses.append(await asked(penstock, data, path, alice))
+            if frame.event == "lifecycle.completed":
+                return statuses, types
+    raise AssertionError(f"the run did not complete: {types}")
+
+
+async def asked(
+    penstock: Deployment, data: dict[str, Any], path: str, caller: dict[str, str]
+) -> int:
+    url = f"{penstock.approvals}/v1/approvals/{data['approval_id']}{path}"
+    items = [{"item_id": item["item_id"], "decision": "approve"} for item in data["items"]]
+    bodies = {
+        "/links": {"user": "alice"},
+        "/decision": {"items": items, "digest": data["digest"]},
+    }
+    if path in bodies:
+        return (await penstock.http.post(url, json=bodies[path], headers=caller)).status_code
+    return (await penstock.http.get(url, headers=caller)).status_code
+
+
+async def test_a_user_who_asks_for_unknown_ids_does_not_slow_another(penstock: Deployment) -> None:
+    http, mallory = penstock.http, bearer("mallory")
+    asking = [asyncio.create_task(_ask_for_unknown_ids(penstock, mallory)) for _ in range(90)]
+    latencies_s = []
+    try:
+        for _ in range(30):
+            begun = time.monotonic()
+            listed = await http.get(f"{penstock.approvals}/v1/approvals", headers=bearer("alice"))
+            latencies_s.append(time.monotonic() - begun)
+            assert listed.status_code == 200
+        statuses, _ = await decided_at_once(penstock, "agno", "/decision")
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    assert statuses == [200]
+    assert max(latencies_s) < 1
+
+
+async def _ask_for_unknown_ids(penstock: Deployment, caller: dict[str, str]) -> None:
+    number = 0
+    while True:
+        number += 1
+        unknown = f"00000000-0000-4000-8000-{number:012}"
+        url = f"{penstock.approvals}/v1/approvals/{unknown}/decision"
+        answer = await penstock.http.post(url, json={"approved": True}, headers=caller)
+        assert answer.status_code in (404, 429)
