@@ -1,5 +1,5 @@
-"""Computes which escalations of an approval were reached, and makes the events of the request and of
-its escalations. Pure.
+"""Computes which escalations of an approval were reached, and makes the events of the request and
+of its escalations. Pure.
 
 An escalation lets further people decide. The record of the approval counts the escalations that
 were reached (`escalated`). Each reached escalation is announced as `approval.escalated`, in the
