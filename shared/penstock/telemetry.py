@@ -121,6 +121,12 @@ RESUMES = Counter(
     ["result"],
 )
 
+LOOP_LONGEST_TURN = MeasuredGauge(
+    "penstock_loop_longest_turn_seconds",
+    "Seconds of the longest turn of the process's event loop in the last 30 to 60 s; nobody is "
+    "served during a turn",
+)
+
 FRAMES = Counter("penstock_raw_frames_total", "Source frames written to RAW", ["kind"])
 EVENTS = Counter("penstock_events_total", "Canonical events published", ["type"])
 CONFLICTS = Counter("penstock_fence_conflicts_total", "Publishes that the fence refused")

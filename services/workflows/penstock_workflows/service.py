@@ -12,6 +12,7 @@ from penstock import telemetry
 from penstock.bus import BusError, Stored, WorkQueue, streams, subjects
 from penstock.bus.admin.permissions import WORKFLOW_COMMANDS
 from penstock.bus.subjects import WORKFLOWS
+from penstock.off_loop import OFF_LOOP
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
@@ -39,6 +40,8 @@ from penstock_workflows.settings import WorkflowsSettings
 
 log = logging.getLogger(__name__)
 
+# The most inputs of one kind that may wait for their turn in the thread, besides those under way.
+MAX_OFF_LOOP: Final = 2000
 COUNT_S: Final = 10.0  # seconds between two counts of the waiting inputs
 NEW_SHARDS_S: Final = 1.0  # seconds between two checks for new shards of the bus
 
@@ -72,7 +75,12 @@ class WorkflowsService(Service):
         self._listens = Listens(self.bus, Owners(self.bus), settings.input_ack_wait_s)
         performer = Performer(self.bus, children, timers, self._listens)
         decisions = Decisions(
-            self.bus, journals, self._runs, Frames(self.bus, context.pod), performer
+            self.bus,
+            journals,
+            self._runs,
+            Frames(self.bus, context.pod),
+            performer,
+            settings.steps_per_run,
         )
         self._store = WorkflowStore(self.bus)
         surfaces = (
@@ -139,10 +147,19 @@ class WorkflowsService(Service):
             patterns,
             handle,
             on_poison=on_poison or self._give_up_input,
-            concurrency=self._settings.inputs_at_once,
+            room=self._room,
+            concurrency=self._settings.inputs_at_once + MAX_OFF_LOOP,
             ack_wait_s=self._settings.input_ack_wait_s,
         )
         self._run(f"{durable} of {stream}", queue)
+
+    def _room(self) -> int:
+        """Return how many inputs of one kind may be under way.
+
+        Inputs that wait for their turn in the thread are not counted. Otherwise one user's long
+        decisions would take all places, and another user's input would wait for them.
+        """
+        return self._settings.inputs_at_once + OFF_LOOP.waiting
 
     async def _give_up_start(self, stored: Stored, error: Exception) -> None:
         """Make a start command a dead letter, and end its run."""
@@ -161,7 +178,8 @@ class WorkflowsService(Service):
             self._listens,
             partial(self._message_handler.take_event, stream),
             on_poison=self.give_up,
-            concurrency=self._settings.inputs_at_once,
+            room=self._room,
+            concurrency=self._settings.inputs_at_once + MAX_OFF_LOOP,
             ack_wait_s=self._settings.input_ack_wait_s,
         )
         self._run(f"heard events of {stream}", queue)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from penstock.runs.settings import StartSettings
+from penstock_workflows.engine.limits import RUN_STEPS
 
 
 class WorkflowsSettings(StartSettings):
@@ -32,6 +33,13 @@ class WorkflowsSettings(StartSettings):
         ge=1,
         description="How many workflows' runs one process keeps in memory. The journal of any "
         "other run is read again when something happens in it.",
+    )
+    steps_per_run: int = Field(
+        RUN_STEPS,
+        ge=100_000,
+        description="Steps that the expressions and decisions of one workflow's run may take. A "
+        "step takes about a microsecond of CPU time. A run that takes more fails with the code "
+        "`limit_exceeded`.",
     )
     inputs_at_once: int = Field(
         64,

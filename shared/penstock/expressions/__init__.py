@@ -15,11 +15,14 @@ from penstock.expressions.condition import (
     is_found,
 )
 from penstock.expressions.errors import ExpressionError, MissingField, Position
+from penstock.expressions.library.budget import MAX_STEPS, Budget
 from penstock.expressions.template import Template
 from penstock.expressions.value import ReadPath, Scope, ValueExpression, ValueType
 
 __all__ = [
+    "MAX_STEPS",
     "Bound",
+    "Budget",
     "Condition",
     "Conditions",
     "ExpressionError",

@@ -117,7 +117,7 @@ class ValueExpression:
         self._root = root
         self._times = times
 
-    def evaluate(self, scope: Mapping[str, Any]) -> Any:
+    def evaluate(self, scope: Mapping[str, Any], budget: Budget | None = None) -> Any:
         """Return the expression's value: None, a boolean, a number, a text, a list or an object.
 
         `scope` has the JSON value of each variable that the expression reads. The value of a
@@ -125,13 +125,15 @@ class ValueExpression:
         parts of the scope itself, not copies. So the caller must change neither the scope nor the
         result.
 
+        `budget` has the steps and characters that the evaluation may use. Default: a new budget.
+
         Raises:
             MissingField: the expression reads a field that the data does not have.
             ExpressionError: an operation fails or takes too much time or memory; or the result has
                 the wrong type or is larger than `MAX_RESULT_BYTES`.
         """
         data = dict(scope)
-        budget = Budget()
+        budget = budget or Budget()
         for name in self._times & data.keys():
             if not isinstance(data[name], datetime):
                 data[name] = to_time(budget, data[name])

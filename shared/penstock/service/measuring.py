@@ -1,5 +1,5 @@
-"""Measure values that only NATS knows: how many messages wait for each reader, and the sizes of
-streams."""
+"""Measure values that only NATS knows, such as how many messages wait for each reader, and how long
+the event loop is busy."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ COMMON = (
     *(streams.AUDIT, streams.JOURNAL, OBJECTS),
 )
 MEASURE_S = 15.0  # seconds between two measurements
+# Seconds between two looks at the event loop. A turn of the loop is measured too short by at most
+# this time.
+LOOK_S = 0.02
+WINDOW_S = 30.0  # The gauge has the longest turn of this window and of the window before.
 
 
 async def measure(services: Sequence[Service]) -> None:
@@ -39,6 +43,24 @@ async def measure(services: Sequence[Service]) -> None:
         telemetry.GAPS_REPAIRED.inc(found - gaps)
         gaps = found
         await asyncio.sleep(MEASURE_S)
+
+
+async def measure_turns() -> None:
+    """Measure how long the event loop of this process takes for one turn, until cancelled.
+
+    While the loop computes, nobody else is served. A process that gets no CPU time looks the same.
+    """
+    loop = asyncio.get_running_loop()
+    before = longest = 0.0
+    window_end = loop.time() + WINDOW_S
+    while True:
+        due = loop.time() + LOOK_S
+        await asyncio.sleep(LOOK_S)
+        now = loop.time()
+        longest = max(longest, now - due)
+        telemetry.LOOP_LONGEST_TURN.set(max(before, longest))
+        if now >= window_end:
+            before, longest, window_end = longest, 0.0, now + WINDOW_S
 
 
 async def _measure_bus(service: Service, readers: set[tuple[str, str]]) -> None:

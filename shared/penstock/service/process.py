@@ -25,7 +25,7 @@ import uvloop
 from penstock import telemetry
 from penstock.bus import Bus, BusError, StartUpError
 from penstock.service.connecting import Waiting, connect
-from penstock.service.measuring import measure
+from penstock.service.measuring import measure, measure_turns
 from penstock.service.service import Service
 from penstock.service.stopping import Stop, drain, stop, stop_on_signals
 from penstock.service.token_index import BUCKET, TokenIndex
@@ -103,7 +103,10 @@ async def serve(
             ping_s = min(service.ws_ping_s for service in services)
             server = Server(everything, settings.host, settings.port, insecure, auth, ping_s)
             await server.start()
-        background.append(asyncio.create_task(measure(services), name="measure"))
+        background += [
+            asyncio.create_task(measure(services), name="measure"),
+            asyncio.create_task(measure_turns(), name="measure-turns"),
+        ]
         on_ready()
         await until.asked.wait()
         log.info("draining for up to %g s; a second signal ends that", settings.drain_s)

@@ -27,6 +27,7 @@ from penstock_workflows.engine import (
     Frame,
     Input,
     Listen,
+    ProceedInput,
     Record,
     StartChild,
     StartInput,
@@ -122,7 +123,7 @@ class World:
         if not decision.records:
             return
         self.journal += decode(encode(decision.records))
-        check_state(decision.state)
+        check_state(decision.state, is_partial=decision.is_partial)
         self.state = decision.state
         self.frames += decision.frames
         for frame in decision.frames:
@@ -134,6 +135,8 @@ class World:
         self.append(decision)
         for effect in decision.effects:
             self.carry_out(effect)
+        if decision.is_partial:
+            self.take(ProceedInput())
         return decision
 
     def redo(self) -> None:
@@ -243,7 +246,7 @@ class World:
         assert positions == sorted(set(positions)), "frames have the same position"
 
 
-def check_state(state: State | None) -> None:
+def check_state(state: State | None, *, is_partial: bool = False) -> None:
     """Check what holds of every state."""
     assert state is not None
     open_ = state.open.values()
@@ -263,7 +266,7 @@ def check_state(state: State | None) -> None:
         assert [*state.open, *state.ready, *state.loops] == []
     elif state.paused is not None:
         assert 0 < len(state.open) == state.persons
-    if state.stop is None and state.end is None:
+    if state.stop is None and state.end is None and not is_partial:
         assert state.open, "a run that has not ended waits for nothing"
 
 

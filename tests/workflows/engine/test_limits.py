@@ -11,16 +11,21 @@ from penstock.bus.records import StartCommand
 from penstock_workflows.engine import (
     CalledInput,
     EventInput,
+    ProceedInput,
+    SliceUsed,
     StartInput,
     UnknownRecord,
+    decide,
     decode,
     encode,
+    limits,
 )
 from penstock_workflows.engine.records import (
     ApprovalReported,
     CancelledChildEnded,
     ChildPaused,
     ChildResumed,
+    End,
     Ended,
     ForEachStarted,
     Record,
@@ -314,3 +319,62 @@ def test_the_names_of_the_journals_records_do_not_follow_the_names_of_classes() 
     for record, name in renamed:
         assert as_json(record)["record"] == name
         assert decode(encode([record])) == [record]
+
+
+# steps
+
+MANY = {"items": list(range(300)), "data": list(range(40))}
+LONG: dict[str, Any] = {
+    "for_each": {"in": "input.items"},
+    "set": "size(input.data.filter(x, size(input.data.filter(y, y == x)) > 0)) + item",
+}
+
+
+def start_of(world: World) -> StartInput:
+    start = world.inputs[0]
+    assert isinstance(start, StartInput)
+    return start
+
+
+def test_a_long_decision_is_partial_and_the_next_ones_begin_the_rest() -> None:
+    world = World(workflow({"a": LONG}, output="a.output"), MANY)
+    first = world.decide(start_of(world), None)
+    assert first.is_partial
+    assert 0 < sum(isinstance(each, Ended) for each in first.records) < 300
+    end = world.run().end
+    assert end is not None
+    assert end.output == [40 + each for each in range(300)]
+    world.check()
+
+
+def test_a_redelivered_start_begins_what_a_partial_decision_has_left() -> None:
+    """The process may end between the two decisions."""
+    world = World(workflow({"a": LONG}, output="a.output"), MANY)
+    world.append(world.decide(start_of(world), None))
+    while (decision := world.decide(start_of(world), world.state)).is_partial:
+        world.append(decision)
+    assert any(isinstance(each, End) for each in decision.records)
+
+
+def test_a_run_whose_decisions_take_too_many_steps_fails_even_if_items_may_fail() -> None:
+    step = {**LONG, "on_failure": "continue", "retry": None}
+    world = World(workflow({"a": step}), MANY)
+    state = None
+    given: Any = start_of(world)
+    while state is None or state.end is None:
+        decision = decide(state, given, now_ms=1, new_id=world.new_id, run_steps=1_000_000)
+        state, given = decision.state, ProceedInput()
+    assert state.end.error is not None
+    assert state.end.error["code"] == "limit_exceeded"
+    assert "taken 1000000 steps" in state.end.error["message"]
+    assert 1_000_000 - limits.DECISION_STEPS < state.steps < 1_000_000 + limits.DECISION_STEPS
+
+
+def test_a_decision_that_takes_more_than_its_slice_is_not_made() -> None:
+    world = World(workflow({"a": LONG}), MANY)
+    with pytest.raises(SliceUsed):
+        decide(None, start_of(world), now_ms=1, new_id=world.new_id, slice_steps=2000)
+    small = World(workflow({"a": {"set": "input.n + 1"}}), {"n": 1})
+    given = start_of(small)
+    made = decide(None, given, now_ms=1, new_id=small.new_id, slice_steps=2000)
+    assert isinstance(made.records[-1], End)

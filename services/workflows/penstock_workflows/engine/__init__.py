@@ -11,6 +11,7 @@ steps that have begun and are not done.
 """
 
 from penstock_workflows.engine.decide import Decision, decide
+from penstock_workflows.engine.draft import SliceUsed
 from penstock_workflows.engine.effecting import open_effects
 from penstock_workflows.engine.effects import (
     Call,
@@ -31,6 +32,7 @@ from penstock_workflows.engine.inputs import (
     EventInput,
     FailInput,
     Input,
+    ProceedInput,
     StartInput,
     StepStartedSeen,
     TimerInput,
@@ -55,7 +57,9 @@ __all__ = [
     "Frame",
     "Input",
     "Listen",
+    "ProceedInput",
     "Record",
+    "SliceUsed",
     "StartChild",
     "StartInput",
     "StartTimer",

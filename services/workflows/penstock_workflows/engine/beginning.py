@@ -28,13 +28,16 @@ def advance(draft: Draft) -> None:
     """Begin every step and item that can begin now, and end the run if nothing is left to do.
 
     Steps that could begin at the same time begin in the order of the definition, and items in the
-    order of their list.
+    order of their list. A decision that is used up begins nothing more, and is partial.
     """
     state, positions = draft.state, draft.plan.positions
     while not draft.is_over:
         before = len(draft.records)
         for name in sorted({*state.ready, *state.loops}, key=positions.__getitem__):
             if draft.is_over:
+                return
+            if draft.is_used_up:
+                draft.is_partial = True
                 return
             if name in state.loops:
                 _continue_loop(draft, name)
@@ -78,7 +81,7 @@ def _continue_loop(draft: Draft, name: str) -> None:
     """Begin as many items of a loop as may be under way at the same time."""
     step = draft.plan.step(name)
     assert step.for_each is not None
-    while not draft.is_over:
+    while not (draft.is_over or draft.is_used_up):
         loop = draft.state.loops.get(name)
         if loop is None or loop.begun == len(loop.items):
             return

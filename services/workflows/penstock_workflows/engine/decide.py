@@ -35,7 +35,8 @@ class Decision:
 
     The service stores the values of `stored`, then appends the `records`, then carries out the
     `effects` and writes the `frames`. `state` is the state after the records, and is valid only if
-    the records were appended. A decision without records has no frames, but may have effects.
+    the records were appended. A decision without records has no frames, but may have effects. If
+    `is_partial`, decide about a `ProceedInput` after the effects.
     """
 
     records: list[Record]
@@ -43,6 +44,7 @@ class Decision:
     frames: list[Frame]
     stored: list[Stored]
     state: State | None
+    is_partial: bool = False
 
 
 def decide(
@@ -52,69 +54,82 @@ def decide(
     now_ms: int,
     new_id: Callable[[], str],
     values: Mapping[str, Json] = _NONE,
+    slice_steps: int | None = None,
+    run_steps: int = limits.RUN_STEPS,
 ) -> Decision:
     """Return what an input changes. The given state stays as it is.
 
     `now_ms` is the time by the clock of the bus. `new_id` returns a new run id in the parent's
-    shard. `values` maps digests to outputs that were stored by reference.
+    shard. `values` maps digests to outputs that were stored by reference. `slice_steps` is the
+    greatest number of steps that the decision may take; None leaves it to `limits.DECISION_STEPS`,
+    after which the decision is partial. `run_steps` is the greatest number for all decisions about
+    the run, after which the run fails.
 
     Raises:
+        SliceUsed: the decision takes more steps than `slice_steps`.
         ValuesNeeded: the decision needs stored values that are not among `values`; load them and
             decide again.
     """
     if state is None:
         if not isinstance(input, inputs.StartInput):
             return Decision([], [], [], [], None)
-        return _start(input, now_ms, new_id, values)
-    if state.end is not None or isinstance(input, inputs.StartInput):
+        started, refused = _started(input, now_ms)
+        draft = Draft(
+            fold(None, started), now_ms, new_id, dict(values), slice_steps, run_steps, [started]
+        )
+        _start(draft, started, refused, input.cancelled)
+        return _decision(draft)
+    if state.end is not None:
         return Decision([], [], [], [], state)
-    draft = Draft(state.copy(), now_ms, new_id, dict(values))
+    draft = Draft(state.copy(), now_ms, new_id, dict(values), slice_steps, run_steps)
     _HANDLERS[type(input)](draft, input)
     return _decision(draft)
 
 
 def _decision(draft: Draft) -> Decision:
-    if draft.records:
+    # Something may be left to begin even if the input changes nothing: the process that made the
+    # last decision may have ended before it made the rest of a partial decision.
+    if not draft.is_over:
         _announce_resumption(draft)
-        if not draft.is_over:
-            advance(draft)
-        _announce_pause(draft)
-    return Decision(draft.records, draft.effects, draft.frames, draft.stored, draft.state)
+        advance(draft)
+        if not draft.is_partial:
+            _announce_pause(draft)
+    if draft.steps >= limits.UNCOUNTED_STEPS and draft.state.end is None:
+        draft.write(records.Spent(draft.at, draft.steps))
+    return Decision(
+        draft.records, draft.effects, draft.frames, draft.stored, draft.state, draft.is_partial
+    )
+
+
+def _started(input: inputs.StartInput, now_ms: int) -> tuple[records.Started, JsonObject | None]:
+    """Return the first record of a run, and the reason why the run cannot start, if there is
+    one."""
+    refused = input.refused
+    if refused is None and input.cancelled is None:
+        refused = _invalid(input.definition)
+    can_run = refused is None and input.cancelled is None
+    definition = input.definition if can_run else None
+    started = records.Started(
+        now_ms, input.run_id, input.command, input.open, definition, input.input, refused
+    )
+    return started, refused
 
 
 def _start(
-    input: inputs.StartInput,
-    now_ms: int,
-    new_id: Callable[[], str],
-    values: Mapping[str, Json],
-) -> Decision:
-    cancelled = input.cancelled
-    refused = input.refused
-    if refused is None and cancelled is None:
-        refused = _invalid(input.definition)
-    started = records.Started(
-        now_ms,
-        input.run_id,
-        input.command,
-        input.open,
-        input.definition if refused is None and cancelled is None else None,
-        input.input,
-        refused,
-    )
-    state = fold(None, started)
-    draft = Draft(state, now_ms, new_id, dict(values), records=[started])
+    draft: Draft,
+    started: records.Started,
+    refused: JsonObject | None,
+    cancelled: inputs.CancelInput | None,
+) -> None:
     draft.frames.extend(projection(None, started))
-    draft.effects.extend(started_effects(state))
-    if state.depth > limits.MAX_DEPTH:
+    draft.effects.extend(started_effects(draft.state))
+    if draft.state.depth > limits.MAX_DEPTH:
         message = f"workflows may be nested {limits.MAX_DEPTH} deep; this run is deeper"
         refused = {"code": "limit_exceeded", "message": message}
     if cancelled is not None:
-        draft.write(records.End(now_ms, "cancelled", by=cancelled.by, reason=cancelled.reason))
-        return Decision(draft.records, draft.effects, draft.frames, draft.stored, draft.state)
-    if refused is not None:
-        draft.write(records.End(now_ms, "failed", error=refused))
-        return Decision(draft.records, draft.effects, draft.frames, draft.stored, draft.state)
-    return _decision(draft)
+        draft.write(records.End(draft.at, "cancelled", by=cancelled.by, reason=cancelled.reason))
+    elif refused is not None:
+        draft.write(records.End(draft.at, "failed", error=refused))
 
 
 def _invalid(definition: JsonObject | None) -> JsonObject | None:
@@ -400,7 +415,13 @@ def _on_seen(draft: Draft, input: inputs.StepStartedSeen) -> None:
         draft.effects.append(start)
 
 
+def _proceed(draft: Draft, input: inputs.Input) -> None:
+    """Change nothing, since `_decision` begins what is left to begin."""
+
+
 _HANDLERS: Final[Mapping[type, Callable[[Draft, Any], None]]] = {
+    inputs.StartInput: _proceed,
+    inputs.ProceedInput: _proceed,
     inputs.ChildInput: _on_child,
     inputs.TimerInput: _on_timer,
     inputs.ApprovalInput: _on_approval,

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.expressions import ExpressionError, MissingField, ValueExpression
+from penstock.expressions import (
+    MAX_STEPS,
+    Budget,
+    ExpressionError,
+    MissingField,
+    ValueExpression,
+)
 from penstock_workflows.definition import Step
+from penstock_workflows.engine import limits
 from penstock_workflows.engine.effecting import effects_of
 from penstock_workflows.engine.effects import Effect, Frame
 from penstock_workflows.engine.plan import Plan
@@ -16,6 +23,10 @@ from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import Json, JsonObject, Record
 from penstock_workflows.engine.state import Key, State, fold
 from penstock_workflows.engine.values import Stored, kept
+
+
+class SliceUsed(Exception):
+    """The decision takes more steps than its slice. Decide again, in a thread and without one."""
 
 
 class StepError(Exception):
@@ -28,20 +39,35 @@ class StepError(Exception):
         self.is_missing_field = isinstance(cause, MissingField)
 
 
+class RunStepsUsed(StepError):
+    """The decisions about the run have taken all steps that the run may take."""
+
+    def __init__(self, what: str, expression: ValueExpression, run_steps: int) -> None:
+        reason = f"the decisions about the run have taken {run_steps} steps, and may take no more"
+        super().__init__(what, expression, ExpressionError(reason))
+        self.error["code"] = "limit_exceeded"
+
+
 @dataclass(slots=True)
 class Draft:
     """A copy of the state, on which the records of one decision are folded while the decision is
     made.
 
     `now_ms` is the time of the decision, `new_id` makes ids for children, and `values` maps digests
-    to outputs that were stored by reference.
+    to outputs that were stored by reference. `slice_steps` and `run_steps` are explained at
+    `decide`.
     """
 
     state: State
     now_ms: int
     new_id: Callable[[], str]
     values: dict[str, Json]
+    slice_steps: int | None
+    run_steps: int
     records: list[Record] = field(default_factory=list)
+    steps: int = 0  # the steps that the decision has taken
+    output_bytes: int = 0
+    is_partial: bool = False
     effects: list[Effect] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
@@ -63,8 +89,31 @@ class Draft:
         """Whether the run stops or has ended, so that no step may begin or end."""
         return self.state.stop is not None or self.state.end is not None
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether this decision may begin nothing more, so that a further decision begins it."""
+        return (
+            self.steps >= limits.DECISION_STEPS or self.output_bytes >= limits.DECISION_BYTES
+        ) and self.slice_steps is None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the run has used all its steps."""
+        return self.state.steps + self.steps > self.run_steps
+
+    def spend(self, steps: int) -> None:
+        """Count steps of this decision.
+
+        Raises:
+            SliceUsed: the decision has taken more steps than its slice.
+        """
+        self.steps += steps
+        if self.slice_steps is not None and self.steps > self.slice_steps:
+            raise SliceUsed
+
     def write(self, record: Record) -> None:
         """Add a record to the decision."""
+        self.spend(limits.RECORD_STEPS)
         self.effects.extend(effects_of(self.state, record))
         self.frames.extend(projection(self.state, record, self.values))
         self.records.append(record)
@@ -80,6 +129,7 @@ class Draft:
             NotStorable: the output cannot be stored as JSON.
         """
         inline, ref, size, stored = kept(output, self.state.inline_bytes)
+        self.output_bytes += size if stored is None else len(stored.payload)
         if stored is not None:
             self.stored.append(stored)
             self.values[stored.digest] = output
@@ -96,6 +146,7 @@ class Draft:
 
         Raises:
             StepError: the expression cannot be evaluated.
+            SliceUsed: the decision has taken more steps than its slice.
             ValuesNeeded: the expression names a step whose output is stored by reference.
         """
         state, scope = self.state, dict[str, Json]()
@@ -114,10 +165,20 @@ class Draft:
                     "error": result.error,
                     "status": result.outcome,
                 }
+        of_run = self.run_steps - state.steps - self.steps
+        of_slice = MAX_STEPS if self.slice_steps is None else self.slice_steps - self.steps
+        allowed = max(min(MAX_STEPS, of_run, of_slice), 0)
+        budget = Budget(allowed)
         try:
-            return expression.evaluate(scope)
+            return expression.evaluate(scope, budget)
         except ExpressionError as error:
+            if budget.steps < 0 and allowed == of_slice < MAX_STEPS:
+                raise SliceUsed from None
+            if budget.steps < 0 and allowed < MAX_STEPS:
+                raise RunStepsUsed(what, expression, self.run_steps) from None
             raise StepError(what, expression, error) from None
+        finally:
+            self.steps += allowed - budget.steps
 
     def of_step(
         self,

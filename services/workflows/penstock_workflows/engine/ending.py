@@ -78,7 +78,12 @@ def fail(
 ) -> None:
     """End an attempt of an open step with an error: the step is tried again, or has failed."""
     retry = draft.plan.step(entry.step).retry
-    if retry is None or entry.attempt >= retry.attempts or not retry.applies_to(error["code"]):
+    if (
+        draft.is_exhausted
+        or retry is None
+        or entry.attempt >= retry.attempts
+        or not retry.applies_to(error["code"])
+    ):
         fail_step(draft, entry.key, error, output=output, child=child)
         return
     due = draft.at + round(retry.backoff_after(entry.attempt) * 1000)
@@ -99,7 +104,7 @@ def fail_step(
     except NotStorable:
         inline, ref, size = None, None, 0  # the item failed, so its output is not kept
     draft.write(records.Ended(draft.at, key[0], "failed", key[1], inline, ref, size, error, child))
-    if draft.plan.step(key[0]).on_failure == "fail":
+    if draft.plan.step(key[0]).on_failure == "fail" or draft.is_exhausted:
         stop_run(draft, "failed", step=key, error=_of_step(key, error))
     else:
         _end_loop(draft, key)

@@ -123,6 +123,11 @@ class StepStartedSeen:
     child: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProceedInput:
+    """The last decision about the run was partial, so steps and items may be left to begin."""
+
+
 Input: TypeAlias = (
     StartInput
     | ChildInput
@@ -133,4 +138,5 @@ Input: TypeAlias = (
     | EventInput
     | CalledInput
     | StepStartedSeen
+    | ProceedInput
 )

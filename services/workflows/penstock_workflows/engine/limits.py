@@ -6,6 +6,16 @@ from typing import Final
 
 # the greatest number of steps, loop items and further attempts that one run may begin
 MAX_BEGUN: Final = 1000
+# A step takes about a microsecond. The steps are those of expressions, and RECORD_STEPS for each
+# record. A decision that has used DECISION_STEPS, or whose outputs have DECISION_BYTES, begins
+# nothing more. The next decision begins the rest.
+RECORD_STEPS: Final = 30
+DECISION_STEPS: Final = 100_000
+DECISION_BYTES: Final = 4 * 1024 * 1024
+# A decision with fewer steps does not count towards the limit of its run. So the journals of most
+# runs have no `Spent`.
+UNCOUNTED_STEPS: Final = 10_000
+RUN_STEPS: Final = 10_000_000  # the default limit of the steps of all decisions about one run
 MAX_DEPTH: Final = 8  # the greatest number of workflows that may be nested in each other
 # The greatest number of runs that may be under way at the same time below the run of an outermost
 # workflow.

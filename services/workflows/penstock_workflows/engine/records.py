@@ -223,6 +223,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """The decision to which this record belongs has taken `steps` steps (`limits.RUN_STEPS`)."""
+
+    at: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The run has ended. No record follows this one in the journal.
 
@@ -253,6 +261,7 @@ Record: TypeAlias = (
     | Paused
     | Resumed
     | Stop
+    | Spent
     | End
 )
 

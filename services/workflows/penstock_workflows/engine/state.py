@@ -124,6 +124,7 @@ class State:
     busy: int = 0  # how many of `open` count towards the concurrency
     persons: int = 0  # how many of `open` wait for a person
     inline_bytes: int = 0  # the total size of the outputs inside the records
+    steps: int = 0  # the steps that decisions have taken (`Spent`)
     ready: dict[str, None] = field(default_factory=dict)
     open: dict[Key, Open] = field(default_factory=dict)
     loops: dict[str, Loop] = field(default_factory=dict)
@@ -173,6 +174,7 @@ class State:
             self.busy,
             self.persons,
             self.inline_bytes,
+            self.steps,
             self.ready.copy(),
             self.open.copy(),
             {name: loop.copy() for name, loop in self.loops.items()},
@@ -349,6 +351,10 @@ def _on_stop(state: State, record: records.Stop) -> None:
     state.loops.clear()
 
 
+def _on_spent(state: State, record: records.Spent) -> None:
+    state.steps += record.steps
+
+
 def _on_end(state: State, record: records.End) -> None:
     state.end = record
     state.ready.clear()
@@ -367,5 +373,6 @@ _FOLDS: Final[Mapping[type, Callable[[State, Any], None]]] = {
     records.Paused: _on_paused,
     records.Resumed: _on_resumed,
     records.Stop: _on_stop,
+    records.Spent: _on_spent,
     records.End: _on_end,
 }

@@ -14,6 +14,7 @@ effects are not done.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterable
@@ -23,11 +24,13 @@ from typing import Final
 from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, OutcomeUnknown, subjects
 from penstock.bus.shards import new_run_id
+from penstock.off_loop import OFF_LOOP
 from penstock.tracing import spans
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.perform import Performer
 from penstock_workflows.effects.step_span import span_of
 from penstock_workflows.engine.decide import Decision, decide
+from penstock_workflows.engine.draft import SliceUsed
 from penstock_workflows.engine.effecting import open_effects, start_child
 from penstock_workflows.engine.effects import CancelChild, Effect, Listen
 from penstock_workflows.engine.inputs import (
@@ -35,6 +38,7 @@ from penstock_workflows.engine.inputs import (
     CalledInput,
     ChildInput,
     Input,
+    ProceedInput,
     StartInput,
     StepStartedSeen,
     TimerInput,
@@ -50,6 +54,9 @@ from penstock_workflows.journal.messages import Incomplete
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS: Final = 2000
+# The most steps of a decision that is made on the event loop; a step takes about a microsecond. A
+# decision with more steps is made again in the thread.
+SLICE_STEPS: Final = 2000
 # The kinds of inputs that exist only for a run whose journal was begun. If the run of such an input
 # has no journal, the journal was removed or lost.
 _OF_A_RUN: Final = (ApprovalInput, CalledInput, ChildInput, TimerInput)
@@ -59,7 +66,13 @@ class Decisions:
     """Processes inputs: one after another for the same run, and concurrently for different runs."""
 
     def __init__(
-        self, bus: Bus, journals: Journals, runs: Runs, frames: Frames, performer: Performer
+        self,
+        bus: Bus,
+        journals: Journals,
+        runs: Runs,
+        frames: Frames,
+        performer: Performer,
+        run_steps: int,
     ) -> None:
         self._bus = bus
         self._journals = journals
@@ -67,9 +80,13 @@ class Decisions:
         self._runs = runs
         self._frames = frames
         self._performer = performer
+        self._run_steps = run_steps
 
     async def take(self, run_id: str, given: Input, *, repeated: bool) -> None:
         """Decide about an input, and do the effects of the decision.
+
+        After a partial decision, decide about the rest. Between two decisions, other inputs of the
+        run have their turn, such as a cancel.
 
         `repeated` tells whether a decision about the input may have been made before.
 
@@ -77,9 +94,14 @@ class Decisions:
             Retry, BusError: not everything is done; call again with the same input and `repeated`.
             Exception: the input cannot be processed.
         """
+        while await self._take_once(run_id, given, repeated=repeated):
+            given, repeated = ProceedInput(), False
+
+    async def _take_once(self, run_id: str, given: Input, *, repeated: bool) -> bool:
+        """Decide once; return whether the decision was partial."""
         async with self._runs.take(run_id) as run:
             try:
-                await self._take(run, given, repeated=repeated or run.owes_effects)
+                return await self._take(run, given, repeated=repeated or run.owes_effects)
             except Incomplete:
                 # The journal may have been restored from a backup. The state in memory would then
                 # fail every further input of the run until this process ends, so the state is read
@@ -98,15 +120,16 @@ class Decisions:
             if run.state is not None and run.unreadable is None:
                 await self._do(run, open_effects(run.state))
 
-    async def _take(self, run: RunInMemory, given: Input, *, repeated: bool) -> None:
+    async def _take(self, run: RunInMemory, given: Input, *, repeated: bool) -> bool:
+        """Decide once, and do the effects; return whether the decision was partial."""
         if repeated or not (run.is_known or isinstance(given, StartInput)):
             await self._read_on(run)
         if run.unreadable is not None:
             await self._fail_unreadable(run)
-            return
+            return False
         if isinstance(given, StepStartedSeen):
             await self._on_step_started(run, given, repeated=repeated)
-            return
+            return False
         is_current = repeated
         while True:
             decision = await self._decide(run, given)
@@ -131,16 +154,32 @@ class Decisions:
                 "run %s has no journal (any more), so %s changes nothing",
                 *(run.run_id, type(given).__name__),
             )
-        if run.state is None or not (decision.records or repeated):
-            return
-        await self._do(run, open_effects(run.state) if repeated else decision.effects)
+        if run.state is not None and (decision.records or repeated):
+            await self._do(run, open_effects(run.state) if repeated else decision.effects)
+        return decision.is_partial
+
+    async def _take_all(self, run: RunInMemory, given: Input) -> None:
+        """Decide until a decision is not partial."""
+        while await self._take(run, given, repeated=False):
+            given = ProceedInput()
 
     async def _decide(self, run: RunInMemory, given: Input) -> Decision:
         now_ms = round(self._bus.clock.time() * 1000)
         make_id = partial(new_run_id, subjects.shard_of(run.run_id), self._bus.clock.time())
 
-        def call(values: dict[str, Json]) -> Decision:
-            return decide(run.state, given, now_ms=now_ms, new_id=make_id, values=values)
+        make = partial(
+            *(decide, run.state, given),
+            now_ms=now_ms,
+            new_id=make_id,
+            run_steps=self._run_steps,
+        )
+
+        async def call(values: dict[str, Json]) -> Decision:
+            # A partial decision was long, so the next one is likely to be long, too.
+            if not isinstance(given, ProceedInput):
+                with contextlib.suppress(SliceUsed):
+                    return make(values=values, slice_steps=SLICE_STEPS)
+            return await OFF_LOOP.run(_owner_of(run, given), partial(make, values=values))
 
         return await self._values.with_values(run.run_id, call)
 
@@ -188,7 +227,7 @@ class Decisions:
         # steps are repeated, and this includes `begin_to_listen`, which returns these inputs again.
         run.owes_effects = False
         for given in itertools.chain(learnt, *heard):
-            await self._take(run, given, repeated=False)
+            await self._take_all(run, given)
         for listen in listens:
             await self._performer.mark_caught_up(state, listen)
 
@@ -208,7 +247,7 @@ class Decisions:
             return
         failure = await self._performer.start_child(run.state, child)
         if failure is not None:
-            await self._take(run, failure, repeated=False)
+            await self._take_all(run, failure)
             return
         # Another process may have ended the step meanwhile, at a moment when the child did not
         # exist and could not be cancelled. So the child is cancelled here.
@@ -243,6 +282,14 @@ class Decisions:
         return await fold_new_records(
             run, self._journals, self._values, self._frames.find_last_frame
         )
+
+
+def _owner_of(run: RunInMemory, given: Input) -> str:
+    """Return the user whose turn a long decision takes."""
+    command = given.command if isinstance(given, StartInput) else {}
+    if run.state is not None:
+        command = run.state.started.command
+    return str(command.get("user_id") or "")
 
 
 def _why(end: End) -> str:

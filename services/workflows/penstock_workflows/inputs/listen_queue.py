@@ -20,6 +20,7 @@ class ListenQueue(WorkQueue):
         handle: Callable[[Stored], Awaitable[None]],
         *,
         on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        room: Callable[[], int],
         concurrency: int,
         ack_wait_s: float,
     ) -> None:
@@ -30,6 +31,7 @@ class ListenQueue(WorkQueue):
             (),
             handle,
             on_poison=on_poison,
+            room=room,
             concurrency=concurrency,
             ack_wait_s=ack_wait_s,
         )

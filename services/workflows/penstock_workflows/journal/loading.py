@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from penstock_workflows.journal.memory import RunInMemory
 T = TypeVar("T")
 
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
+FOLDED_AT_ONCE: Final = 100  # the most records that are folded in one turn of the event loop
 
 
 class Values:
@@ -54,7 +56,7 @@ class Values:
             _, (_, dropped) = self._kept.popitem(last=False)
             self._bytes -= dropped
 
-    async def with_values(self, run_id: str, call: Callable[[dict[str, Json]], T]) -> T:
+    async def with_values(self, run_id: str, call: Callable[[dict[str, Json]], Awaitable[T]]) -> T:
         """Call `call` with the large values that it needs, and return the result.
 
         If `call` raises `ValuesNeeded`, this method loads these values and calls `call` again.
@@ -65,7 +67,7 @@ class Values:
         values: dict[str, Json] = {}
         while True:
             try:
-                return call(values)
+                return await call(values)
             except ValuesNeeded as needed:
                 await self.load(run_id, needed.digests, values)
 
@@ -106,6 +108,8 @@ async def fold_new_records(
         if number >= run.last_frame_position[0]:
             frames += await values.with_values(run.run_id, _projection(state, record))
         state = fold(state, record)
+        if number % FOLDED_AT_ONCE == 0:
+            await asyncio.sleep(0)  # other runs go on meanwhile
     assert state is not None
     run.take_over(state, end, frames)
     return True
@@ -128,5 +132,10 @@ def _pass_over(run: RunInMemory, records: Sequence[Record], end: Position) -> No
     run.state.length, run.end, run.is_known = end.records, end, True
 
 
-def _projection(state: State | None, record: Record) -> Callable[[dict[str, Json]], list[Frame]]:
-    return lambda values: projection(state, record, values)
+def _projection(
+    state: State | None, record: Record
+) -> Callable[[dict[str, Json]], Awaitable[list[Frame]]]:
+    async def call(values: dict[str, Json]) -> list[Frame]:
+        return projection(state, record, values)
+
+    return call

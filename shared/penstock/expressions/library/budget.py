@@ -22,7 +22,10 @@ class TooMuch(Exception):
 
 @dataclass(slots=True)
 class Budget:
-    """The number of steps and characters that an evaluation may still use."""
+    """The number of steps and characters that an evaluation may still use.
+
+    After an evaluation that has used all steps, `steps` is negative.
+    """
 
     steps: int = MAX_STEPS
     characters: int = MAX_BUILT
