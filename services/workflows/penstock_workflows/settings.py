@@ -7,7 +7,6 @@ from pathlib import Path
 from pydantic import Field
 
 from penstock.runs.settings import StartSettings
-from penstock_workflows.engine.limits import RUN_STEPS
 
 
 class WorkflowsSettings(StartSettings):
@@ -35,7 +34,7 @@ class WorkflowsSettings(StartSettings):
         "other run is read again when something happens in it.",
     )
     steps_per_run: int = Field(
-        RUN_STEPS,
+        10_000_000,
         ge=100_000,
         description="Steps that the expressions and decisions of one workflow's run may take. A "
         "step takes about a microsecond of CPU time. A run that takes more fails with the code "

@@ -168,7 +168,9 @@ class Decisions:
         make_id = partial(new_run_id, subjects.shard_of(run.run_id), self._bus.clock.time())
 
         make = partial(
-            *(decide, run.state, given),
+            decide,
+            run.state,
+            given,
             now_ms=now_ms,
             new_id=make_id,
             run_steps=self._run_steps,
