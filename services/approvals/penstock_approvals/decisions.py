@@ -31,7 +31,7 @@ from penstock.bus.subjects import events_of_run, key_of
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
-from penstock.runs.lookups import look_until
+from penstock.lookups import look_until
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList

@@ -12,9 +12,9 @@ import orjson
 import pytest
 import uuid_utils
 
+from penstock import lookups
 from penstock.bus import Bus, BusSettings, messages, subjects
 from penstock.bus.records import ApprovalRecord, StartCommand
-from penstock.runs import lookups
 from penstock.service import Service, Stop, serve
 from penstock.settings import AdkAgent, AgnoAgent, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService

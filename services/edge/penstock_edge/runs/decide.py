@@ -14,7 +14,7 @@ from penstock.bus.records import ApprovalRecord, PauseRecord
 from penstock.bus.subjects import key_of, shard_of
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
-from penstock.runs.lookups import look_until
+from penstock.lookups import look_until
 from penstock.web.problems import Problem
 from penstock_edge.sources.locate import StartPosition, lifecycle_of, start_of_new_run
 from penstock_edge.views.items import type_of

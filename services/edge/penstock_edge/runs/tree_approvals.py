@@ -18,8 +18,8 @@ from penstock.bus import Bus, Stored
 from penstock.bus.messages import FIRST
 from penstock.bus.records import ApprovalRecord, DecideRequest, RunRecord
 from penstock.bus.write.objects import unwrap
+from penstock.lookups import look_until
 from penstock.runs.decide import forward_decision
-from penstock.runs.lookups import look_until
 from penstock_edge.sources.histories import history_of_tree
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.views.items import type_of

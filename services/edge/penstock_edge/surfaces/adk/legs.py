@@ -18,8 +18,8 @@ from penstock import start_fields
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest, RunRecord
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.encode.shapes import item_ids
+from penstock.lookups import look_until
 from penstock.runs.decide import forward_decision
-from penstock.runs.lookups import look_until
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig, WorkflowAgent

@@ -16,7 +16,7 @@ from penstock.bus.subjects import is_run_id
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
-from penstock.runs.lookups import look_until
+from penstock.lookups import look_until
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem

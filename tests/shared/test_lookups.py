@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.runs import lookups
-from penstock.runs.lookups import look_until
+from penstock import lookups
+from penstock.lookups import look_until
 
 
 class Shelf:
