@@ -71,10 +71,13 @@ def test_a_payload_of_the_unified_document_is_an_event_of_ours_and_back(name: st
     draft = from_custom(name, payload)
     assert draft is not None
     typed_data(draft.type, draft.data)
-    # In agent_message_start, the event's source names the agent. In all other payloads, a field of
-    # the payload names it.
-    speaker = payload["agent"] if name == "agent_message_start" else "another agent"
-    source = {"agent_id": speaker, "agent_type": "agent", "agent_name": "A", "team_name": None}
+    # The payload names the agent, and not the event's source.
+    source = {
+        "agent_id": "another agent",
+        "agent_type": "agent",
+        "agent_name": "A",
+        "team_name": None,
+    }
     frames = UnifiedEncoder().feed(event(draft.type, draft.data, source=source))
     told = {frame.event: orjson.loads(frame.data)["payload"] for frame in frames}[name]
     if "message_id" in payload:

@@ -189,6 +189,24 @@ def test_what_an_agent_tells_of_its_answer_reaches_the_client(tmp_path: Path) ->
     assert {name: end[name] for name in more} == more
 
 
+def test_what_an_ag_ui_server_adds_to_the_end_of_a_message_reaches_the_client(
+    tmp_path: Path,
+) -> None:
+    more: dict[str, Any] = {
+        "status": "partial_success",
+        "result_type": "clarification",
+        "key_points": ["a"],
+        "suggested_actions": [{"do": "x"}],
+        "ui_schema": {"form": {"model": "T"}},
+        "error": "one source was missing",
+    }
+    old = b'"type":"TEXT_MESSAGE_END",'
+    new = old + orjson.dumps(more)[1:-1] + b","
+    events = altered("agui", "pydantic_ai/text", tmp_path, lambda body: body.replace(old, new))
+    end = of_type(encoded(RUNS_1, events), "TEXT_MESSAGE_END")[0]
+    assert {name: end[name] for name in more} == more
+
+
 @pytest.mark.parametrize("version", ["2.3.18", "3.1.10"])
 def test_an_agents_own_data_reaches_the_client_whatever_it_is_called(
     tmp_path: Path, version: str

@@ -56,7 +56,16 @@ async def read(url, user):
         "previews": [(each.run_input, each.content_preview, each.status) for each in previews],
         "one": (one.run_id == runs[0].run_id, one.content),
         "foreign": foreign,
+        "created": await create(url, user),
     }
+
+async def create(url, user):
+    client = AgentOSClient(url)
+    agent = "assistant" if url == sys.argv[1] else "demo-agent"
+    named = {"session_id": f"{user}-new", "user_id": user}
+    created = await client.create_session(agent_id=agent, **named)
+    runs = await client.get_session_runs(created.session_id, user_id=user)
+    return created.session_id, created.user_id, created.chat_history, runs
 
 async def main():
     asked = zip(sys.argv[1::2], sys.argv[2::2])

@@ -77,6 +77,12 @@ def _system_error(value: JsonObject) -> JsonObject:
     return {**data, "detail": detail} if detail else data
 
 
+def _message_started(value: JsonObject) -> JsonObject:
+    """Keeps `agent` for the unified dialect; AG-UI clients read the speaker's name in `name`."""
+    named = {"name": value["agent"]} if "agent" in value else {}
+    return {"role": "assistant", **named, **value}
+
+
 def _automation(value: JsonObject) -> JsonObject:
     return {"automation": value.get("workflow"), **value}
 
@@ -94,7 +100,7 @@ _UNIFIED: dict[str, tuple[str, Translate]] = {
     "run_retry": ("lifecycle.retrying", _fields({})),
     "run_interrupted": ("lifecycle.cancelled", _fields({})),
     "run_error": ("system.error", _system_error),
-    "agent_message_start": ("llm.message_started", _fields({"agent": "name"}, role="assistant")),
+    "agent_message_start": ("llm.message_started", _message_started),
     "agent_message_delta": ("llm.stream", _fields({"delta": "content"})),
     "agent_message_end": ("llm.message_completed", _fields({}, role="assistant")),
     "tool_call_started": ("llm.tool_call", _fields({"tool_name": "tool"}, args={})),

@@ -13,13 +13,13 @@ from penstock.bus.subjects import session_key
 MAX_SESSION_RUNS: Final = 1000
 
 
-async def list_run(bus: Bus, command: StartCommand) -> None:
-    """Add a run to the record of its session; a repeat changes nothing.
+async def list_run(bus: Bus, command: StartCommand, agent: str) -> None:
+    """Add a run to the record that its session has for this agent; a repeat changes nothing.
 
     Raises:
         BusError: KV cannot be read or written now.
     """
-    user_id, agent, session_id = command.user_id, command.agent, command.session_id
+    user_id, session_id = command.user_id, command.session_id
     bucket, key = bus.bucket("sessions"), session_key(user_id, agent, session_id)
     while True:
         entry = await bucket.get(key)

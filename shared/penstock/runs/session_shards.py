@@ -14,6 +14,9 @@ from penstock.bus import Bus, BusUnavailable, subjects
 from penstock.bus.records import SessionRecord
 
 KNOWN_SESSIONS: Final = 20_000
+# The agent of the session record that lists the runs of workflows which are no configured agents.
+# These workflows are started by their names, and nobody knows all names when a session is read.
+BY_NAME: Final = ""
 
 
 class SessionShards:
@@ -26,7 +29,7 @@ class SessionShards:
 
     def __init__(self, bus: Bus, agents: tuple[str, ...]) -> None:
         self._bus = bus
-        self._agents = agents
+        self.agents: Final = (*agents, BY_NAME)  # the agents that a session may have records of
         self._known: dict[str, int] = {}
 
     async def of(self, user_id: str, session_id: str) -> int:
@@ -50,6 +53,10 @@ class SessionShards:
         """Return a shard for a session that does not exist yet."""
         used = self._bus.shards.used
         return secrets.randbelow(used) if used > 1 else 0
+
+    def record_agent(self, agent: str) -> str:
+        """Return the agent whose record of a session lists a workflow's run."""
+        return agent if agent in self.agents else BY_NAME
 
     async def record(self, user_id: str, session_id: str, shard: int) -> None:
         """Record the shard of a new session, before its first run starts.
@@ -78,7 +85,7 @@ class SessionShards:
 
     async def _of_runs(self, user_id: str, session_id: str) -> int | None:
         """Return the shard of the session's newest run; None without a run."""
-        keys = [subjects.session_key(user_id, agent, session_id) for agent in self._agents]
+        keys = [subjects.session_key(user_id, agent, session_id) for agent in self.agents]
         entries = await asyncio.gather(*(self._bus.bucket("sessions").get(key) for key in keys))
         records = [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
         runs = [run_id for record in records for run_id in record.runs]

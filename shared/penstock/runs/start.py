@@ -252,7 +252,7 @@ class Starter:
                 await start.prepare(command.run_id)
             if command.workflow is not None:
                 # For all other agents, the connector lists the run in its session.
-                await list_run(self._bus, command)
+                await list_run(self._bus, command, self._shards.record_agent(command.agent))
         except BaseException:
             await self._delete_record(command.run_id, revision)
             raise

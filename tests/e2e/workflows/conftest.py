@@ -40,6 +40,14 @@ class Flows:
         """Start a workflow; return the id of its run."""
         return await self.penstock.run(name, "hello", input=input)
 
+    async def start_by_name(self, name: str, session_id: str) -> str:
+        """Start a stored workflow by its name; return the id of its run."""
+        [workflows] = self.penstock.of("workflows")
+        url = f"{workflows.url}/v1/workflows/{name}/runs"
+        answer = await self.penstock.http.post(url, json={"session_id": session_id})
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["run_id"])
+
     async def events(self, run_id: str) -> list[dict[str, Any]]:
         """Return the run's own events up to its end."""
         return [event.body for event in await self.penstock.all(run_id)]
@@ -128,7 +136,11 @@ async def flows(
                 {"id": "agno", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"},
                 {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
                 {"id": "flaky", "protocol": "agui", "url": flaky.url},
-                *({"id": name, "protocol": "workflow"} for name in DEFINITIONS),
+                *(
+                    {"id": name, "protocol": "workflow"}
+                    for name in DEFINITIONS
+                    if name != "by_name"
+                ),
             ]
             async with deployment(nats.url, folder, agents, SERVICES) as running:
                 async with connected(nats.url) as bus:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from e2e.workflows.conftest import Flows
+from penstock import sse
 from support.recorded import agui_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -31,6 +33,18 @@ async def agui(flows: Flows, thread: str, run: str, *answers: dict[str, Any]) ->
     assert agui_rules.faults(events) == []
     last: dict[str, Any] = events[-1]
     return last
+
+
+async def test_an_agui_client_gets_the_output_of_a_workflow_as_a_message(flows: Flows) -> None:
+    body = {
+        **{"threadId": "output", "runId": "r1", "state": {}, "tools": [], "context": []},
+        **{"messages": [{"id": "m1", "role": "user", "content": "go"}], "forwardedProps": {}},
+    }
+    answer = await flows.penstock.http.post(f"{flows.penstock.edge()}/agui/condition", json=body)
+    events = [orjson.loads(frame.data) for frame in sse.Parser().feed(answer.content)]
+    assert agui_rules.faults(events) == []
+    told = [each["delta"] for each in events if each["type"] == "TEXT_MESSAGE_CONTENT"]
+    assert told == ["low skipped"]
 
 
 def interrupts(finished: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -78,6 +78,53 @@ async def test_a_step_that_is_tried_again_is_a_run_retry(
     }
 
 
+@pytest.mark.parametrize("name", ["failure_fails", "failure_continues"])
+async def test_a_failed_step_is_one_run_error_with_the_name_of_the_step(
+    flows: Flows, name: str
+) -> None:
+    run_id = await flows.start(name)
+    await flows.events(run_id)
+    frames = await flows.shown(run_id, "unified", include="children")
+    errors = [frame["payload"] for frame in frames if frame["type"] == "run_error"]
+    assert [(each["step"], each["message"]) for each in errors] == [
+        ("bad", "model backend exploded")
+    ]
+
+
+async def test_a_workflows_output_is_the_last_message_of_its_run(
+    flows: Flows, ended: Mapping[str, str]
+) -> None:
+    for name, answer in (
+        ("nested", "echo: about payments / Hello from demo_agent."),
+        ("retry", "at last"),
+    ):
+        for include in ({}, {"include": "children"}):
+            frames = await flows.shown(ended[name], "agui+runs", **include)
+            answers = [each["answer"] for each in frames if each["type"] == "TEXT_MESSAGE_END"]
+            assert (answers[-1], answers.count(answer)) == (answer, 1)
+
+
+async def test_an_idle_session_shows_the_runs_of_a_workflow_that_was_started_by_its_name(
+    flows: Flows,
+) -> None:
+    run_id = await flows.start_by_name("by_name", "session by name")
+    await flows.events(run_id)
+    edge, http = flows.penstock.edge(), flows.penstock.http
+    session = f"{edge}/v1/sessions/session%20by%20name/events"
+    thread = f"{edge}/api/v1/agent/runs/session%20by%20name"
+    stream = await http.get(session, params={"until": "idle"})
+    assert stream.status_code == 200
+    page = (await http.get(session, headers={"accept": "application/json"})).json()
+    assert [each["event"]["action"] for each in page["events"]][-1] == "completed"
+    assert {each["run_id"] for each in page["events"]} == {run_id}
+    history = (await http.get(f"{thread}/history")).json()["events"]
+    assert [each["answer"] for each in history if each["type"] == "TEXT_MESSAGE_END"] == [
+        "two files"
+    ]
+    live = await http.get(f"{thread}/events", params={"until": "idle"})
+    assert live.text.count('"answer":"two files"') == 1
+
+
 async def test_a_message_of_a_step_is_shown_once_with_its_agent(
     flows: Flows, ended: Mapping[str, str]
 ) -> None:

@@ -491,6 +491,18 @@ def test_a_failed_step_is_a_run_error_that_names_the_step() -> None:
     assert payload["step"] == "scan"
 
 
+def test_a_workflows_failed_step_is_one_run_error_with_the_steps_name() -> None:
+    error = {"code": "upstream_error", "message": "no"}
+    said = [event("lifecycle.started", {"agent": "w", "workflow": "w"})]
+    for step_id in ("step_each.0", "step_each.1", "step_each"):
+        data = {"run_id": "w", "step_id": step_id, "error": error}
+        said.append(event("workflow.step_failed", data))
+    failed = {"error": "the step each failed: no", "code": "upstream_error", "step": "each"}
+    said.append(event("lifecycle.failed", failed))
+    assert [each["step"] for each in payloads(said, "run_error")] == ["each.0", "each.1"]
+    assert payloads(said, "session_ended")[0]["reason"] == "failed"
+
+
 def test_a_failed_automation_is_a_completed_one_that_says_so() -> None:
     data = {"automation": "a", "workflow": "Alert", "result": "410 gone", "delivery_id": "d"}
     [payload] = payloads(run(("automation.failed", data)), "automation_completed")

@@ -162,8 +162,8 @@ HOW: dict[str, list[How]] = {
     "GET /sessions/{session_id}/runs": [How(403, query=ALICE)],
     "GET /sessions/{session_id}/run-previews": [How(403, query=ALICE)],
     "GET /sessions/{session_id}/runs/{run_id}": [How(403, query=ALICE)],
+    "POST /sessions": [How(403, 201, body={"agent_id": "assistant", "user_id": "alice"})],
     # Nobody may write these resources.
-    "POST /sessions": [How(good=405, body={})],
     "DELETE /sessions": [How(good=405, body={})],
     "PATCH /sessions/{session_id}": [How(good=405, body={})],
     "DELETE /sessions/{session_id}": [How(good=405, body={})],

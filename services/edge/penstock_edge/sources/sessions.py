@@ -27,6 +27,9 @@ from penstock_edge.views.items import type_of
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.5
+CREATED_AT: Final = (
+    "created_at"  # a further field of a record that was created before its first run
+)
 NEWEST: Final = 20
 KNOWN_OWNERS: Final = 20_000
 # The number of runs in a session's record. If there are more, the connector drops the oldest.
@@ -37,9 +40,9 @@ _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session of one owner. `agents` has the id of one agent, or the ids of all agents.
+    """A session of one owner. `agents` has the id of one agent, or `SessionShards.agents`.
 
-    `any_agent` is True if `agents` has the ids of all agents.
+    `any_agent` is True if the session has the runs of all agents.
     """
 
     owner: str
@@ -114,6 +117,28 @@ async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
     keys = [session_key(session.owner, agent, session.session_id) for agent in session.agents]
     entries = await asyncio.gather(*(bus.bucket("sessions").get(key) for key in keys))
     return [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
+
+
+async def create_session(
+    bus: Bus, user_id: str, agent: str, session_id: str
+) -> SessionRecord | None:
+    """Create a session without runs, and return its record; None if the session exists.
+
+    Raises:
+        BusError: KV cannot be written now.
+    """
+    record = SessionRecord.model_validate(
+        {
+            "agent": agent,
+            "session_id": session_id,
+            "user_id": user_id,
+            "thread_id": "",
+            CREATED_AT: bus.clock.stamp(),
+        }
+    )
+    key = session_key(user_id, agent, session_id)
+    created = await bus.bucket("sessions").create(key, record.dump())
+    return record if created is not None else None
 
 
 async def has_expired_events(bus: Bus, records: Sequence[SessionRecord]) -> bool:

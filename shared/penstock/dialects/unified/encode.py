@@ -51,6 +51,10 @@ class UnifiedEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`)."""
 
     _agent: str = ""  # The run's agent, as the agent of events without a source.
+    # Whether the run is a workflow of Penstock.
+    _is_workflow: bool = False
+    # the names of the workflow's steps whose errors were sent
+    _failed_steps: set[str] = field(default_factory=set)
     # Maps a canonical message id to the open message.
     _open: dict[str, _Message] = field(default_factory=dict)
     # Maps a canonical message id to the number of messages that have begun under this id.
@@ -82,6 +86,7 @@ class UnifiedEncoder:
     def _started(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
         data = event["data"]
         self._agent = data.get("agent", "")
+        self._is_workflow = bool(data.get("workflow"))
         metadata = {
             "user_id": data.get("user_id"),
             # If the event names no workflow, the run's agent is used as the name.
@@ -111,7 +116,11 @@ class UnifiedEncoder:
         yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
 
     def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Ends open messages, and then encodes an error of the run, of a step or of the system."""
+        """Ends open messages, and then encodes an error of the run, of a step or of the system.
+
+        A workflow's step that fails makes one error. The workflow fails because of the step, and a
+        loop because of one of its items, so these events repeat an error that was sent before.
+        """
         yield from self._close(event, agent)
         data = event["data"]
         error = data.get("error")
@@ -123,13 +132,22 @@ class UnifiedEncoder:
             for key in ("step", "agent")
         )
         message = reported.get("message", reported.get("error", ""))
+        step = data.get("step") or data.get("step_id") or event.get("step_id") or step
+        if self._is_workflow and step:
+            # unified-events.md has the step's id in `workflow_step_*`, and the name of the step, as
+            # the definition has it, in errors.
+            step = step.removeprefix("step_")
+            name, _, item = step.partition(".")
+            if not item and name in self._failed_steps:
+                return
+            self._failed_steps.add(name)
         yield (
             "run_error",
             {
                 "error_type": reported.get("error_type") or reported.get("code") or "error",
                 "message": message,
                 "agent": speaker or agent,
-                "step": data.get("step") or data.get("step_id") or event.get("step_id") or step,
+                "step": step,
             },
         )
 
@@ -185,7 +203,8 @@ class UnifiedEncoder:
         if times > 1:
             message_id += f"#{times}"
         self._open[canonical_id] = _Message(message_id, is_whole=times == 1)
-        return "agent_message_start", {"agent": agent, "message_id": message_id}
+        speaker = _speaker(event, agent)
+        return "agent_message_start", {"agent": speaker, "message_id": message_id}
 
     def _close(self, _event: JsonObject, _agent: str) -> Iterator[Payload]:
         for message in self._open.values():

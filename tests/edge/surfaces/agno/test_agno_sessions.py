@@ -181,7 +181,6 @@ async def test_a_wrong_query_is_refused_and_named(
 async def test_a_write_is_refused_in_words(edge: Client, bus: Bus, user: str) -> None:
     await finished(bus, user, "s1")
     for method, path in (
-        ("POST", "/sessions"),
         ("PATCH", "/sessions/s1"),
         ("DELETE", "/sessions/s1"),
         ("POST", "/sessions/s1/rename"),
@@ -190,3 +189,42 @@ async def test_a_write_is_refused_in_words(edge: Client, bus: Bus, user: str) ->
         assert refused.status_code == 405
         assert "read only" in refused.json()["detail"]
     assert await listed(edge, user) == ["s1"]
+
+
+async def test_a_session_is_created_before_its_first_run(edge: Client, user: str) -> None:
+    asked = {"agent_id": "assistant", "user_id": user, "session_id": "s1", "session_name": None}
+    created = await edge.post("/sessions", params={"type": "agent"}, json=asked)
+    assert created.status_code == 201, created.text
+    shown = created.json()
+    assert (shown["session_id"], shown["agent_id"], shown["chat_history"]) == (
+        "s1",
+        "assistant",
+        [],
+    )
+    assert await listed(edge, user) == ["s1"]
+    runs = await edge.get("/sessions/s1/runs", params={"user_id": user})
+    assert (runs.status_code, runs.json()) == (200, [])
+    again = await edge.post("/sessions", json=asked)
+    assert again.status_code == 409
+    assert "already exists" in again.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"agent_id": "nobody"}, 404, "Agent not found"),
+        ({"agent_id": "assistant", "session_name": "mine"}, 422, "keeps no names"),
+        ({"agent_id": "assistant", "session_state": {"a": 1}}, 422, "session_state"),
+        ({"colour": "red"}, 422, "colour"),
+        ([], 422, ""),
+    ],
+)
+async def test_a_session_that_cannot_be_created_is_refused(
+    edge: Client, user: str, body: Any, status: int, text: str
+) -> None:
+    if isinstance(body, dict):
+        body["user_id"] = user
+    refused = await edge.post("/sessions", json=body)
+    assert refused.status_code == status, refused.text
+    assert text in refused.text
+    assert await listed(edge, user) == []

@@ -26,7 +26,13 @@ from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.read_run import read_run
 from penstock_edge.sources.session_list import SessionList
-from penstock_edge.sources.sessions import MAX_SESSION_RUNS, Session, idle_since
+from penstock_edge.sources.sessions import (
+    CREATED_AT,
+    MAX_SESSION_RUNS,
+    Session,
+    create_session,
+    idle_since,
+)
 from penstock_edge.views.items import type_of
 
 # The limits of the response that shows a session. ADK's API has no pages for a session. So only the
@@ -35,7 +41,6 @@ RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
-CREATED_AT: Final = "created_at"
 
 _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
 
@@ -70,16 +75,8 @@ class SessionStore:
 
     async def create(self, named: NamedSession) -> dict[str, Any]:
         """Create a session without runs; raise Problem 409 if the session exists."""
-        record = SessionRecord.model_validate(
-            {
-                "agent": named.agent.id,
-                "session_id": named.id,
-                "user_id": named.user_id,
-                "thread_id": "",
-                CREATED_AT: self._bus.clock.stamp(),
-            }
-        )
-        if await self._bucket.create(named.key, record.dump()) is None:
+        record = await create_session(self._bus, named.user_id, named.agent.id, named.id)
+        if record is None:
             raise Problem(409, f"Session already exists: {named.id}")
         return _shown(named, record, ())
 

@@ -93,6 +93,21 @@ class RunRequest(BaseModel):
         return given
 
 
+class SessionRequest(BaseModel):
+    """The body of a request that creates a session, with the fields of Agno's clients."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: Name
+    user_id: Name
+    agent_id: Name
+    team_id: Name
+    workflow_id: Name
+    session_name: str | None = None
+    session_state: JsonObject | None = None
+    metadata: JsonObject | None = None
+
+
 class ContinueRequest(BaseModel):
     """The body of a request that answers a pause, and so continues the run.
 

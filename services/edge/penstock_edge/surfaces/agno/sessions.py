@@ -1,5 +1,5 @@
 """Serves Agno's endpoints for sessions, for agents of every protocol; clients cannot change
-sessions.
+existing sessions.
 
 A session is made from KV `sessions` and from the events of its runs. A request finds only the
 sessions of one user.
@@ -8,19 +8,22 @@ sessions of one user.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.subjects import session_key
 from penstock.dialects.agno.encode.complete import run_output
+from penstock.runs.start import require_reachable
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, acting_user, identity_of
-from penstock.web.bodies import ignore_body
+from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
     OBJECT,
     Operation,
@@ -37,8 +40,10 @@ from penstock_edge.runs.run_access import run_of
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.read_run import read_run
 from penstock_edge.sources.session_list import ListedSession, SortedBy
+from penstock_edge.sources.sessions import create_session
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.agno.request import KINDS
+from penstock_edge.surfaces.agents import agent_of_kind
+from penstock_edge.surfaces.agno.request import KINDS, SessionRequest
 from penstock_edge.surfaces.agno.session_shapes import (
     STATUSES,
     SessionSummary,
@@ -48,13 +53,11 @@ from penstock_edge.surfaces.agno.session_shapes import (
     run_shown,
 )
 from penstock_edge.surfaces.agno.views import EdgeFrames
-from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.errors import invalid, invalid_body, shortened
 from penstock_edge.surfaces.query import number
 from penstock_edge.surfaces.responses import json_response
 
-READ_ONLY: Final = (
-    "sessions are read only here: a run begins one, and Penstock keeps no names and no state"
-)
+READ_ONLY: Final = "sessions are read only here: Penstock keeps no names and no state of them"
 SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at": "updated"}
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 1000
@@ -103,11 +106,6 @@ class Sessions:
         self._edge = edge
 
     @serves(
-        _refused(
-            method="POST",
-            path="/sessions",
-            summary="Not served: a run begins a session",
-        ),
         _refused(method="DELETE", path="/sessions", summary="Not served: sessions are read only"),
         *(
             _refused(
@@ -129,6 +127,54 @@ class Sessions:
         """Refuse a write with 405, whether or not the session exists."""
         await ignore_body(request)
         raise Problem(405, READ_ONLY)
+
+    @serves(
+        _operation(
+            method="POST",
+            path="/sessions",
+            summary="Create a session without runs",
+            answers={201: json("The session", OBJECT)},
+            scopes=("start",),
+            parameters=_CHOSEN[:1],
+            body=SessionRequest,
+            example={"agent_id": "assistant"},
+            refusals=(404, 409),
+        )
+    )
+    async def create(self, request: Request) -> ASGIApp:
+        """Create a session of the agent that the body names, as Agno's client requests it.
+
+        A session without an agent belongs to the only agent of its kind. Names, state and metadata
+        are refused, because Penstock would not keep them.
+        """
+        who, _, agents = self._asked(request)
+        document = await read_json(request, self._edge.settings.max_body_bytes)
+        try:
+            asked = SessionRequest.model_validate(document)
+        except ValidationError as error:
+            raise invalid_body(error) from error
+        for name in ("session_name", "session_state", "metadata"):
+            if getattr(asked, name):
+                text = "Penstock keeps no names, state or metadata of sessions; leave it out"
+                raise invalid("not_portable", (name,), text)
+        kind = request.query_params.get("type", "agent")
+        named = getattr(asked, f"{kind}_id")
+        if named is not None:
+            agents = [agent_of_kind(self._edge.config, kind, named)]
+        agents = [each for each in agents if each.kind == kind]
+        if len(agents) != 1:
+            text = f"must name the session's {kind}, because each {kind} has sessions of its own"
+            raise invalid("missing", (f"{kind}_id",), text)
+        [agent] = agents
+        owner, session_id = acting_user(who, asked.user_id), asked.session_id or str(uuid.uuid4())
+        if who.grant is not None:
+            who.grant.check_session(session_id)
+        require_reachable(agent, owner, session_id)
+        record = await create_session(self._edge.bus, owner, agent.id, session_id)
+        if record is None:
+            raise Problem(409, f"Session with id '{shortened(session_id)}' already exists")
+        created = _summary(agent, owner, ListedSession(record, ()))
+        return json_response(created.shown(()), 201)
 
     @serves(
         _operation(

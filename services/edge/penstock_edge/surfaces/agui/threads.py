@@ -199,8 +199,7 @@ class Threads:
             known = agent_by_id(self._edge.config, agent)
             session = Session(owner, thread_id, (known.id,), any_agent=False)
             return await with_shard(self._edge.shards, session)
-        agents = tuple(each.id for each in self._edge.config.agents)
-        session = Session(owner, thread_id, agents, any_agent=True)
+        session = Session(owner, thread_id, self._edge.shards.agents, any_agent=True)
         return await with_shard(self._edge.shards, session)
 
     async def _start(self, request: Request, session: Session) -> SessionStart:

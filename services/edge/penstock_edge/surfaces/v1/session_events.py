@@ -129,7 +129,7 @@ class SessionEvents:
         dialect = query.get("dialect", "canonical")
         if dialect not in CLIENT_DIALECTS:
             raise Problem(422, f"dialect: must be one of {', '.join(CLIENT_DIALECTS)}")
-        agents = (agent,) if agent else tuple(each.id for each in self._edge.config.agents)
+        agents = (agent,) if agent else self._edge.shards.agents
         session = Session(owner, session_id, agents, any_agent=agent is None)
         return StreamParameters(session, dialect, types_of(request, dialect), until_idle(request))
 

@@ -7,6 +7,7 @@ servers use such messages only to attach tool calls to them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
 from penstock.dialects.agui.decode.frames import AguiFrame
@@ -14,6 +15,16 @@ from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import string, without_none
 from penstock.dialects.text_buffer import append_text
+
+# The fields of TEXT_MESSAGE_END in agent-runs-sse.md, with their types. AG-UI does not have them.
+_ANSWER_FIELDS: Final = {
+    "status": str,
+    "result_type": str,
+    "key_points": list,
+    "suggested_actions": list,
+    "ui_schema": dict,
+    "error": str,
+}
 
 # The key for the thoughts of THINKING events, which AG-UI 1.0 no longer has. These events have no
 # ids, so only one train of thought can be open at a time.
@@ -170,6 +181,11 @@ class Messages:
             self.summary = content
             self._last = message.id, content
         data: JsonObject = {"message_id": message.id, "role": message.role, "content": content}
+        data |= {
+            name: body[name]
+            for name, type in _ANSWER_FIELDS.items()
+            if isinstance(body.get(name), type)
+        }
         if error is not None:
             data |= cut_off(error)
         draft = self._agents.draft(

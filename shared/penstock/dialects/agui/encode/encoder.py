@@ -83,6 +83,7 @@ class AguiEncoder:
         self._steps = Steps(self._context)
         self._leg = 0
         self._run_id = ""
+        self._is_workflow = False  # whether the run is a workflow of Penstock
         self._approvals = OpenApprovals()
         self._handlers = self._table()
 
@@ -93,7 +94,7 @@ class AguiEncoder:
         """
         passthrough = Passthrough(self._context)
         return {
-            "lifecycle.started": _nothing,
+            "lifecycle.started": self._started,
             "lifecycle.paused": self._paused,
             "lifecycle.resumed": _nothing,
             "lifecycle.completed": self._completed,
@@ -201,6 +202,10 @@ class AguiEncoder:
         self._steps.begin()
         yield from self.reopened()
 
+    def _started(self, data: JsonObject) -> Iterator[Emitted]:
+        self._is_workflow = bool(data.get("workflow"))
+        yield from ()
+
     def _paused(self, data: JsonObject) -> Iterator[Emitted]:
         approval_id = data["approval_id"]
         requested = list(self._approvals.items())
@@ -226,6 +231,8 @@ class AguiEncoder:
         yield self._finished({"approval_id": approval_id}, outcome=outcome)
 
     def _completed(self, data: JsonObject) -> Iterator[Emitted]:
+        if self._is_workflow:
+            yield from self._messages.answer(data)
         yield from self._close()
         self.phase = Phase.OVER
         fields: JsonObject = {}

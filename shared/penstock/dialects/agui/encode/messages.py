@@ -13,6 +13,8 @@ from penstock.dialects.text_buffer import append_text
 
 _CONTENT: Final = EventType.TEXT_MESSAGE_CONTENT  # the access to an enum's attribute takes 0.14 µs
 
+_ANSWER: Final = "answer"  # the id of the message with a workflow's output
+
 
 class Messages:
     """Encodes the messages and thoughts of a run.
@@ -24,6 +26,7 @@ class Messages:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open = context.open
+        self._last = ""  # the text of the last complete message
 
     def started(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles llm.message_started."""
@@ -54,6 +57,18 @@ class Messages:
         if id not in self._open.messages:
             yield from self._open_message(id, data)
         yield from self._message_end(id, self._open.messages[id], data)
+
+    def answer(self, completed: JsonObject) -> Iterator[Emitted]:
+        """Sends the output of a workflow as a message, unless the last message has the same text.
+
+        An agent's answer is a message of its run. The output of a workflow is the value of an
+        expression, and clients show only messages.
+        """
+        text = completed.get("summary")
+        if text and text != self._last:
+            said = {"message_id": _ANSWER, "role": "assistant", "content": text}
+            value = completed.get("value")
+            yield from self.completed({**said, "value": value} if value is not None else said)
 
     def reopened(self) -> Iterator[Emitted]:
         """Emits again the starts of open messages and thoughts."""
@@ -103,6 +118,7 @@ class Messages:
         if content and not message.sent:
             fields = {"messageId": self._context.names.of(id), "delta": content}
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
+        self._last = content
         facts = {**data, "content": content, "role": message.role}
         yield EventType.TEXT_MESSAGE_END, {"messageId": self._context.names.of(id)}, facts
 
