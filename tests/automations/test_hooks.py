@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import sys
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import orjson
@@ -15,23 +20,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from standardwebhooks.webhooks import Webhook
+from starlette.requests import Request
 
 from penstock.bus import streams
 from penstock.bus.state import deadletters
+from penstock.web.problems import Problem
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.records import Owner
+from penstock_automations.rules.records import Owner, RuleRecord, compile_rule
 from penstock_automations.rules.secrets import new_secret, new_token
+from penstock_automations.rules.store import CurrentRules
 from penstock_automations.rules.triggers import Hook
-from penstock_automations.triggers import hooks
+from penstock_automations.triggers import hook_request
 from penstock_automations.triggers.hook_request import (
-    NOBODY,
     WINDOW_S,
+    Check,
     HookRequest,
     Refusal,
-    refusal,
     trigger_id,
 )
+from penstock_automations.triggers.hooks import Hooks
 from support.drive.automations import Automations, automations
 from support.drive.waiting import eventually
 from support.fakes.clocks import server_steps
@@ -56,7 +64,7 @@ def signed(secret: str, body: bytes = BODY, id: str = "msg_1", at: datetime | No
     }
 
 
-def request(secret: str = NEW, body: bytes = BODY, **changes: Any) -> HookRequest:
+def request(secret: str = NEW, **changes: Any) -> HookRequest:
     headers = signed(secret, at=NOW)
     given = {
         "webhook_id": headers["webhook-id"],
@@ -64,7 +72,14 @@ def request(secret: str = NEW, body: bytes = BODY, **changes: Any) -> HookReques
         "signature": headers["webhook-signature"],
         **changes,
     }
-    return HookRequest(body, **given)
+    return HookRequest(**given)
+
+
+def refusal(hook: Hook, given: HookRequest, at: float, body: bytes = BODY) -> Refusal | None:
+    check = Check(hook, given)
+    for byte in body:
+        check.add(bytes([byte]))
+    return check.refusal(at)
 
 
 SIGNED = Hook(secrets=[NEW, OLD])
@@ -86,8 +101,6 @@ GOOD_SIGNATURE = signed(NEW, at=NOW)["webhook-signature"]
         (SIGNED, request(), AT + WINDOW_S + 1, "timestamp"),  # replayed after the window
         (SIGNED, request(), AT - WINDOW_S - 1, "timestamp"),
         (SIGNED, request(OTHERS), AT, "signature"),
-        (SIGNED, request(body=BODY + b" "), AT, "signature"),
-        (SIGNED, request(body=b"\xff\xfe"), AT, "signature"),
         (SIGNED, request(webhook_id="msg_2"), AT, "signature"),
         (SIGNED, request(webhook_id=None), AT, "signature"),
         (SIGNED, request(webhook_id=None, idempotency_key="msg_1"), AT, "signature"),
@@ -102,17 +115,17 @@ GOOD_SIGNATURE = signed(NEW, at=NOW)["webhook-signature"]
         (SIGNED, request(signature=("v1,AAAA " * 50) + GOOD_SIGNATURE), AT, "signature"),
         (SIGNED, request(webhook_id='m.1.{"a":"'), AT, "id"),
         (SIGNED, request(webhook_id="x" * 257), AT, "id"),
-        (SIGNED, HookRequest(BODY, bearer=TOKEN), AT, "signature"),
-        (WITH_TOKEN, HookRequest(BODY, bearer=TOKEN), AT, None),
-        (WITH_TOKEN, HookRequest(BODY, bearer=NEXT_TOKEN), AT, None),
-        (WITH_TOKEN, HookRequest(BODY, bearer=f"{TOKEN}x"), AT, "token"),
-        (WITH_TOKEN, HookRequest(BODY, bearer=""), AT, "token"),
-        (WITH_TOKEN, HookRequest(BODY), AT, "token"),
-        (WITH_TOKEN, HookRequest(BODY, token_in_url=TOKEN), AT, "token"),
+        (SIGNED, HookRequest(bearer=TOKEN), AT, "signature"),
+        (WITH_TOKEN, HookRequest(bearer=TOKEN), AT, None),
+        (WITH_TOKEN, HookRequest(bearer=NEXT_TOKEN), AT, None),
+        (WITH_TOKEN, HookRequest(bearer=f"{TOKEN}x"), AT, "token"),
+        (WITH_TOKEN, HookRequest(bearer=""), AT, "token"),
+        (WITH_TOKEN, HookRequest(), AT, "token"),
+        (WITH_TOKEN, HookRequest(token_in_url=TOKEN), AT, "token"),
         (WITH_TOKEN, request(), AT, "token"),
-        (IN_URL, HookRequest(BODY, token_in_url=TOKEN), AT, None),
-        (IN_URL, HookRequest(BODY, token_in_url="€"), AT, "token"),
-        (IN_URL, HookRequest(BODY, bearer=NEXT_TOKEN, token_in_url=TOKEN), AT, "token"),
+        (IN_URL, HookRequest(token_in_url=TOKEN), AT, None),
+        (IN_URL, HookRequest(token_in_url="€"), AT, "token"),
+        (IN_URL, HookRequest(bearer=NEXT_TOKEN, token_in_url=TOKEN), AT, "token"),
     ],
 )
 def test_a_request_is_accepted_by_its_signature_or_its_token(
@@ -121,24 +134,82 @@ def test_a_request_is_accepted_by_its_signature_or_its_token(
     assert refusal(hook, given, at) == expected
 
 
-@pytest.mark.parametrize("hook", [NOBODY, Hook(secrets=[NEW]), SIGNED, WITH_TOKEN, IN_URL])
-def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch
+HOOKS = {
+    "signed": SIGNED,
+    "one-secret": Hook(secrets=[NEW]),
+    "token": WITH_TOKEN,
+    "in-url": IN_URL,
+    "no-hook": None,
+}
+
+
+async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A signature of a large body takes a millisecond, which a caller can measure."""
-    signed_bytes = 0
-    sign = Webhook.sign
+    """A caller can measure a difference of 0.35 ms, which one log line takes."""
+    hashed = 0
+    new = hmac.new
 
-    def counted(self: Webhook, id: str, at: datetime, text: str) -> str:
-        nonlocal signed_bytes
-        signed_bytes += len(text)
-        return sign(self, id, at, text)
+    def counted(key: bytes, message: bytes, digest: Any) -> Any:
+        class Counted:
+            def __init__(self) -> None:
+                self.hmac = new(key, message, digest)
+                self.digest = self.hmac.digest
 
+            def update(self, piece: bytes) -> None:
+                nonlocal hashed
+                hashed += len(piece)
+                self.hmac.update(piece)
+
+        return Counted()
+
+    monkeypatch.setattr(hook_request.hmac, "new", counted)
+    rules = CurrentRules(SimpleNamespace(on_reconnect=lambda _: None))  # type: ignore[arg-type]
+    monkeypatch.setattr(rules, "refresh", AsyncMock())
+    for id, hook in HOOKS.items():
+        triggers = {"hook": hook.model_dump()} if hook else {"subjects": ["llm.*"]}
+        action = {"webhook": {"url": "https://example.com/", "secrets": [OUT_SECRET]}}
+        stored = {"rule": {"id": id, "action": action, **triggers}, "uid": id, "owner": "u1"}
+        record = RuleRecord.model_validate({**stored, "created_at": "", "updated_at": ""})
+        rules._rules[id] = compile_rule(record, 1)
+    served = Hooks(SimpleNamespace(clock=time), rules, 100_000)  # type: ignore[arg-type]
     body = b"[%s]" % (b"0" * 1000)
-    forged = request(OTHERS, body=body)
-    monkeypatch.setattr(Webhook, "sign", counted)
-    assert refusal(hook, forged, AT) is not None
-    assert signed_bytes == 2 * len(body)
+
+    async def calls(id: str, headers: dict[str, str]) -> int:
+        """Return how many functions are called to answer a request."""
+        messages = [{"type": "http.request", "body": body[:500], "more_body": True}]
+        messages.append({"type": "http.request", "body": body[500:], "more_body": False})
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "path_params": {"rule_id": id}, "headers": raw}
+        scope |= {"query_string": b"", "method": "POST", "path": "/", "client": None}
+        count = 0
+
+        def on_event(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(on_event)
+        try:
+            with pytest.raises(Problem) as raised:
+                await served.receive(Request(scope, receive))
+        finally:
+            sys.setprofile(None)
+        assert raised.value.status == 404
+        return count
+
+    for headers in (signed(OTHERS, body), bearer(NEXT_TOKEN + "x"), JSON):
+        found = {}
+        for id in (*HOOKS, "nobody"):
+            await calls(id, headers)  # the first request of each kind makes its metric
+            hashed = 0
+            found[id] = await calls(id, headers)
+            assert hashed == 2 * len(body)
+        # The rest of the difference, a few calls of `len`, takes less than a microsecond.
+        assert max(found.values()) - min(found.values()) <= 5, found
 
 
 def test_a_repeat_has_the_same_id_and_another_rule_with_the_id_another_one() -> None:
@@ -148,7 +219,7 @@ def test_a_repeat_has_the_same_id_and_another_rule_with_the_id_another_one() -> 
 
 
 def test_the_representation_of_a_request_has_no_secret_and_no_body() -> None:
-    shown = repr(HookRequest(BODY, signature=GOOD_SIGNATURE, bearer=TOKEN, token_in_url=TOKEN))
+    shown = repr(HookRequest(signature=GOOD_SIGNATURE, bearer=TOKEN, token_in_url=TOKEN))
     for hidden in ("4111", GOOD_SIGNATURE, TOKEN):
         assert hidden not in shown
 
@@ -192,6 +263,7 @@ async def test_a_signed_request_fires_its_rule_once_however_often_it_is_repeated
         assert {(each.status_code, each.json()["delivery_id"]) for each in again} == {
             (202, delivery)
         }
+        assert {each.json()["result"] for each in again} == {"repeated"}
         assert second.id == delivery
         assert second.json["type"] == "hook.received"
         event = second.json["data"]
@@ -403,25 +475,6 @@ async def test_the_clock_of_nats_decides_about_the_window(nats_server: NatsServe
         assert counted("timestamp") == before + 1
 
 
-async def test_an_unknown_rule_is_checked_like_a_known_one(
-    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the time of the answer would show whether there is a rule with the id."""
-    checked: list[Hook] = []
-
-    def recording(hook: Hook, given: HookRequest, unix_s: float) -> Refusal | None:
-        checked.append(hook)
-        return refusal(hook, given, unix_s)
-
-    monkeypatch.setattr(hooks, "refusal", recording)
-    async with automations(nats_server.url) as made:
-        await made.apply(hooked(made, "known", {"secrets": [NEW]}))
-        for id in ("known", "nobody", "No Rule"):
-            assert (await post(made, id, signed(OTHERS))).status_code == 404
-    assert [len(each.secrets) for each in checked] == [1, 1, 1]
-    assert checked[1] != checked[0]
-
-
 async def test_a_body_that_grows_when_it_is_written_again_is_refused(
     nats_server: NatsServer,
 ) -> None:
@@ -471,8 +524,8 @@ def test_no_request_makes_the_check_fail(
     """Whatever a header contains, the request is accepted by its token or refused."""
     id, timestamp, signature, token = headers
     texts = {"webhook_id": id, "timestamp": timestamp, "signature": signature}
-    given = HookRequest(body, **texts, bearer=token, token_in_url=token)
-    found = refusal(hook, given, AT)
+    given = HookRequest(**texts, bearer=token, token_in_url=token)
+    found = refusal(hook, given, AT, body)
     assert found is not None or token == TOKEN
 
 

@@ -35,6 +35,7 @@ from penstock.tracing import setup as tracing
 from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens, redact_logs
 from penstock.web.auth.csrf import fingerprint
 from penstock.web.auth.origins import is_loopback
+from penstock.web.body_memory import BodyMemory
 from penstock.web.credential_routes import auth_routes
 from penstock.web.probes import Probed, probe_routes
 from penstock.web.server import BindRefused, Server
@@ -101,7 +102,17 @@ async def serve(
             auth = _auth(auth_config, bus, store)
             everything = [*routes, *auth_routes(auth)]
             ping_s = min(service.ws_ping_s for service in services)
-            server = Server(everything, settings.host, settings.port, insecure, auth, ping_s)
+            server = Server(
+                everything,
+                settings.host,
+                settings.port,
+                insecure,
+                auth,
+                ping_s,
+                body_memory=BodyMemory(
+                    settings.anonymous_body_bytes, settings.anonymous_body_bytes_per_address
+                ),
+            )
             await server.start()
         background += [
             asyncio.create_task(measure(services), name="measure"),

@@ -91,6 +91,19 @@ class Settings(EnvironmentSettings):
     insecure_bind: str = Field(
         "", description="`yes` allows an address beyond loopback without authentication."
     )
+    anonymous_body_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="Bytes of unfinished bodies of callers who are not authenticated, such as those"
+        " of hooks and links, that one process keeps in memory. Beyond it, the oldest such body of "
+        "the address with the most bytes is answered with 503.",
+    )
+    anonymous_body_bytes_per_address: int = Field(
+        32 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="The same for each client address. Behind a proxy, this is the proxy's "
+        "address. Beyond it, the address's oldest such body is answered with 503.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="The lowest level of the log lines that are written."
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.web.body_memory import BODY_MEMORY, BodyMemory
 from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
@@ -78,24 +80,36 @@ def require_few_values(text: bytes | str) -> None:
 
 
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body.
+    """Return the body. Raises Problem as `read_pieces` does."""
+    body = await read_pieces(request, limit_bytes, lambda _: None)
+    if not request.headers.get("content-type", "").startswith(_FORMS):
+        require_few_values(body)
+    return body
 
-    As soon as the body exceeds the limit, reading stops and Problem 413 is raised.
+
+async def read_pieces(
+    request: Request, limit_bytes: int, look: Callable[[bytes], object], *, keeps: bool = True
+) -> bytes:
+    """Return the body, and call `look` with each of its pieces as soon as the piece arrives.
+
+    As soon as the body exceeds the limit, reading stops and Problem 413 is raised. Raises Problem
+    503 if the caller is not authenticated, and `BodyMemory` refuses the body. Without `keeps`, the
+    result is empty, and the pieces take no memory.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
-    pieces: list[bytes] = []
+    memory: BodyMemory | None = request.scope.get("state", {}).get(BODY_MEMORY)
+    address = request.client.host if request.client is not None else ""
     size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit_bytes:
-            raise _too_large(limit_bytes)
-        pieces.append(piece)
-    body = b"".join(pieces)
-    if not request.headers.get("content-type", "").startswith(_FORMS):
-        require_few_values(body)
-    return body
+    async with (memory or BodyMemory(limit_bytes, limit_bytes)).reading(address) as body:
+        async for piece in request.stream():
+            size += len(piece)
+            if size > limit_bytes:
+                raise _too_large(limit_bytes)
+            look(piece)
+            body.add(piece if keeps else b"")
+        return body.content()
 
 
 async def ignore_body(request: Request) -> None:

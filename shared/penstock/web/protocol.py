@@ -69,6 +69,7 @@ class HttpProtocol(HttpToolsProtocol):
     - The body must be complete within `body_s` seconds, plus one second for every
       `BODY_BYTES_PER_S` bytes that have arrived. Otherwise the answer is 408. The time during which
       the application does not read is not counted.
+    - The body is read when the application asks for it, and not before.
     - Between two requests, a connection may be idle for uvicorn's `timeout_keep_alive`.
 
     These limits never end a response that is being sent, such as an event stream.
@@ -86,6 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _completed = False  # Whether the last read contained the end of a request.
+    _began = False  # Whether the last read contained the end of a head.
     # The bytes of framing so far, minus the framing that the body's bytes allow.
     _framing_bytes = 0
     _left_s = 0.0  # The seconds that were left for the body at the time `_looked_at`.
@@ -138,7 +140,7 @@ class HttpProtocol(HttpToolsProtocol):
 
         Close the connection if a limit is exceeded.
         """
-        self._completed = False
+        self._completed = self._began = False
         if not self._in_head:
             self._left_s += len(data) / BODY_BYTES_PER_S
             self._framing_bytes += len(data)
@@ -146,6 +148,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._framing_bytes > MAX_HEAD_BYTES:
             self._close_with(_TOO_LARGE)
             return
+        if self._began and not self._in_head and self.stream is None:
+            # The rest of the body waits in the sockets until the application reads it. So the
+            # memory does not grow before the caller is authenticated.
+            self.flow.pause_reading()
         if self._completed or not self._in_head:
             return
         if self._deadline is None:
@@ -175,7 +181,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the time for the body, because the head is complete."""
-        self._in_head = False
+        self._in_head, self._began = False, True
         self._stop_waiting()
         super().on_headers_complete()
         self._left_s, self._looked_at = self.body_s, self.loop.time()

@@ -27,6 +27,7 @@ from penstock.web.auth.auth import Auth
 from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
 from penstock.web.auth.limits import RequestCount
+from penstock.web.body_memory import BODY_MEMORY, BodyMemory
 from penstock.web.operation import Operation, Route, without_parameter_names
 from penstock.web.problems import PROBLEM, ErrorShape, Problem
 from penstock.web.segments import decoded
@@ -123,10 +124,13 @@ class Router:
     connection to which `receive` belongs.
     """
 
-    def __init__(self, routes: Iterable[Route], auth: Auth) -> None:
+    def __init__(
+        self, routes: Iterable[Route], auth: Auth, body_memory: BodyMemory | None = None
+    ) -> None:
         """Make a router. Raises ValueError if two routes serve the same method and path."""
         self._table = Table(routes)
         self._auth = auth
+        self._body_memory = body_memory or BodyMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket, or refuse it."""
@@ -156,6 +160,8 @@ class Router:
             OVER: partial(auth.wait_until_credential_ends, identity),
             STREAMS: place,
         }
+        if identity.kind == "anonymous":
+            scope["state"][BODY_MEMORY] = self._body_memory
         try:
             if route is None or operation is None:
                 await self._not_served(path, scope, receive, send)

@@ -22,6 +22,7 @@ from penstock.web.auth.cors import cors
 from penstock.web.auth.headers import SecurityHeaders
 from penstock.web.auth.origins import is_loopback
 from penstock.web.bodies import body_read_before_error
+from penstock.web.body_memory import BodyMemory
 from penstock.web.hosts import HostCheck
 from penstock.web.operation import Route
 from penstock.web.problems import exception_handlers
@@ -82,7 +83,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
+def application(
+    routes: Sequence[Route], auth: Auth, body_memory: BodyMemory | None = None
+) -> ASGIApp:
     """Return the ASGI application that serves the routes, with CORS and with answers to unexpected
     errors.
 
@@ -91,7 +94,7 @@ def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
     refused.
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
-    router: Any = Router(routes, auth)
+    router: Any = Router(routes, auth, body_memory)
     app.router = router  # Starlette's own router does not know operations
     return app
 
@@ -108,7 +111,8 @@ class Server:
 
     If callers are not authenticated, the server answers only requests for a loopback name or for a
     host name in the configuration of `auth`. With `addresses`, the server also answers requests for
-    an IP address. The module `hosts` says why.
+    an IP address. The module `hosts` says why. `body_memory` bounds the bodies of callers who are
+    not authenticated.
     """
 
     def __init__(
@@ -123,13 +127,14 @@ class Server:
         body_s: float = BODY_S,
         setting: str = "--port (PENSTOCK_PORT)",
         addresses: bool = False,
+        body_memory: BodyMemory | None = None,
     ) -> None:
         auth = auth or Auth(AuthConfig())
         check_bind(host, asks=auth.requires_credentials, insecure=insecure)
         self._host = host
         self._setting = setting
         self.port = port
-        app = application(routes, auth)
+        app = application(routes, auth, body_memory)
         guarded = (
             app
             if auth.requires_credentials

@@ -35,7 +35,7 @@ def starter(bus: Bus) -> Starter:
     return Starter(
         bus,
         OpenRuns(bus, 0, 0),
-        SessionShards(bus, (AGENT.id,)),
+        SessionShards(bus, (AGENT.id, REVIEW.id)),
         callers_known=True,
         max_runs_per_root=1000,
     )

@@ -15,7 +15,7 @@ from penstock import telemetry
 from penstock.bus import Bus, BusError
 from penstock.runs.depth import MAX_DEPTH, depth_of_header
 from penstock.web.auth.credentials import header_of
-from penstock.web.bodies import is_deep, read_body, require_json
+from penstock.web.bodies import is_deep, read_pieces, require_few_values, require_json
 from penstock.web.operation import (
     OBJECT,
     Operation,
@@ -28,21 +28,24 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock_automations.actions.webhook.breaker import Rate
+from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish_first
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules
+from penstock_automations.rules.triggers import Hook
 from penstock_automations.triggers.firing import job_of
 from penstock_automations.triggers.hook_request import (
     NOBODY,
+    Check,
     HookRequest,
     body_of_request,
-    refusal,
     trigger_id,
 )
 
 log = logging.getLogger(__name__)
 
 PAUSED_RETRY_S: Final = 60
+REFUSALS_PER_S: Final = 1.0  # how many log lines about refused requests are written per second
 # The greatest size of a job in bytes. A job must fit into one message. The size is checked again
 # after the body was parsed, because JSON may grow when it is written again: 1e15 becomes
 # 1000000000000000.0.
@@ -83,6 +86,7 @@ class Hooks:
         self._rules = rules
         self._max_bytes = max_bytes
         self._rates: dict[str, Rate] = {}
+        self._refusal_lines = Rate(REFUSALS_PER_S)
 
     @serves(
         Operation(
@@ -116,18 +120,17 @@ class Hooks:
         rule_id = request.path_params["rule_id"]
         try:
             require_json(request)
-            body = await read_body(request, self._max_bytes)
-        except Problem as problem:
-            _count({413: "too_large", 415: "not_json"}.get(problem.status, "invalid"))
+        except Problem:
+            _count("not_json")
             raise
         rule = await self._rule(rule_id)
-        given = _request(request, body)
-        self._check(rule_id, rule, given)
+        head = _head(request)
+        body = await self._checked(rule_id, rule, head, request)
         assert rule is not None
         data = _document(body)
         depth = _depth(header_of(request.scope, b"penstock-depth"))
-        id = trigger_id(rule.record.uid, given.id)
-        found = body_of_request(data, given.id, self._bus.clock.stamp())
+        id = trigger_id(rule.record.uid, head.id)
+        found = body_of_request(data, head.id, self._bus.clock.stamp())
         job = job_of(rule, "hook", id, found, len(body), depth)
         delivery_id = f"{rule.id}.{id}"
         if job is None:
@@ -136,8 +139,7 @@ class Hooks:
             _count("too_large")
             raise Problem(413, "the body's numbers are too long when they are written out")
         try:
-            is_known = await self._bus.bucket("deliveries").get(job.key) is not None
-            is_new = not is_known and await publish_first(self._bus, job)
+            is_new = await self._store(job, has_id=head.id is not None)
         except BusError as error:
             raise _unavailable(error) from error
         if is_new:
@@ -156,17 +158,41 @@ class Hooks:
         rule = self._rules.get(rule_id)
         return rule if rule is not None and rule.record.rule.hook is not None else None
 
-    def _check(self, rule_id: str, rule: CompiledRule | None, given: HookRequest) -> None:
-        """Raise Problem if the rule does not accept the request, or does not accept it now."""
+    async def _checked(
+        self, rule_id: str, rule: CompiledRule | None, head: HookRequest, request: Request
+    ) -> bytes:
+        """Return the body of a request that the rule accepts.
+
+        The work and the answer are the same for an unknown rule and for a request that the rule
+        does not accept. But only the body of a request that may be accepted is kept.
+
+        Raises:
+            Problem: the rule does not accept the request, or does not accept it now.
+        """
         hook = rule.record.rule.hook if rule is not None else None
-        why = refusal(hook or NOBODY, given, self._bus.clock.time())
-        if rule is None or hook is None:
-            _count("unknown")
+        check = Check(hook or NOBODY, head)
+        keeps = hook is not None and check.may_succeed
+        try:
+            body = await read_pieces(request, self._max_bytes, check.add, keeps=keeps)
+        except Problem as problem:
+            _count("too_large" if problem.status == 413 else "unavailable")
+            raise
+        why = check.refusal(self._bus.clock.time())
+        if rule is None or hook is None or why is not None:
+            _count("unknown" if hook is None else str(why))
+            if not self._refusal_lines.admit(time.monotonic()):
+                log.warning("a request to the hook %.64r is refused: %s", rule_id, why)
             _not_found(rule_id)
-        if why is not None:
-            _count(why)
-            log.warning("hook %s: a request is refused: its %s is wrong", rule.id, why)
-            _not_found(rule_id)
+        self._require_now(rule, hook)
+        try:
+            require_few_values(body)
+        except Problem:
+            _count("invalid")
+            raise
+        return body
+
+    def _require_now(self, rule: CompiledRule, hook: Hook) -> None:
+        """Raise Problem if the rule accepts no request now."""
         if not rule.matches_now:
             _count("paused")
             problem = Problem(503, "the rule is paused or disabled; send the request again later")
@@ -180,14 +206,27 @@ class Hooks:
             problem.headers = {"retry-after": str(int(wait_s) + 1)}
             raise problem
 
+    async def _store(self, job: Job, *, has_id: bool) -> bool:
+        """Store the job of a request; return False if the request is a repeat.
 
-def _request(request: Request, body: bytes) -> HookRequest:
+        The job itself cannot show this, since it is in DELIVERIES, in SCHEDULES or done. So the
+        first request stores a mark. A repeat stores its job, too, because the process of the first
+        request may have ended after the mark. `publish_first` and the delivery's record see to it
+        that only one of the jobs has an effect.
+        """
+        deliveries = self._bus.bucket("deliveries")
+        is_new = not has_id or await deliveries.create(f"hook.{job.key}", b"{}") is not None
+        if is_new or await deliveries.get(job.key) is None:
+            await publish_first(self._bus, job)
+        return is_new
+
+
+def _head(request: Request) -> HookRequest:
     def header(name: bytes) -> str | None:
         return header_of(request.scope, name)
 
     scheme, _, token = (header(b"authorization") or "").partition(" ")
     return HookRequest(
-        body,
         header(b"webhook-id"),
         header(b"webhook-timestamp"),
         header(b"webhook-signature"),
