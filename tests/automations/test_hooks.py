@@ -31,7 +31,6 @@ from penstock_automations.rules.records import Owner, RuleRecord, compile_rule
 from penstock_automations.rules.secrets import new_secret, new_token
 from penstock_automations.rules.store import CurrentRules
 from penstock_automations.rules.triggers import Hook
-from penstock_automations.triggers import hook_request
 from penstock_automations.triggers.hook_request import (
     WINDOW_S,
     Check,
@@ -163,7 +162,7 @@ async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
 
         return Counted()
 
-    monkeypatch.setattr(hook_request.hmac, "new", counted)
+    monkeypatch.setattr("penstock_automations.triggers.hook_request.hmac.new", counted)
     rules = CurrentRules(SimpleNamespace(on_reconnect=lambda _: None))  # type: ignore[arg-type]
     monkeypatch.setattr(rules, "refresh", AsyncMock())
     for id, hook in HOOKS.items():
@@ -177,14 +176,16 @@ async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
 
     async def calls(id: str, headers: dict[str, str]) -> int:
         """Return how many functions are called to answer a request."""
-        messages = [{"type": "http.request", "body": body[:500], "more_body": True}]
-        messages.append({"type": "http.request", "body": body[500:], "more_body": False})
+        messages: list[dict[str, Any]] = [
+            {"type": "http.request", "body": body[:500], "more_body": True},
+            {"type": "http.request", "body": body[500:], "more_body": False},
+        ]
 
         async def receive() -> Any:
             return messages.pop(0)
 
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "path_params": {"rule_id": id}, "headers": raw}
+        scope: dict[str, Any] = {"type": "http", "path_params": {"rule_id": id}, "headers": raw}
         scope |= {"query_string": b"", "method": "POST", "path": "/", "client": None}
         count = 0
 

@@ -75,8 +75,9 @@ async def test_1500_unfinished_bodies_take_no_more_memory_than_the_settings_say(
         hook = {"secrets": [HOOK_SECRET], "rate_per_s": 1000}
         fields = {"id": "orders", "hook": hook, "action": action}
         await RuleStore(bus).apply(read_rule(fields, Rule), Owner(user_id="u2"))
-        settings = {"port": port, "auth_jwt_secret": SECRET, "log_level": "error"}
-        async with automations_process(fresh_nats.url, **settings) as service:
+        async with automations_process(
+            fresh_nats.url, port=port, auth_jwt_secret=SECRET, log_level="error"
+        ) as service:
             pid, over = service.process.pid, threading.Event()
             calling = asyncio.create_task(
                 asyncio.to_thread(_latencies, f"http://127.0.0.1:{port}", over)

@@ -6,8 +6,9 @@ servers use such messages only to attach tool calls to them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
 from penstock.dialects.agui.decode.frames import AguiFrame
@@ -181,10 +182,11 @@ class Messages:
             self.summary = content
             self._last = message.id, content
         data: JsonObject = {"message_id": message.id, "role": message.role, "content": content}
+        fields: Mapping[str, Any] = body
         data |= {
-            name: body[name]
-            for name, type in _ANSWER_FIELDS.items()
-            if isinstance(body.get(name), type)
+            name: fields[name]
+            for name, kind in _ANSWER_FIELDS.items()
+            if isinstance(fields.get(name), kind)
         }
         if error is not None:
             data |= cut_off(error)
