@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import pytest
@@ -215,11 +216,11 @@ def test_the_nats_of_compose_acknowledges_only_what_is_on_the_disk() -> None:
     assert "sync_interval: always" in (ROOT / "deploy" / "nats" / "nats.conf").read_text()
 
 
-def test_the_agents_of_compose_are_those_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PENSTOCK_WORKFLOWS", raising=False)
+def test_the_agents_of_compose_are_those_of_the_demo() -> None:
     demo = {agent["id"]: agent for recipe in RECIPES for agent in recipe.agents}
-    demo |= {agent.id: agent.model_dump() for agent in definitions.switch_on()}
-    monkeypatch.delenv("PENSTOCK_WORKFLOWS", raising=False)
+    with patch.dict(os.environ):
+        os.environ.pop("PENSTOCK_WORKFLOWS", None)
+        demo |= {agent.id: agent.model_dump() for agent in definitions.switch_on()}
     config = load_config(ROOT / "deploy/compose/penstock.yaml")
     assert {agent.id for agent in config.agents} == set(demo)
     for agent in config.agents:

@@ -62,7 +62,12 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_approvals/live.py": EVERY,
     "penstock_approvals/policies.py": EVERY,
     "penstock_approvals/restore.py": ("%s: the approval cannot be restored",),
-    "penstock_approvals/service.py": ("%s", "the outbox is", "the audit is"),
+    "penstock_approvals/service.py": (
+        "%s",
+        "the outbox is",
+        "the audit is",
+        "a request or a decision failed",
+    ),
     "penstock_automations/actions/webhook/mirror.py": EVERY,
     "penstock_automations/broker.py": ("%d messages are handled again",),
     "penstock_automations/matching/matcher.py": (

@@ -162,12 +162,6 @@ def test_an_answer_given_beforehand_is_sent_for_what_was_asked(
     assert decisions(api) == [{"items": [{"item_id": "i1", "decision": decision}], "digest": "d1"}]
 
 
-def test_an_approval_whose_record_is_late_is_waited_for(penstock: Invoke, api: PenstockApi) -> None:
-    api.events = events(STARTED, PAUSED, COMPLETED)
-    api.trouble.approval_missing = 2
-    assert penstock(*RUN, "--yes").exit_code == 0
-
-
 def test_an_approval_that_was_decided_long_ago_is_not_asked_again(
     penstock: Invoke, api: PenstockApi
 ) -> None:

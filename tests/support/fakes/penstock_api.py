@@ -47,7 +47,6 @@ class Trouble:
 
     busy: int = 0  # requests that get a 503 without being processed
     cuts: list[int] = field(default_factory=list)  # frames per connection before it is dropped
-    approval_missing: int = 0  # how often a request for the approval gets a 404
     refuse_decision: tuple[int, str] | None = None
     refuse_start: tuple[int, str] | None = None
 
@@ -182,9 +181,6 @@ class PenstockApi:
         return JSONResponse({"approvals": [self.approval], "next": None})
 
     async def _approval(self, request: Request) -> Response:
-        if self.trouble.approval_missing:
-            self.trouble.approval_missing -= 1
-            return problem(404, "there is no such approval")
         return JSONResponse(self.approval)
 
     async def _decide(self, request: Request) -> Response:
