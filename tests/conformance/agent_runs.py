@@ -16,6 +16,10 @@ _REAL_STATE = (
 )
 _REAL_STEPS = "conformance/real_path::a_servers_own_steps_router_and_worker_pass_as_they_are"
 _SHAPE = "dialects/agui_encode_runs::every_recorded_run_has_the_documents_shape"
+_REAL_ADDS = (
+    "conformance/real_path::what_an_ag_ui_server_adds_to_the_end_of_a_message_reaches_the_client"
+)
+_BY_NAME = "e2e/dialects::an_idle_session_shows_the_runs_of_a_workflow_that_was_started_by_its_name"
 _TOOL = "dialects/agui_encode_runs::a_tool_call_is_sent_as_documented"
 _STATUS = "dialects/agui_encode_runs::a_tools_status_is_one_of_three"
 _TOOL_ERROR = "dialects/agui_encode_runs::a_tool_that_fails_has_its_error_as_text"
@@ -193,6 +197,7 @@ DOCUMENT = Document(
             _END,
             _WHOLE,
             "dialects/agui_encode_runs::a_workflows_answer_is_the_last_message_of_its_run",
+            "e2e/dialects::a_workflows_output_is_the_last_message_of_its_run",
         ),
         otherwise(
             "AR26",
@@ -226,6 +231,7 @@ DOCUMENT = Document(
             _REAL_SAYS,
             _END,
             _TOLD,
+            _REAL_ADDS,
             _OWN_DATA,
             note="They have the upstream's values, or are empty without any.",
         ),
@@ -269,6 +275,7 @@ DOCUMENT = Document(
             "AR34",
             "The history is at /history",
             _HISTORY,
+            _BY_NAME,
             note="Its form is `{threadId, events, next}`.",
         ),
         holds("AR35", "The history has no counters either", _NO_COUNTER),

@@ -27,6 +27,7 @@ _TAKEN = "conformance/examples::a_payload_of_the_unified_document_is_an_event_of
 _CUSTOM = "dialects/universal::every_unified_name_has_its_event"
 _ROOT = "edge/socket::unified_messages_have_exactly_the_documented_root"
 _SSE = "edge/session_events::a_session_is_its_runs_in_the_order_of_the_stream"
+_BY_NAME = "e2e/dialects::an_idle_session_shows_the_runs_of_a_workflow_that_was_started_by_its_name"
 _CUT = "edge/session_events::a_client_that_was_cut_at_any_frame_gets_exactly_the_rest"
 _CHOSEN = "edge/session_events::a_category_and_a_type_choose_unified_events_with_the_same_cursors"
 _SAME = "edge/socket::messages_are_the_data_of_the_sse_frames"
@@ -118,7 +119,7 @@ DOCUMENT = Document(
             _CANCELLED,
             note="They are `failed` and `cancelled`.",
         ),
-        holds("UN10", "agent_message_start is {agent, message_id}", _EXAMPLE, _MESSAGES),
+        holds("UN10", "agent_message_start is {agent, message_id}", _EXAMPLE, _MESSAGES, _TAKEN),
         holds("UN11", "agent_message_delta is {message_id, delta}", _EXAMPLE, _MESSAGES),
         holds("UN12", "agent_message_end is {message_id, content}", _EXAMPLE, _MESSAGES),
         holds(
@@ -218,6 +219,7 @@ DOCUMENT = Document(
             _EXAMPLE,
             _FAILED,
             "dialects/unified_encode::a_failed_step_is_a_run_error_that_names_the_step",
+            "e2e/dialects::a_failed_step_is_one_run_error_with_the_name_of_the_step",
         ),
         holds(
             "UN25",
@@ -301,7 +303,7 @@ DOCUMENT = Document(
             _CHOSEN,
             note="The parameter is `?type=agent_message_delta`.",
         ),
-        holds("UN35", "A client can read the events over SSE", _SSE),
+        holds("UN35", "A client can read the events over SSE", _SSE, _BY_NAME),
         holds(
             "UN36",
             "A WebSocket delivers the same JSON",
@@ -400,6 +402,7 @@ DOCUMENT = Document(
             "UN50",
             "One stream has several runs of a session, in order",
             _SSE,
+            _BY_NAME,
             "e2e/real_servers::runs_of_one_session_wait_for_each_other",
         ),
         holds(
