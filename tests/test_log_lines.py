@@ -25,6 +25,7 @@ BOUND: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_automations/broker.py": ("%s is handled again",),
     "penstock_automations/delivery/deliverer.py": EVERY,
     "penstock_automations/delivery/due.py": EVERY,
+    "penstock_automations/matching/lanes.py": EVERY,
     "penstock_connector/commands/handlers.py": EVERY,
     "penstock_connector/commands/session_order.py": EVERY,
     "penstock_connector/state/retries.py": EVERY,
@@ -70,10 +71,8 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "penstock_automations/actions/webhook/mirror.py": EVERY,
     "penstock_automations/broker.py": ("%d messages are handled again",),
-    "penstock_automations/matching/matcher.py": (
-        "events are matched again",
-        "rule %s could not be paused",
-    ),
+    "penstock_automations/matching/evaluations.py": EVERY,  # a lane's run is bound; hooks have none
+    "penstock_automations/matching/matcher.py": ("events are matched again",),
     "penstock_automations/rules": EVERY,
     "penstock_automations/service.py": EVERY,
     "penstock_automations/triggers": EVERY,  # what has not started a run yet

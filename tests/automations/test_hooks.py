@@ -11,7 +11,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, MagicMock
 
 import httpx
 import orjson
@@ -25,6 +25,7 @@ from starlette.requests import Request
 from penstock.bus import streams
 from penstock.bus.state import deadletters
 from penstock.web.problems import Problem
+from penstock_automations.matching.evaluations import MAX_SLOW
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord, compile_rule
@@ -171,7 +172,7 @@ async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
         stored = {"rule": {"id": id, "action": action, **triggers}, "uid": id, "owner": "u1"}
         record = RuleRecord.model_validate({**stored, "created_at": "", "updated_at": ""})
         rules._rules[id] = compile_rule(record, 1)
-    served = Hooks(SimpleNamespace(clock=time), rules, 100_000)  # type: ignore[arg-type]
+    served = Hooks(SimpleNamespace(clock=time), rules, MagicMock(), 100_000)  # type: ignore[arg-type]
     body = b"[%s]" % (b"0" * 1000)
 
     async def calls(id: str, headers: dict[str, str]) -> int:
@@ -541,3 +542,17 @@ async def test_requests_at_the_same_time_through_many_processes_fire_once_each(
         await made.receiver.count(20)
         await asyncio.sleep(0.5)
         assert set(Counter(each.id for each in made.receiver.requests).values()) == {1}
+
+
+async def test_a_hook_whose_condition_is_slow_is_paused(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:
+        where = "event.data.all(a, event.data.all(b, a == b))"
+        await made.apply(hooked(made, "slow", {"tokens": [TOKEN]}, where=where))
+        body = orjson.dumps([0] * 400)
+        for _ in range(MAX_SLOW):
+            assert (await post(made, "slow", bearer(), body)).status_code == 202
+        assert (await post(made, "slow", bearer(), body)).status_code == 503
+        stored = await made.store.get("slow")
+        assert stored is not None
+        assert stored.record.paused is not None
+        assert stored.record.paused.by == "penstock"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
@@ -10,7 +11,7 @@ import orjson
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from penstock.expressions import ExpressionError
+from penstock.expressions import Budget
 from penstock_automations.actions.webhook.answers import (
     Answer,
     NoAnswer,
@@ -30,11 +31,18 @@ from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
 from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
-from penstock_automations.matching.rule_matches import bound_event, depth_refusal, matches, may_act
+from penstock_automations.matching.rule_matches import depth_refusal, matched, may_act
 from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.index import RuleIndex
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import MANY, Rule, types_of
-from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
+from penstock_automations.rules.records import (
+    CompiledRule,
+    Owner,
+    RuleRecord,
+    compile_rule,
+    event_of,
+)
 from penstock_automations.rules.secrets import check_secret, new_secret
 from support.fakes.receiver import SECRET
 
@@ -353,22 +361,48 @@ def test_one_rule_that_fails_has_no_effect_on_the_others() -> None:
         compiled(id="typed", where='event.type == "llm.tool_call"'),
         compiled(id="always"),
     ]
-    took: list[str] = []
-    bound = bound_event(EVENT, 100)
-    found = matches(rules, bound, lambda: 0.0, lambda rule, _: took.append(rule.id))
+    event = event_of(EVENT)
+    found = [each for rule in rules if (each := matched(rule, event, Budget())) is not None]
     assert [each.rule.id for each in found] == ["yes", "bad", "typed", "always"]
     assert [each.rule.id for each in found if each.failure] == ["bad"]
-    assert len(took) == 5
 
 
-def test_an_event_that_cel_cannot_represent_fails_only_rules_with_a_condition() -> None:
-    rules = [compiled(id="tool", where='event.data.tool == "x"'), compiled(id="always")]
-    refused = ExpressionError("an integer has more than 64 bits")
-    found = matches(rules, refused, lambda: 0.0, lambda rule, seconds: None)
-    assert [(each.rule.id, each.failure) for each in found] == [
-        ("tool", "the condition failed: an integer has more than 64 bits"),
-        ("always", None),
+def found_by_index(rules: list[CompiledRule], event: dict[str, Any], owner: str = "u1") -> set[str]:
+    index = RuleIndex(rules)
+    return {each.id for each in index.candidates("llm.tool_call", owner, event)}
+
+
+def test_rules_are_found_by_the_text_that_their_condition_requires() -> None:
+    rules = [
+        compiled(id="tool", where='event.type == "llm.tool_call" && event.data.tool == "delete"'),
+        compiled(id="other", where='event.data.tool == "move"'),
+        compiled(id="none", where="event.sequence == 4"),
+        compiled(id="always"),
+        compiled(id="paused", enabled=False),
+        compiled(id="stranger", owner="u2"),
+        compiled(id="everybody", owner="u2", all_users=True),
+        compiled(id="typed", subjects=["llm.stream"]),
     ]
+    usual = {"none", "always", "everybody"}
+    typed = {"type": "llm.tool_call"}
+    assert found_by_index(rules, {**typed, "data": {"tool": "delete"}}) == usual | {"tool"}
+    assert found_by_index(rules, {**typed, "data": {"tool": "move"}}) == usual | {"other"}
+    assert found_by_index(rules, {**typed, "data": {"tool": 5}}) == usual
+    assert found_by_index(rules, {**typed, "data": {}}) == usual, "a missing field: does not hold"
+    failing = {**typed, "data": "text"}
+    assert found_by_index(rules, failing) == usual | {"tool", "other"}, "their owner hears of it"
+    moved = {**typed, "data": {"tool": "move"}}
+    assert found_by_index(rules, moved, "u3") == {"everybody"}
+
+
+def test_a_thousand_rules_for_other_texts_cost_one_look_up() -> None:
+    rules = [compiled(id=f"r{n}", where=f'event.agent == "a{n}"') for n in range(1000)]
+    index, event = RuleIndex(rules), {"agent": "a7"}
+    assert [each.id for each in index.candidates("llm.tool_call", "u1", event)] == ["r7"]
+    started = time.process_time()
+    for _ in range(1000):
+        list(index.candidates("llm.tool_call", "u1", event))
+    assert time.process_time() - started < 0.2, "less than 200 µs for each event"
 
 
 def test_a_rule_sees_events_after_its_begin_while_it_is_enabled() -> None:

@@ -118,7 +118,7 @@ async def test_changes_are_followed_and_a_record_that_cannot_be_read_harms_no_ot
         await store.apply(rule("hook", URL, "lifecycle.completed"), user("u1"))
 
         async def known() -> bool:
-            return bool(current.of_type("lifecycle.completed"))
+            return current.index.has_type("lifecycle.completed")
 
         await eventually(known, what="the rule")
         assert current.types() == {"lifecycle.completed"}
@@ -126,7 +126,7 @@ async def test_changes_are_followed_and_a_record_that_cannot_be_read_harms_no_ot
         await store.pause("hook", "why", "u1")
 
         async def gone() -> bool:
-            return not current.of_type("lifecycle.completed")
+            return not current.index.has_type("lifecycle.completed")
 
         await eventually(gone, what="the pause")
         assert current.get("hook") is not None

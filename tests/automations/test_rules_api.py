@@ -15,7 +15,7 @@ import pytest_asyncio
 from penstock.bus import BusUnavailable, streams
 from penstock.bus.read import direct
 from penstock.bus.state import deadletters
-from penstock.expressions import Bound, Condition
+from penstock.expressions import Budget, Condition
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
@@ -108,9 +108,9 @@ async def test_a_condition_is_not_evaluated_on_events_of_others(
     evaluated: list[str] = []
     holds = Condition.holds
 
-    def counting(condition: Condition, bound: Bound) -> bool:
+    def counting(condition: Condition, data: dict[str, Any], budget: Budget) -> bool:
         evaluated.append(condition.text)
-        return holds(condition, bound)
+        return holds(condition, data, budget)
 
     monkeypatch.setattr(Condition, "holds", counting)
     await api.completed()

@@ -1,40 +1,166 @@
-"""Rules of one user whose conditions are slow do not stop the other tasks of the process."""
+"""Slow conditions of one user delay no other user, and are paused."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock_automations.matching import matcher
-from penstock_automations.matching.matcher import AT_ONCE, SLOW_S, Matcher
-from penstock_automations.matching.rule_matches import Match
+from penstock.expressions import MAX_STEPS
+from penstock_automations.broker import AGAIN_S
+from penstock_automations.matching import lanes
+from penstock_automations.matching.evaluations import (
+    MAX_SLOW,
+    SHARE_STEPS,
+    SLOW_STEPS,
+    Evaluations,
+)
+from penstock_automations.matching.lanes import Lanes
+from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
+from support.drive.automations import Automations, automations, rule
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
+
+SLOW = "event.data.args.l.all(a, event.data.args.l.all(b, a == b))"
+LIST = [0] * 400  # over 160,000 comparisons, each of several steps
+QUICK = 'event.data.tool == "quick"'
 
 
-async def test_other_tasks_run_between_the_slow_conditions_of_one_event(
+class Store:
+    """Notes which rules are paused."""
+
+    def __init__(self) -> None:
+        self.paused: list[str] = []
+
+    async def pause(self, rule_id: str, reason: str, by: str) -> bool:
+        assert str(SLOW_STEPS) in reason
+        assert by == "penstock"
+        self.paused.append(rule_id)
+        return True
+
+
+def compiled(id: str, owner: str, where: str = SLOW, revision: int = 1) -> CompiledRule:
+    stored = rule(id, "https://hook.example/x", "llm.tool_call", where=where)
+    record = RuleRecord(
+        rule=stored, uid="1", owner=Owner(user_id=owner), created_at="", updated_at=""
+    )
+    return compile_rule(record, revision)
+
+
+def event(count: int) -> dict[str, Any]:
+    return {"data": {"tool": "quick", "args": {"l": [0] * count}}}
+
+
+async def test_a_condition_with_too_many_steps_fails_and_its_rule_is_paused_also_if_rewritten() -> (
+    None
+):
+    store = Store()
+    evaluations = Evaluations(store)  # type: ignore[arg-type]
+    for revision in range(MAX_SLOW):
+        assert store.paused == []
+        match = await evaluations.matched(compiled("slow", "alice", revision=revision), event(400))
+        assert match is not None
+        assert match.failure is not None
+        assert f"more than {MAX_STEPS} steps" in match.failure
+    assert store.paused == ["slow"]
+
+
+async def test_a_long_condition_runs_off_the_event_loop_and_gives_its_result() -> None:
+    evaluations = Evaluations(Store())  # type: ignore[arg-type]
+    match = await evaluations.matched(compiled("long", "alice"), event(60))
+    assert match is not None
+    assert match.failure is None
+
+
+async def test_a_user_whose_share_is_used_up_takes_no_time_and_another_user_has_his_own() -> None:
+    evaluations = Evaluations(Store())  # type: ignore[arg-type]
+    for number in range(SHARE_STEPS // MAX_STEPS + 3):
+        last = await evaluations.matched(compiled(f"r{number}", "alice"), event(400))
+    started = time.process_time()
+    for number in range(100):
+        last = await evaluations.matched(compiled(f"s{number}", "alice"), event(400))
+    assert time.process_time() - started < 3
+    assert last is not None
+    assert "have used up their share" in str(last.failure)
+    quick = await evaluations.matched(compiled("quick", "alice", QUICK), event(400))
+    assert quick is not None
+    assert quick.failure is None, "a short condition needs no share"
+    other = await evaluations.matched(compiled("long", "bob"), event(60))
+    assert other is not None
+    assert other.failure is None
+
+
+async def test_a_lane_handles_one_users_events_in_order_and_gives_back_what_has_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    evaluated: list[int] = []
-    seen: list[int] = []
+    monkeypatch.setattr(lanes, "MAX_WAITING", 3)
+    handled: list[Any] = []
+    given_back: list[tuple[Any, float]] = []
+    free = asyncio.Event()
 
-    def slow(rules: list[Any], *_: Any) -> list[Match]:
-        time.sleep(SLOW_S * 1.5)
-        evaluated.extend(range(len(rules)))
-        return [Match(rule) for rule in rules]
+    def item(name: str) -> Any:
+        async def give_back(delay_s: float) -> None:
+            given_back.append((name, delay_s))
 
-    monkeypatch.setattr(matcher, "matches", slow)
-    rules: list[Any] = [object() for _ in range(AT_ONCE * 2 + 1)]
+        return SimpleNamespace(name=name, give_back=give_back)
 
-    async def other() -> None:
-        while len(evaluated) < len(rules):
-            seen.append(len(evaluated))
-            await asyncio.sleep(0)
+    async def handle(each: Any) -> None:
+        if each.name.startswith("alice"):
+            await free.wait()
+        if each.name == "alice1":
+            raise ValueError
+        handled.append(each.name)
 
-    task = asyncio.create_task(other())
-    body = {"event": {"category": "llm", "action": "x"}}
-    found = await Matcher._found(Matcher.__new__(Matcher), rules, body, 2, "r1")
-    await task
-    assert [each.rule for each in found] == rules
-    assert {AT_ONCE, AT_ONCE * 2} <= set(seen), "it ran after each part"
+    made: Lanes[Any] = Lanes(handle, 60)
+    for number in range(4):
+        await made.add("alice", item(f"alice{number}"))
+    assert given_back == [("alice3", lanes.FULL_S)]
+    await made.add("bob", item("bob"))
+    await asyncio.sleep(0)
+    assert handled == ["bob"]
+    assert made.is_busy("alice")
+    free.set()
+    await made.finish(30)
+    assert handled == ["bob", "alice0", "alice2"]
+    assert given_back[1:] == [("alice1", AGAIN_S)]
+    free.clear()
+    await made.add("alice", item("alice4"))
+    await made.finish(0)
+    assert given_back[2:] == [("alice4", 0)]
+    assert not made.is_busy("alice")
+
+
+async def _slow_event(made: Automations, number: int) -> None:
+    run = await made.run("alice")
+    await run.open()
+    await run.tool(number, "slow", l=LIST)
+
+
+async def test_many_slow_conditions_of_one_user_do_not_delay_another_users_webhooks(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url) as made:
+        url = made.receiver.url("/alice")
+        for number in range(20):
+            await made.apply(rule(f"slow-{number}", url, "llm.tool_call", where=SLOW), "alice")
+        await made.apply(
+            rule("bob", made.receiver.url("/bob"), "llm.tool_call", where=QUICK), "bob"
+        )
+        await asyncio.gather(*(_slow_event(made, number) for number in range(20)))
+        late_s = []
+        run = await made.run("bob")
+        await run.open()
+        for number in range(20):
+            begun = time.monotonic()
+            await run.tool(number, "quick")
+            await made.receiver.count(number + 1, "/bob")
+            late_s.append(time.monotonic() - begun)
+        assert max(late_s) < 1, late_s
+
+        async def paused() -> bool:
+            return any(each.record.paused for each in await made.store.all())
+
+        await eventually(paused, what="a slow rule is paused")

@@ -31,7 +31,9 @@ from penstock.bus.subjects import events_of_run, key_of
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
+from penstock.expressions import TooMuch
 from penstock.lookups import look_until
+from penstock.off_loop import OFF_LOOP
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList
@@ -40,13 +42,15 @@ from penstock_approvals.outcomes.automatic import as_expired, as_ruled, expiring
 from penstock_approvals.outcomes.escalations import reached_count, request_events
 from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with_vote
 from penstock_approvals.policies import Policies
-from penstock_approvals.policy import Question, person_of
+from penstock_approvals.policy import Question, Ruling, person_of
 from penstock_approvals.records import ApprovalRecords, StoredApproval
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.ends import RunEnds, pause_of
 from penstock_approvals.runs.workflow_notifier import WORKFLOWS, WorkflowNotifier
 
 log = logging.getLogger(__name__)
+
+LOOP_STEPS: Final = 5_000  # the most steps of a policy's conditions on the event loop
 
 
 class Approvals:
@@ -238,7 +242,7 @@ class Approvals:
         With `ask`, people are asked even if the policy would decide. `until` is the time until
         which the run waits; None if it waits for ever.
         """
-        ruling = self._policies.current.outcome_of(await self._question(record, run))
+        ruling = await self._ruling(await self._question(record, run))
         for result in ruling.results:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
@@ -255,6 +259,13 @@ class Approvals:
                 telemetry.DECISIONS.labels(asked.decision.outcome).inc()
             return asked
         return await self.get(record.approval_id) or asked
+
+    async def _ruling(self, question: Question) -> Ruling:
+        policy = self._policies.current
+        try:
+            return policy.outcome_of(question, LOOP_STEPS)
+        except TooMuch:
+            return await OFF_LOOP.run(question.user, partial(policy.outcome_of, question))
 
     async def _question(self, record: ApprovalRecord, run: RunRecord) -> Question:
         """Return the facts about the request and its run by which the policy decides."""

@@ -38,6 +38,7 @@ from penstock_automations.delivery.replay import replay
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.matching.consumers import Consumers
+from penstock_automations.matching.evaluations import Evaluations
 from penstock_automations.matching.matcher import Matcher
 from penstock_automations.rules.anonymous import pause_rules_without_owner
 from penstock_automations.rules.call_secrets import read_call_secrets
@@ -91,7 +92,15 @@ class AutomationsService(Service):
             "run": StartRunExecutor(self.bus, context.config, starter),
             "decide": DecideExecutor(self.bus),
         }
-        self._matcher = Matcher(self.bus, self._rules, self._store, order, self.give_up)
+        evaluations = Evaluations(self._store)
+        self._matcher = Matcher(
+            self.bus,
+            self._rules,
+            evaluations,
+            order,
+            self.give_up,
+            settings.deliver_ack_wait_s,
+        )
         self._deliverer = Deliverer(
             self.bus,
             context.pod,
@@ -105,7 +114,7 @@ class AutomationsService(Service):
             self.give_up,
             read_call_secrets(settings.call_secrets) if settings.call_secrets is not None else {},
         )
-        self._schedules = Schedules(self.bus, self._rules, self.give_up)
+        self._schedules = Schedules(self.bus, self._rules, evaluations, self.give_up)
         self._due = DueJobs(self.bus, self.give_up)
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
         self._brokers: list[Broker] = []
@@ -120,7 +129,7 @@ class AutomationsService(Service):
             RuleSecrets(stored),
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, self._rules, deliveries),
-            Hooks(self.bus, self._rules, settings.hook_max_bytes),
+            Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
             EndpointStates(self.bus, self._rules),
         )
         self.routes = [route for surface in surfaces for route in routes_of(surface)]
@@ -152,6 +161,7 @@ class AutomationsService(Service):
         """Take no new jobs and events, and finish the deliveries that are under way."""
         await self.cancel("shards")
         await self._stop_brokers()
+        await self._matcher.finish(grace_s)
         await self._deliverer.finish(grace_s)
 
     async def stop(self) -> None:
@@ -159,6 +169,7 @@ class AutomationsService(Service):
         await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
         await self.cancel("endpoints", LIST)
         await self._stop_brokers()
+        await self._matcher.finish(0)
         await self._deliverer.finish(0)
 
     async def _begin_to_deliver(self) -> None:

@@ -1,7 +1,8 @@
-"""Estimates the size of a regular expression after its counted repetitions were written out. Pure.
+"""Searches texts with regular expressions of RE2, and estimates the time of a search.
 
-The time that RE2 takes is proportional to the size of the text and to this size. For example, the
-expression `(a|aa){1,500}(a|aa){1,500}` takes 20 µs for each byte of the text.
+The time that RE2 takes is proportional to the size of the text and to the size of the expression
+after its counted repetitions were written out. For example, the expression
+`(a|aa){1,500}(a|aa){1,500}` takes 20 µs for each byte of the text.
 """
 
 from __future__ import annotations
@@ -9,31 +10,33 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.expressions.errors import ExpressionError
+from cel_expr_python import cel
 
+MAX_PATTERN_CHARACTERS: Final = 2000
+# The greatest product of both sizes with which a search takes about one second at most. A character
+# has up to 4 bytes.
+_MAX_PRODUCT: Final = 150 * 1024 * 1024 // 4
 _PROPERTY_SIZE: Final = 50  # the size of a class of characters such as \pL, which has many ranges
 _COUNT: Final = re.compile(r"\{([0-9]{1,6})(?:(,)([0-9]{0,6}))?\}")
 _PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[A-Za-z_]+\}|.)")
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\]\\])*\]?", re.DOTALL)
-# The escapes that a literal may have. Other escapes are refused, because an escape such as \x7b
-# could hide a brace.
-_PLAIN_ESCAPES: Final = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t"}
-_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_TEXTS: Final = cel.NewEnv(variables={"pattern": cel.Type.STRING, "text": cel.Type.STRING})
+_FOUND: Final = _TEXTS.compile("text.matches(pattern)")
 
 
-def pattern_of(literal: str) -> str:
-    """Return the regular expression that a text literal of CEL, such as `r"^a"`, contains.
+def is_found(pattern: str, text: str) -> bool | None:
+    """Return whether a text has a part that a pattern of RE2 matches.
 
-    Raises:
-        ExpressionError: the literal has an escape such as \\x7b.
+    The result is None if RE2 does not know the pattern, or if the search would take long. RE2 takes
+    time proportional to the text; Python's own regular expressions can take exponential time.
     """
-    prefix, quote = "", literal[:1]
-    while quote not in ("'", '"'):
-        prefix, literal = prefix + quote.lower(), literal[1:]
-        quote = literal[:1]
-    width = 3 if literal.startswith(quote * 3) and len(literal) >= 6 else 1
-    text = literal[width:-width]
-    return text if "r" in prefix else _ESCAPE.sub(_unescaped, text)
+    if len(pattern) > MAX_PATTERN_CHARACTERS or len(text) * size_of(pattern) > _MAX_PRODUCT:
+        return None
+    try:
+        found = _FOUND.eval(_TEXTS.Activation({"pattern": pattern, "text": text})).value()
+    except (RuntimeError, ValueError):
+        return None
+    return found if isinstance(found, bool) else None
 
 
 def size_of(pattern: str) -> int:
@@ -68,12 +71,3 @@ def size_of(pattern: str) -> int:
                 continue
         groups[-1] += last
     return sum(groups)
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    if escape[1] not in _PLAIN_ESCAPES:
-        raise ExpressionError(
-            f"a pattern of matches may not have {escape[0]}; write it as a raw text, "
-            r"as in matches(r'^\d+$')"
-        )
-    return _PLAIN_ESCAPES[escape[1]]

@@ -11,20 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from penstock.expressions.errors import ExpressionError
-from penstock.expressions.syntax import Call, Constant, Name, Node, Select, read_tree
+from penstock.expressions.syntax import Call, Constant, Name, Node, Select
 
 # The path of a field, beginning with the variable, and the text that the field must have.
 RequiredText: TypeAlias = tuple[tuple[str, ...], str]
 
 
-def required_texts(serialized: bytes, text: str) -> tuple[RequiredText, ...]:
+def required_texts(root: Node) -> tuple[RequiredText, ...]:
     """Return the texts that fields must have for the condition to hold; empty if no such texts are
     found."""
-    try:
-        root = read_tree(serialized, text).root
-    except ExpressionError:
-        return ()  # a condition may have parts that `read_tree` refuses
     return tuple(_required(root))
 
 

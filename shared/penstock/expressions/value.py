@@ -8,9 +8,8 @@ from typing import Any, Final, Literal
 
 from cel_expr_python import cel
 
-from penstock.expressions.condition import compile_error
-from penstock.expressions.errors import ExpressionError, Position
-from penstock.expressions.evaluation import SUPPORTED, Evaluation
+from penstock.expressions.errors import ExpressionError, Position, compile_error
+from penstock.expressions.evaluation import SUPPORTED, program_of
 from penstock.expressions.library.budget import Budget, TooMuch
 from penstock.expressions.library.conversions import to_time
 from penstock.expressions.library.kinds import kind_of
@@ -47,7 +46,7 @@ _GIVES: Final[Mapping[ValueType, tuple[str, type, str]]] = {
 _TYPES: Final[Mapping[ScopeType, Any]] = {"any": cel.Type.DYN, "time": cel.Type.TIMESTAMP}
 _DYN, _TEXT = cel.Type.DYN, cel.Type.STRING
 # The functions that Penstock adds to CEL.
-_OWN: Final = [
+OWN_FUNCTIONS: Final = [
     cel.FunctionDecl("json", [cel.Overload("json", return_type=_TEXT, parameters=[_DYN])]),
     cel.FunctionDecl(
         "join",
@@ -64,13 +63,34 @@ _OWN: Final = [
 ]
 
 
+def checked_tree(
+    env: Any, variables: Mapping[str, Any], text: str
+) -> tuple[Tree, frozenset[ReadPath], str]:
+    """Return the tree of an expression, the paths that it reads, and the name of its CEL type.
+
+    Raises:
+        ExpressionError: the text is no expression, is too long, or uses an unknown variable or
+            function.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ExpressionError(
+            f"the expression has {len(text)} characters; at most {MAX_CHARACTERS} are allowed"
+        )
+    try:
+        compiled = env.compile(text)
+    except RuntimeError as error:
+        raise compile_error(str(error)) from None
+    tree = read_tree(compiled.serialize(), text)
+    return tree, frozenset(_check(tree, variables)), compiled.return_type().name()
+
+
 class Scope:
     """Compiles expressions that may use variables with these names and types."""
 
     def __init__(self, variables: Mapping[str, ScopeType]) -> None:
         types = {name: _TYPES[type_] for name, type_ in variables.items()}
         self._variables = dict(variables)
-        self._env = cel.NewEnv(variables=types, functions=_OWN)
+        self._env = cel.NewEnv(variables=types, functions=OWN_FUNCTIONS)
 
     def compile(self, text: str, gives: ValueType = "any") -> ValueExpression:
         """Return the compiled expression.
@@ -79,17 +99,7 @@ class Scope:
             ExpressionError: the text is no expression, is too long, uses an unknown variable or
                 function, or gives another type than `gives`.
         """
-        if len(text) > MAX_CHARACTERS:
-            raise ExpressionError(
-                f"the expression has {len(text)} characters; at most {MAX_CHARACTERS} are allowed"
-            )
-        try:
-            compiled = self._env.compile(text)
-        except RuntimeError as error:
-            raise compile_error(str(error)) from None
-        tree = read_tree(compiled.serialize(), text)
-        reads = frozenset(_check(tree, self._variables))
-        found = compiled.return_type().name()
+        tree, reads, found = checked_tree(self._env, self._variables, text)
         if gives != "any" and found.partition("<")[0] not in ("DYN", _GIVES[gives][0]):
             wanted = _GIVES[gives][2]
             raise ExpressionError(f"gives {found}, must be {wanted}", Position(1, 1))
@@ -114,7 +124,7 @@ class ValueExpression:
         self.text = text
         self.gives = gives
         self.reads = reads
-        self._root = root
+        self._program = program_of(root)
         self._times = times
 
     def evaluate(self, scope: Mapping[str, Any], budget: Budget | None = None) -> Any:
@@ -138,7 +148,7 @@ class ValueExpression:
             if not isinstance(data[name], datetime):
                 data[name] = to_time(budget, data[name])
         try:
-            found = Evaluation(budget, data).value(self._root)
+            found = self._program(budget, data)
             value = plain_json(found, MAX_RESULT_BYTES)
         except TooMuch as error:
             raise ExpressionError(f"the expression is given up, since {error}") from None

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any
 
 import pytest
+from cel_expr_python import cel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.expressions import (
-    Bound,
+    Budget,
     Condition,
     Conditions,
     ExpressionError,
     MissingField,
     Position,
+    TooMuch,
 )
-from penstock.expressions.limits import MAX_DATA_BYTES, max_data_bytes
 from penstock.expressions.patterns import size_of
 
 CONDITIONS = Conditions(["event"])
@@ -38,8 +38,8 @@ EVENT: dict[str, Any] = {
 }
 
 
-def holds(text: str, event: dict[str, Any] = EVENT, size_bytes: int = 500) -> bool:
-    return CONDITIONS.compile(text).holds(CONDITIONS.bind({"event": event}, size_bytes))
+def holds(text: str, event: dict[str, Any] = EVENT) -> bool:
+    return CONDITIONS.compile(text).holds({"event": event})
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,12 @@ def holds(text: str, event: dict[str, Any] = EVENT, size_bytes: int = 500) -> bo
         ('"+" == event.data.tool', False),
         ("event.data.count - 1 == 2 // a comment with + and {", True),
         ('event.data.tags.exists(t, t == "b") ? true : false', True),
+        ("event.data.count + 1 == 4", True),
+        ("event.data.items.map(i, i.n) == [1, 2]", True),
+        ('{"a": event.data.count}.a == 3', True),
+        ("event.data.count in [event.sequence, event.data.count]", True),
+        ("event.data.tool.matches(event.data.tags[0])", False),
+        ("event.data.tags.join() == 'ab'", True),
     ],
 )
 def test_a_condition_holds_or_not(text: str, expected: bool) -> None:
@@ -83,11 +89,8 @@ def test_a_condition_holds_or_not(text: str, expected: bool) -> None:
         ('event.data.size() > "a"', "found no matching overload", Position(1, 19)),
         ('"yes"', "gives STRING, not true or false", Position(1, 1)),
         ("event.sequence", "unknown type; compare it", Position(1, 1)),
-        ("event.data.a + 1 == 2", "+ is not allowed", Position(1, 14)),
-        ("event.data.items.map(i, i.n) == [1]", "the macro map is not allowed", Position(1, 18)),
-        ('{"a": 1}.a == 1', "map and message literals", Position(1, 1)),
-        ("event.data.n in [event.data.m]", "only constants", Position(1, 18)),
-        ("[[1]] == [[1]]", "only constants", Position(1, 2)),
+        ("type(event.a) == type(1)", "type is not supported", Position(1, 22)),
+        ("event.data.n == 1u", "unsigned numbers", Position(1, 17)),
         ("x" * 2001, "2001 characters; at most 2000", None),
         ("(" * 300 + "true" + ")" * 300, "nested too deep", None),
     ],
@@ -120,9 +123,9 @@ def test_a_missing_field_is_told_apart_from_other_errors(text: str) -> None:
     ("text", "reason"),
     [
         ("1 / (event.data.count - 3) == 1", "divide by zero"),
-        ("event.data.tool - 1 == 2", "No matching overloads"),
-        ("event.data.tool.deeper == 2", "SELECT to non-message type"),
-        ('timestamp(event.data.tool) > timestamp("2026-01-01T00:00:00Z")', "conversion failed"),
+        ("event.data.tool - 1 == 2", "does not take"),
+        ("event.data.tool.deeper == 2", "a text has no field"),
+        ('timestamp(event.data.tool) > timestamp("2026-01-01T00:00:00Z")', "cannot convert"),
     ],
 )
 def test_an_operation_that_fails_is_an_error_with_its_reason(text: str, reason: str) -> None:
@@ -131,26 +134,15 @@ def test_an_operation_that_fails_is_an_error_with_its_reason(text: str, reason: 
     assert not isinstance(failed.value, MissingField)
 
 
-def test_a_number_beyond_64_bits_is_an_error() -> None:
-    with pytest.raises(ExpressionError, match="out of range"):
-        holds("event.data.n == 2", {"data": {"n": 2**64}})
+def test_a_number_beyond_64_bits_is_compared() -> None:
+    assert not holds("event.data.n == 2", {"data": {"n": 2**64}})
+    assert holds("event.data.n > 2", {"data": {"n": 2**64}})
 
 
 def nested(depth: int) -> str:
     names = "abcdefgh"[:depth]
     opening = "".join(f"event.data.all({name}, " for name in names)
     return opening + " && ".join(f"{name} > -1" for name in names) + ")" * depth
-
-
-def test_nested_macros_are_limited_by_depth_and_by_the_size_of_the_data() -> None:
-    with pytest.raises(ExpressionError, match="nested at most 3 deep"):
-        CONDITIONS.compile(nested(4))
-    event = {"data": list(range(10))}
-    most = max_data_bytes(nested(3))
-    assert 4096 < most <= MAX_DATA_BYTES[3]
-    assert holds(nested(3), event, most)
-    with pytest.raises(ExpressionError, match=f"{most + 1} bytes"):
-        holds(nested(3), event, most + 1)
 
 
 LIST = {"l": [0] * 300_000}
@@ -161,32 +153,23 @@ TEXTS = {"t": "a" * 450_000, "u": "a" * 225_000 + "b"}
     ("text", "event"),
     [
         ("event.l.all(a, event.l == event.l)", LIST),
-        ("event.l.all(a, .event.l == . event.l)", LIST),
         ("event.l.all(a, !('x' in event.l))", LIST),
         ("event.l.all(a, event.l.all(b, b == a))", LIST),
         (" && ".join(["event.l == event.l"] * 80), LIST),
-        (" && ".join(["!event.t.contains(event.u)"] * 20), TEXTS),
+        ("json(event) == ''", LIST),
         ("!event.t.matches('(a|aa){1,500}(a|aa){1,500}b')", TEXTS),
         (r"!event.t.matches(r'((a|aa){1,30}){1,30}b')", TEXTS),
+        (nested(4), {"data": list(range(300))}),
+        (" == ".join(['["ab"]' + ".map(a, [a, a])" * 23] * 2), {}),
     ],
 )
-def test_no_condition_takes_long_on_the_largest_data_that_it_may_have(
-    text: str, event: dict[str, Any]
-) -> None:
-    most = max_data_bytes(text)
-    assert most < 1024 * 1024
-    with pytest.raises(ExpressionError, match="evaluated on at most"):
-        holds(text, event, most + 1)
-    # A part of the data that has about this size; an element of the list has two bytes of JSON.
-    smaller = {name: value[: most // 2] for name, value in event.items()}
-    started = time.process_time()
-    holds_or_fails(text, smaller)
-    assert time.process_time() - started < 5
-
-
-def holds_or_fails(text: str, event: dict[str, Any]) -> None:
-    with contextlib.suppress(ExpressionError):
-        holds(text, event)
+def test_a_hostile_condition_is_given_up_soon(text: str, event: dict[str, Any]) -> None:
+    condition = CONDITIONS.compile(text)
+    for steps, most_s in ((5_000, 0.1), (200_000, 5)):
+        started = time.process_time()
+        with pytest.raises(TooMuch):
+            condition.holds({"event": event}, Budget(steps))
+        assert time.process_time() - started < most_s
 
 
 @pytest.mark.parametrize(
@@ -194,29 +177,12 @@ def holds_or_fails(text: str, event: dict[str, Any]) -> None:
     [
         'event.data.items.all(i, i.tool == "refund" && i.args.amount < 50.0)',
         r"event.data.query.matches('(?i)^\\s*(drop|truncate)')",
-        r"event.id.matches(r'^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$')",
-        'event.data.tags.exists(t, t in ["a", "b"]) && event.data.tool.contains("file")',
-        "event.in.all.x == 1",
+        'event.data.query.contains("file") || event.data.items.size() > 3',
     ],
 )
-def test_a_usual_condition_is_evaluated_on_large_data(text: str) -> None:
-    assert max_data_bytes(text) >= 512 * 1024
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "event.t.matches(event.u)",
-        "matches(event.t, event.u)",
-        "matches(event.t, 'a')",
-        "event.t.matches(('a'))",
-        r"event.t.matches('a\x7b1,900\x7d')",
-    ],
-)
-def test_a_pattern_that_is_not_known_before_is_refused(text: str) -> None:
-    with pytest.raises(ExpressionError, match="pattern") as refused:
-        CONDITIONS.compile(text)
-    assert refused.value.position is not None
+def test_no_data_is_too_large_for_a_usual_condition(text: str) -> None:
+    item = {"tool": "refund", "args": {"amount": 20.0}, "note": "x" * 1000}
+    holds(text, {"data": {"items": [item] * 3000, "query": "x" * 200_000}})
 
 
 @pytest.mark.parametrize(
@@ -236,19 +202,6 @@ def test_a_pattern_is_as_large_as_with_its_repetitions_written_out(
     pattern: str, least: int
 ) -> None:
     assert least <= size_of(pattern) <= 4 * least
-
-
-def test_too_many_iterations_are_an_error_and_not_a_wait() -> None:
-    started = time.process_time()
-    with pytest.raises(ExpressionError, match="budget exceeded"):
-        holds(nested(3), {"data": list(range(300))})
-    assert time.process_time() - started < 5
-
-
-def test_conditions_share_bound_data() -> None:
-    bound = CONDITIONS.bind({"event": EVENT}, 500)
-    texts = ["event.sequence == 7", "event.sequence == 8"]
-    assert [CONDITIONS.compile(text).holds(bound) for text in texts] == [True, False]
 
 
 _TEXT = st.sampled_from(["", "a", "b"])
@@ -281,17 +234,25 @@ _CONDITION = st.recursive(
 def test_a_condition_that_requires_a_text_gives_what_the_runtime_gives(
     text: str, event: dict[str, Any]
 ) -> None:
-    condition, bound = CONDITIONS.compile(f"{text} == true"), CONDITIONS.bind({"event": event}, 100)
-    for each in (CONDITIONS.compile(f"{text} && true"), condition):
-        whole = Condition(each.text, each._compiled, 100)
-        assert _result(each, bound) == _result(whole, bound)
+    for each in (f"{text} && true", f"{text} == true"):
+        condition, whole = CONDITIONS.compile(each), CONDITIONS.compile(each)
+        whole.required = ()
+        assert _result(condition, event) == _result(whole, event) == _in_runtime(each, event)
 
 
-def _result(condition: Condition, bound: Bound) -> bool | str:
+def _result(condition: Condition, event: dict[str, Any]) -> bool | None:
     try:
-        return condition.holds(bound)
-    except ExpressionError as error:
-        return str(error)
+        return condition.holds({"event": event})
+    except ExpressionError:
+        return None
+
+
+def _in_runtime(text: str, event: dict[str, Any]) -> bool | None:
+    found = _RUNTIME.compile(text).eval(_RUNTIME.Activation({"event": event})).value()
+    return found if isinstance(found, bool) else None
+
+
+_RUNTIME = cel.NewEnv(variables={"event": cel.Type.Map(cel.Type.STRING, cel.Type.DYN)})
 
 
 @pytest.mark.parametrize(
@@ -310,4 +271,4 @@ def _result(condition: Condition, bound: Bound) -> bool | str:
     ],
 )
 def test_the_texts_that_a_condition_requires_are_found(text: str, required: list[Any]) -> None:
-    assert list(CONDITIONS.compile(text)._required) == required
+    assert list(CONDITIONS.compile(text).required) == required

@@ -32,7 +32,15 @@ from penstock.bus.records import (
     PolicyOutcome,
     PolicyRef,
 )
-from penstock.expressions import Bound, Condition, Conditions, ExpressionError, VariableType
+from penstock.expressions import (
+    MAX_STEPS,
+    Budget,
+    Condition,
+    Conditions,
+    ExpressionError,
+    TooMuch,
+    VariableType,
+)
 from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 from penstock_approvals.policy.model import (
     BUILTIN,
@@ -61,6 +69,33 @@ VARIABLES: Final[Mapping[str, VariableType]] = {
     "run": "object",
 }
 CONDITIONS: Final = Conditions(VARIABLES)
+
+
+PAUSE_STEPS: Final = 10 * MAX_STEPS  # of all conditions about one pause; about two seconds
+
+
+@dataclass(slots=True)
+class _PauseBudget:
+    """The steps that the conditions about a pause may still take.
+
+    `is_final` says that a condition which needs more steps counts as failed.
+    """
+
+    steps: int
+    is_final: bool
+
+    def holds(self, condition: Condition, data: Mapping[str, Any]) -> bool:
+        """Return whether the condition holds. Raises ExpressionError, or TooMuch if not final."""
+        budget = Budget(min(self.steps, MAX_STEPS))
+        before = budget.steps
+        try:
+            return condition.holds(data, budget)
+        except TooMuch as error:
+            if not self.is_final:
+                raise
+            raise ExpressionError(f"the condition is given up, since {error}") from None
+        finally:
+            self.steps -= before - max(budget.steps, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +209,17 @@ class Policy:
         name = re.compile(rf"\b{variable}\b")
         return any(rule.when and name.search(rule.when) for rule in self.document.rules)
 
-    def outcome_of(self, question: Question) -> Ruling:
-        """Return the ruling of the policy on a pause."""
-        results = [self._result(question, item) for item in question.items]
+    def outcome_of(self, question: Question, max_steps: int | None = None) -> Ruling:
+        """Return the ruling of the policy on a pause.
+
+        If the conditions together need more than `PAUSE_STEPS` steps, the further conditions cannot
+        be evaluated, and people are asked.
+
+        Raises:
+            TooMuch: the conditions need more than `max_steps`, if this is set.
+        """
+        budget = _PauseBudget(PAUSE_STEPS if max_steps is None else max_steps, max_steps is None)
+        results = [self._result(question, item, budget) for item in question.items]
         kinds = {str(item["item_id"]): str(item.get("kind")) for item in question.items}
         automatic = all(_may_be_automatic(each.outcome, kinds[each.item_id]) for each in results)
         if automatic and results:
@@ -185,12 +228,14 @@ class Policy:
         terms = [each.terms for each in asking] or [self.document.default]
         return self._ruling(question, results, terms, "ask", _first(self.document, asking))
 
-    def _result(self, question: Question, item: Mapping[str, Any]) -> ItemResult:
+    def _result(
+        self, question: Question, item: Mapping[str, Any], budget: _PauseBudget
+    ) -> ItemResult:
         verdicts: list[Verdict] = []
         is_unclear = False
-        bound = _bound(question, item)
+        data = _data(question, item)
         for rule in self.document.rules:
-            match, why = self._match(rule, question, item, bound)
+            match, why = self._match(rule, question, item, data, budget)
             is_unclear = is_unclear or match is Matched.ERROR
             applies = match is not Matched.NO and (rule.outcome == "ask" or not is_unclear)
             verdicts.append(Verdict(rule.id, match, why, applies))
@@ -205,7 +250,8 @@ class Policy:
         rule: Rule,
         question: Question,
         item: Mapping[str, Any],
-        bound: Bound | ExpressionError,
+        data: Mapping[str, Any],
+        budget: _PauseBudget,
     ) -> tuple[Matched, str]:
         mismatch = _mismatch(rule.match, question, item)
         if mismatch is not None:
@@ -214,9 +260,7 @@ class Policy:
         if condition is None:
             return Matched.YES, "it matches, and has no condition"
         try:
-            if isinstance(bound, ExpressionError):
-                raise bound
-            holds = condition.holds(bound)
+            holds = budget.holds(condition, data)
         except ExpressionError as error:
             return Matched.ERROR, f"its condition has an error, so the item is asked: {error}"
         return (Matched.YES, "its condition is true") if holds else (Matched.NO, _FALSE)
@@ -338,9 +382,8 @@ def _escaped(pattern: str) -> str:
     return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
-def _bound(question: Question, item: Mapping[str, Any]) -> Bound | ExpressionError:
-    """Return the variables for the conditions about an item; an ExpressionError if CEL cannot
-    represent a value."""
+def _data(question: Question, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables for the conditions about an item."""
     args = item.get("args")
     items = [
         {
@@ -351,7 +394,7 @@ def _bound(question: Question, item: Mapping[str, Any]) -> Bound | ExpressionErr
         }
         for each in question.items
     ]
-    data = {
+    return {
         "tool": str(item.get("tool") or ""),
         "args": args if isinstance(args, dict) else {},
         "kind": str(item.get("kind") or ""),
@@ -363,14 +406,8 @@ def _bound(question: Question, item: Mapping[str, Any]) -> Bound | ExpressionErr
         "items": items,
         "depth": question.depth,
         "run": dict(question.run),
+        "now": question.now,
     }
-    try:
-        size_bytes = len(orjson.dumps(data))
-        return CONDITIONS.bind({**data, "now": question.now}, size_bytes)
-    except ExpressionError as error:
-        return error
-    except TypeError as error:
-        return ExpressionError(str(error))
 
 
 def _stamp(now: datetime, after_s: int) -> str:

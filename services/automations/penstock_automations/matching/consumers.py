@@ -15,6 +15,8 @@ from penstock_automations.rules.store import CurrentRules
 log = logging.getLogger(__name__)
 
 NOTHING = "custom.none.none"  # a subject without messages
+# So many events may be unacknowledged. Events of users whose lane is full count, too.
+MAX_PENDING = 10_000
 LEASE_TTL_S, LEASE_WAIT_S, CHECK_S = 5.0, 30.0, 0.05
 
 
@@ -46,7 +48,7 @@ class Consumers:
     def of(self, shard: int) -> Consumer:
         """Return the consumer of a shard's events."""
         stream, patterns = streams.events_of(shard), filters(self._rules.types())
-        return Consumer(stream, self._name, patterns, self._ack_wait_s, from_now=True)
+        return Consumer(stream, self._name, patterns, self._ack_wait_s, MAX_PENDING, from_now=True)
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:

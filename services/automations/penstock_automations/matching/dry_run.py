@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Literal
 
 import orjson
@@ -17,10 +18,12 @@ import orjson
 from penstock.bus import Bus, ObjectGone, Stored, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.write import objects
-from penstock.expressions import ExpressionError, MissingField
+from penstock.expressions import Budget, ExpressionError, MissingField, TooMuch
+from penstock.off_loop import OFF_LOOP
+from penstock_automations.matching.evaluations import LOOP_STEPS
 from penstock_automations.matching.facts import Facts, RunFacts
 from penstock_automations.matching.rule_matches import depth_refusal, may_act
-from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
+from penstock_automations.rules.records import CompiledRule, event_of
 
 MAX_EVENTS: Final = 10_000
 SHOWN_OF_EACH = 20
@@ -83,8 +86,6 @@ async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MA
             result.counts[shown.why] += 1
             if result.counts[shown.why] <= SHOWN_OF_EACH:
                 result.shown.append(shown)
-            # The evaluation of a single condition may take as long as one second. So the time is
-            # checked after each event.
             if time.monotonic() - turn > TURN_S:
                 await asyncio.sleep(0)
                 turn = time.monotonic()
@@ -122,14 +123,20 @@ async def _tried(bus: Bus, facts: Facts, rule: CompiledRule, stored: Stored) -> 
         payload = await objects.unwrap(bus, stored.payload)
         body = orjson.loads(payload)
         sequence = int(body["sequence"])
-        why, reason = _why(rule, of_run, body, len(payload))
+        try:
+            why, reason = _why(rule, of_run, body, Budget(LOOP_STEPS))
+        except TooMuch:
+            slowly = partial(_why, rule, of_run, body, Budget())
+            why, reason = await OFF_LOOP.run(rule.record.owner.user_id, slowly)
+    except TooMuch as error:
+        return Shown(run_id, sequence, type_, "failed", f"the condition is given up: {error}")
     except (ObjectGone, ValueError, KeyError, TypeError) as error:
         return Shown(run_id, 0, type_, "unreadable", repr(error)[:200])
     return Shown(run_id, sequence, type_, why, reason)
 
 
 def _why(
-    rule: CompiledRule, facts: RunFacts, body: dict[str, Any], size_bytes: int
+    rule: CompiledRule, facts: RunFacts, body: dict[str, Any], budget: Budget
 ) -> tuple[Why, str]:
     if not may_act(rule, facts, body):
         return "not_allowed", "the rule would set itself off, or too many rules led to the event"
@@ -138,8 +145,7 @@ def _why(
     if rule.trouble is not None:
         return "failed", rule.trouble
     try:
-        bound = CONDITIONS.bind({"event": event_of(body)}, size_bytes)
-        holds = rule.condition is None or rule.condition.holds(bound)
+        holds = rule.condition is None or rule.condition.holds({"event": event_of(body)}, budget)
     except MissingField as error:
         return "missing_field", error.reason
     except ExpressionError as error:

@@ -5,39 +5,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from penstock import telemetry
+from penstock import log_fields, telemetry
 from penstock.bus import Bus, BusError, ObjectGone, Stored, messages, subjects
 from penstock.bus.read import direct
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
+from penstock.expressions import Budget, TooMuch
 from penstock_automations.broker import Taken
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
-from penstock_automations.matching.facts import Facts
+from penstock_automations.matching.evaluations import LOOP_STEPS, Evaluations
+from penstock_automations.matching.facts import Facts, RunFacts
+from penstock_automations.matching.lanes import Lanes
 from penstock_automations.matching.rule_matches import (
     Match,
-    bound_event,
     depth_of,
     depth_refusal,
-    matches,
+    matched,
     may_act,
 )
-from penstock_automations.rules.records import CompiledRule
-from penstock_automations.rules.store import CurrentRules, RuleStore
+from penstock_automations.rules.records import CompiledRule, event_of
+from penstock_automations.rules.store import CurrentRules
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1.0
-SLOW_S = 0.1  # seconds; an evaluation that takes longer counts as slow
-AT_ONCE = 5  # the number of conditions that are evaluated on one event before other tasks may run
-MAX_SLOW = 5  # after this many slow evaluations a rule is paused, because it delays all other rules
+RETRY_S: Final = 1.0
+# The seconds that one user's events in a batch may take before the user's later events go to the
+# user's lane, and the seconds after which other tasks of the process may run.
+TURN_S: Final = 0.02
+LOOP_S: Final = 0.005
 
 # The errors that are raised when an event cannot be read, because the normalizer did not write the
 # event, or because the event's object has expired.
@@ -46,35 +51,102 @@ _UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """An event for which rules wait. `variable` is the variable `event` of conditions."""
+
+    stored: Stored
+    type: str
+    run_id: str
+    facts: RunFacts
+    body: dict[str, Any]
+    variable: dict[str, Any]
+
+    def may_fire(self, rule: CompiledRule) -> bool:
+        stream = events_for(self.run_id)
+        waits = rule.waits_for_event(self.type, stream, self.stored.sequence)
+        # A rule that may not act on this run is dropped before its condition is evaluated. If all
+        # conditions were evaluated, one user's rules would take time for other users' events.
+        return waits and may_act(rule, self.facts, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An event in a lane."""
+
+    taken: Taken
+    event: _Event
+
+    async def give_back(self, delay_s: float) -> None:
+        await self.taken.give_back(delay_s)
+
+    async def working(self) -> None:
+        await self.taken.working()
+
+
 class Matcher:
-    """Matches batches of events. A batch is acknowledged when all its jobs are stored."""
+    """Matches batches of events. An event is acknowledged when all its jobs are stored.
+
+    The events of a batch are matched one after another. If an event takes long, this event and
+    later events of the same user go to the user's lane.
+    """
 
     def __init__(
-        self, bus: Bus, rules: CurrentRules, store: RuleStore, order: Order, give_up: GiveUp
+        self,
+        bus: Bus,
+        rules: CurrentRules,
+        evaluations: Evaluations,
+        order: Order,
+        give_up: GiveUp,
+        ack_wait_s: float,
     ) -> None:
         self._bus = bus
         self._rules = rules
-        self._store = store
+        self._evaluations = evaluations
         self._order = order
         self._give_up = give_up
         self._facts = Facts(bus)
-        # the number of slow evaluations, by rule and revision
-        self._slow: dict[tuple[str, int], int] = {}
+        self._lanes = Lanes(self._match_slowly, ack_wait_s / 3)
 
     async def batch(self, batch: Sequence[Taken]) -> None:
-        """Match a batch of events."""
+        """Match a batch of events. Events in lanes may be matched after this call has returned."""
         # The server delivers an event to any process. Without this refresh, a process that has not
         # yet read a new rule would acknowledge the rule's first events without a job.
         await self._persist(batch, self._rules.refresh)
         jobs: list[Job] = []
+        done: list[Taken] = []
+        used_s: defaultdict[str, float] = defaultdict(float)
+        begun = time.perf_counter()
         for taken in batch:
-            jobs += await self._persist(batch, partial(self._jobs, taken.stored))
-        await self._persist(batch, partial(self._store_jobs, jobs))
-        for taken in batch:
+            event = await self._persist(batch, partial(self._read, taken.stored))
+            if event is None:
+                done.append(taken)
+                continue
+            owner, before = event.facts.owner, time.perf_counter()
+            found = None
+            if used_s[owner] < TURN_S and not self._lanes.is_busy(owner):
+                found = self._match_quickly(event)
+                used_s[owner] += time.perf_counter() - before
+            if found is None:
+                await self._lanes.add(owner, _Waiting(taken, event))
+            else:
+                jobs += found
+                done.append(taken)
+            if time.perf_counter() - begun > LOOP_S:
+                await asyncio.sleep(0)
+                begun = time.perf_counter()
+        await self._finish(done, jobs)
+
+    async def finish(self, grace_s: float) -> None:
+        """Match the events in lanes for up to `grace_s` seconds, and give the other ones back."""
+        await self._lanes.finish(grace_s)
+
+    async def _finish(self, done: Sequence[Taken], jobs: Sequence[Job]) -> None:
+        await self._persist(done, partial(self._store_jobs, jobs))
+        for taken in done:
             await taken.ack()
         for job in jobs:
             telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
-        await self._pause_slow()
 
     async def _persist(self, batch: Sequence[Taken], step: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat a step until the bus answers. Meanwhile, report to NATS that the batch is still
@@ -88,80 +160,64 @@ class Matcher:
                 for taken in batch:
                     await taken.working()
 
-    async def _jobs(self, stored: Stored) -> list[Job]:
+    async def _read(self, stored: Stored) -> _Event | None:
+        """Return the event; None if no rule waits for it, or if it cannot be read."""
         type_, _, run_id = stored.subject.rpartition(".")
-        stream = events_for(run_id)
-        rules = [
-            rule
-            for rule in self._rules.of_type(type_)
-            if rule.waits_for_event(type_, stream, stored.sequence)
-        ]
+        if not self._rules.index.has_type(type_):
+            return None
         try:
-            return await self._matched(rules, stored, type_, run_id) if rules else []
+            return await self._parsed(stored, type_, run_id)
         except _UNREADABLE as error:
             # No later try can read this event. If this event were not given up, all later events
             # would wait for this event.
             await self._give_up(stored, error)
-            return []
+            return None
 
-    async def _matched(
-        self, rules: list[CompiledRule], stored: Stored, type_: str, run_id: str
-    ) -> list[Job]:
-        payload = await objects.unwrap(self._bus, stored.payload)
-        body = orjson.loads(payload)
+    async def _parsed(self, stored: Stored, type_: str, run_id: str) -> _Event | None:
+        body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+        # These fields are read here, because an event without them cannot be read.
+        _ = body["event"]["category"], body["data"].get, int(body["sequence"])
         facts = await self._facts.of(run_id)
         if facts is None:
             log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
-            return []
-        # A rule that may not act on this run is dropped before its condition is evaluated. If all
-        # conditions were evaluated, one user's rules would take time for other users' events.
-        allowed = [rule for rule in rules if may_act(rule, facts, body)]
-        found = await self._found(allowed, body, len(payload), run_id)
-        jobs = []
-        for match in found:
-            rule = match.rule
-            deep = depth_refusal(facts, body) if match.failure is None else None
-            failure = match.failure or deep
-            if failure is not None:
-                log.warning("run %s: rule %s: %s", run_id, rule.id, failure)
-            jobs.append(
-                Job(
-                    rule=rule.id,
-                    version=rule.record.version,
-                    uid=rule.record.uid,
-                    type=type_,
-                    source=EventSource(
-                        run_id,
-                        body["sequence"],
-                        event=stored.sequence,
-                        raw=int(stored.headers.get(messages.RAW_POSITION, 0)),
-                        leg=body.get("leg", 1),
-                    ),
-                    ordered=rule.is_ordered,
-                    depth=depth_of(facts, body),
-                    failure=failure,
-                    failure_code="condition" if deep is None else "depth",
-                )
-            )
-        return jobs
+            return None
+        return _Event(stored, type_, run_id, facts, body, event_of(body))
 
-    async def _found(
-        self, rules: Sequence[CompiledRule], body: dict[str, Any], size_bytes: int, run_id: str
-    ) -> list[Match]:
-        """Return the rules that match, and let other tasks run between slow conditions.
+    def _match_quickly(self, event: _Event) -> list[Job] | None:
+        """Return the jobs of an event; None if matching takes long."""
+        budget = Budget(LOOP_STEPS)
+        found = []
+        try:
+            for rule in self._candidates(event):
+                if event.may_fire(rule):
+                    budget.take()
+                    found.append(matched(rule, event.variable, budget))
+        except TooMuch:
+            return None
+        return [job_of(event, match) for match in found if match is not None]
 
-        Without these pauses, many slow rules of one user would block all deliveries and requests of
-        the process.
-        """
-        found: list[Match] = []
-        took = partial(self._took, run_id)
-        bound = bound_event(body, size_bytes)
-        for at in range(0, len(rules), AT_ONCE):
-            begun, part = time.perf_counter(), rules[at : at + AT_ONCE]
-            found += matches(part, bound, time.perf_counter, took)
-            if time.perf_counter() - begun > SLOW_S:
+    async def _match_slowly(self, waiting: _Waiting) -> None:
+        """Match an event of a lane, and let other tasks run between the conditions."""
+        event = waiting.event
+        log_fields.bind(event.run_id)
+        rules = [rule for rule in self._candidates(event) if event.may_fire(rule)]
+        found = await self._matched(rules, event)
+        await self._finish([waiting.taken], [job_of(event, match) for match in found])
+
+    async def _matched(self, rules: Iterable[CompiledRule], event: _Event) -> list[Match]:
+        begun = time.perf_counter()
+        found = []
+        for rule in rules:
+            match = await self._evaluations.matched(rule, event.variable)
+            if match is not None:
+                found.append(match)
+            if time.perf_counter() - begun > LOOP_S:
                 await asyncio.sleep(0)
+                begun = time.perf_counter()
         return found
+
+    def _candidates(self, event: _Event) -> Iterable[CompiledRule]:
+        return self._rules.index.candidates(event.type, event.facts.owner, event.variable)
 
     async def _store_jobs(self, jobs: Sequence[Job]) -> None:
         """Store jobs in DELIVERIES, or in the queues of their runs."""
@@ -186,28 +242,38 @@ class Matcher:
         jobs: list[Job] = []
         for stored in await direct.between(self._bus, stream, names, after, upto):
             type_ = stored.subject.rpartition(".")[0]
-            if not rule.waits_for_event(type_, stream, stored.sequence):
-                continue
             try:
-                jobs += await self._matched([rule], stored, type_, run_id)
+                event = await self._parsed(stored, type_, run_id)
             except _UNREADABLE:
                 # The process that gets this event from the server makes the event a dead letter.
                 continue
+            if event is not None and event.may_fire(rule):
+                found = await self._matched([rule], event)
+                jobs += [job_of(event, match) for match in found]
         return jobs
 
-    def _took(self, run_id: str, rule: CompiledRule, seconds: float) -> None:
-        if seconds > SLOW_S:
-            key = (rule.id, rule.revision)
-            self._slow[key] = self._slow.get(key, 0) + 1
-            text = "run %s: rule %s: its condition took %.2f s"
-            log.warning(text, run_id, rule.id, seconds)
 
-    async def _pause_slow(self) -> None:
-        for (rule_id, revision), count in list(self._slow.items()):
-            if count >= MAX_SLOW:
-                del self._slow[rule_id, revision]
-                reason = f"its condition took more than {SLOW_S:g} s for {count} events"
-                try:
-                    await self._store.pause(rule_id, reason, "penstock")
-                except BusError as error:
-                    log.warning("rule %s could not be paused: %s", rule_id, error)
+def job_of(event: _Event, match: Match) -> Job:
+    """Return the job of a match."""
+    rule = match.rule
+    deep = depth_refusal(event.facts, event.body) if match.failure is None else None
+    failure = match.failure or deep
+    if failure is not None:
+        log.warning("run %s: rule %s: %s", event.run_id, rule.id, failure)
+    return Job(
+        rule=rule.id,
+        version=rule.record.version,
+        uid=rule.record.uid,
+        type=event.type,
+        source=EventSource(
+            event.run_id,
+            event.body["sequence"],
+            event=event.stored.sequence,
+            raw=int(event.stored.headers.get(messages.RAW_POSITION, 0)),
+            leg=event.body.get("leg", 1),
+        ),
+        ordered=rule.is_ordered,
+        depth=depth_of(event.facts, event.body),
+        failure=failure,
+        failure_code="condition" if deep is None else "depth",
+    )

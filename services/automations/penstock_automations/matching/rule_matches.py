@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.expressions import Bound, ExpressionError, MissingField
+from penstock.expressions import Budget, ExpressionError, MissingField
 from penstock.runs.depth import MAX_DEPTH
 from penstock_automations.matching.facts import RunFacts
-from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
+from penstock_automations.rules.records import CompiledRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,49 +20,24 @@ class Match:
     failure: str | None = None
 
 
-def matches(
-    rules: Iterable[CompiledRule],
-    bound: Bound | ExpressionError,
-    clock: Callable[[], float],
-    took: Callable[[CompiledRule, float], None],
-) -> list[Match]:
-    """Return the rules that match the event, and the rules whose condition cannot be evaluated.
+def matched(rule: CompiledRule, event: Mapping[str, Any], budget: Budget) -> Match | None:
+    """Return the match if the rule's condition holds, or if it cannot be evaluated; else None.
 
-    `bound` is from `bound_event`. A condition that reads a missing field does not hold. A condition
-    that cannot be evaluated has no effect on other rules. `took` is called with each rule and the
-    seconds of its evaluation, measured with `clock`.
+    `event` is from `event_of`. A condition that reads a missing field does not hold.
+
+    Raises:
+        TooMuch: the evaluation needs more than the budget.
     """
-    found = []
-    for rule in rules:
-        if rule.trouble is not None:
-            found.append(Match(rule, rule.trouble))
-        elif rule.condition is None:
-            found.append(Match(rule))
-        elif isinstance(bound, ExpressionError):
-            found.append(Match(rule, f"the condition failed: {bound}"))
-        else:
-            begun = clock()
-            try:
-                if rule.condition.holds(bound):
-                    found.append(Match(rule))
-            except MissingField:
-                pass
-            except ExpressionError as error:
-                found.append(Match(rule, f"the condition failed: {error}"))
-            took(rule, clock() - begun)
-    return found
-
-
-def bound_event(body: Mapping[str, Any], size_bytes: int) -> Bound | ExpressionError:
-    """Convert an event to a value that the conditions of all rules can use.
-
-    Return the error if CEL cannot represent the event. The conversion costs as much as the
-    evaluation of a condition, so convert each event only once.
-    """
+    if rule.trouble is not None:
+        return Match(rule, rule.trouble)
     try:
-        return CONDITIONS.bind({"event": event_of(body)}, size_bytes)
+        if rule.condition is None or rule.condition.holds({"event": event}, budget):
+            return Match(rule)
+    except MissingField:
+        pass
     except ExpressionError as error:
-        return error
+        return Match(rule, f"the condition failed: {error}")
+    return None
 
 
 def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:

@@ -15,6 +15,7 @@ from penstock.bus.read import direct
 from penstock.bus.read.reader import Reader
 from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
+from penstock_automations.rules.index import RuleIndex
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleRecord, compile_rule
@@ -203,7 +204,7 @@ class CurrentRules:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._rules: dict[str, CompiledRule] = {}
-        self._by_type: dict[str, tuple[CompiledRule, ...]] = {}
+        self._index = RuleIndex([])
         self._revision = 0  # the revision of the last write that was read
         self._known_s = 0.0  # when the rules in memory were last known to be current
         self._is_stale = True  # whether all rules must be read
@@ -235,7 +236,7 @@ class CurrentRules:
                 return
             self._rules, self._revision = rules, revision
             self._known_s = time.monotonic()
-            self._index()
+            self._index = RuleIndex(rules.values())
         self.on_change()
 
     async def _is_behind(self, revision: int) -> bool:
@@ -285,9 +286,10 @@ class CurrentRules:
         """Return all rules, in no particular order."""
         return self._rules.values()
 
-    def of_type(self, type_: str) -> tuple[CompiledRule, ...]:
-        """Return the rules that wait for events of this type and match events now."""
-        return self._by_type.get(type_, ())
+    @property
+    def index(self) -> RuleIndex:
+        """The rules that match events now."""
+        return self._index
 
     def types(self) -> frozenset[str]:
         """Return the types of events that rules wait for now."""
@@ -297,14 +299,6 @@ class CurrentRules:
     async def _on_record(self, stored: Stored) -> None:
         if stored.sequence > self._revision:
             await self.refresh()
-
-    def _index(self) -> None:
-        by_type: dict[str, list[CompiledRule]] = {}
-        for rule in self._rules.values():
-            if rule.matches_now:
-                for type_ in rule.types:
-                    by_type.setdefault(type_, []).append(rule)
-        self._by_type = {type_: tuple(rules) for type_, rules in by_type.items()}
 
 
 def parse_rule(rule_id: str, value: bytes, revision: int) -> CompiledRule | None:

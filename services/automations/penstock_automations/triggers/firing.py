@@ -7,7 +7,6 @@ rule, and the message fires nothing.
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self
@@ -17,7 +16,7 @@ import orjson
 
 from penstock.bus import subjects
 from penstock_automations.jobs.job import Job, TriggerKind, TriggerSource
-from penstock_automations.matching.rule_matches import bound_event, matches
+from penstock_automations.matching.rule_matches import Match
 from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 
@@ -167,30 +166,21 @@ def id_of_time(at: float) -> str:
     return f"schedule-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}"
 
 
-def job_of(
-    rule: CompiledRule,
-    kind: TriggerKind,
-    id: str,
-    body: dict[str, Any],
-    size_bytes: int,
-    depth: int = 0,
-) -> Job | None:
-    """Return the job of a trigger; None if the rule's condition does not hold for the body.
+def job_of(match: Match, kind: TriggerKind, id: str, body: dict[str, Any], depth: int = 0) -> Job:
+    """Return the job of a trigger whose rule matches.
 
-    `body` is the JSON of the trigger in the form of an event. If the condition cannot be evaluated,
-    the result is a job that records this failure and has no other effect.
+    `body` is the JSON of the trigger in the form of an event. If the condition could not be
+    evaluated, the job records this failure and has no other effect.
     """
-    found = matches([rule], bound_event(body, size_bytes), time.perf_counter, _ignored)
-    if not found:
-        return None
+    record = match.rule.record
     return Job(
-        rule=rule.id,
-        version=rule.record.version,
-        uid=rule.record.uid,
+        rule=match.rule.id,
+        version=record.version,
+        uid=record.uid,
         type=event_of(body)["type"],
         source=TriggerSource(kind, id, body),
         depth=depth,
-        failure=found[0].failure,
+        failure=match.failure,
     )
 
 
@@ -199,8 +189,3 @@ def _earliest(rule: CompiledRule, now: float) -> float:
     schedule = rule.record.rule.schedule
     catch_up_s = schedule.catch_up_s if schedule is not None else 0.0
     return max(rule.record.since, now - catch_up_s)
-
-
-def _ignored(rule: CompiledRule, seconds: float) -> None:
-    """Ignore how long an evaluation took. This time matters only where other rules wait for the
-    evaluation."""

@@ -30,7 +30,8 @@ from penstock.web.problems import Problem
 from penstock_automations.actions.webhook.breaker import Rate
 from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish_first
-from penstock_automations.rules.records import CompiledRule
+from penstock_automations.matching.evaluations import Evaluations
+from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
 from penstock_automations.rules.triggers import Hook
 from penstock_automations.triggers.firing import job_of
@@ -81,8 +82,11 @@ class Hooks:
     `max_bytes` is the greatest size of a body in bytes.
     """
 
-    def __init__(self, bus: Bus, rules: CurrentRules, max_bytes: int) -> None:
+    def __init__(
+        self, bus: Bus, rules: CurrentRules, evaluations: Evaluations, max_bytes: int
+    ) -> None:
         self._bus = bus
+        self._evaluations = evaluations
         self._rules = rules
         self._max_bytes = max_bytes
         self._rates: dict[str, Rate] = {}
@@ -131,10 +135,11 @@ class Hooks:
         depth = _depth(header_of(request.scope, b"penstock-depth"))
         id = trigger_id(rule.record.uid, head.id)
         found = body_of_request(data, head.id, self._bus.clock.stamp())
-        job = job_of(rule, "hook", id, found, len(body), depth)
+        match = await self._evaluations.matched(rule, event_of(found))
         delivery_id = f"{rule.id}.{id}"
-        if job is None:
+        if match is None:
             return _answer(delivery_id, "ignored")
+        job = job_of(match, "hook", id, found, depth)
         if len(job.dump()) > MAX_JOB_BYTES:
             _count("too_large")
             raise Problem(413, "the body's numbers are too long when they are written out")

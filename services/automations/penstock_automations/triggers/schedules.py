@@ -16,15 +16,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
-import orjson
-
 from penstock import telemetry
 from penstock.bus import Bus, BusError, FenceConflict, Stored, streams, subjects
 from penstock.bus.write.schedules import reschedule
 from penstock_automations.broker import AGAIN_S, Consumer, Taken
 from penstock_automations.jobs.publish import publish_first
+from penstock_automations.matching.evaluations import Evaluations
 from penstock_automations.rules.cron import rfc3339
-from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
 from penstock_automations.rules.triggers import MAX_CATCH_UP_S
 from penstock_automations.triggers.firing import (
@@ -65,8 +64,11 @@ def consumer(name: str, ack_wait_s: float) -> Consumer:
 class Schedules:
     """Schedules the next times of rules, and fires the rules at these times."""
 
-    def __init__(self, bus: Bus, rules: CurrentRules, give_up: GiveUp) -> None:
+    def __init__(
+        self, bus: Bus, rules: CurrentRules, evaluations: Evaluations, give_up: GiveUp
+    ) -> None:
         self._bus = bus
+        self._evaluations = evaluations
         self._rules = rules
         self._give_up = give_up
         # By rule: the revision of the rule, and the firing that this process knows to be scheduled.
@@ -145,9 +147,9 @@ class Schedules:
         times = rule.record.times
         if times is not None and found.is_fired:
             body = body_of_firing(times, found.at)
-            size_bytes = len(orjson.dumps(body))
-            job = job_of(rule, "schedule", id_of_time(found.at), body, size_bytes)
-            if job is not None:
+            match = await self._evaluations.matched(rule, event_of(body))
+            if match is not None:
+                job = job_of(match, "schedule", id_of_time(found.at), body)
                 await self._persist([taken], lambda: publish_first(self._bus, job))
         after = found.at if found.outcome != "early" else None
         await self._persist([taken], lambda: self._arrange(rule.id, after))

@@ -10,7 +10,7 @@ MAX_STEPS: Final = 200_000  # A step takes a microsecond or two.
 MAX_BUILT: Final = 4 * 1024 * 1024  # Characters of all texts that one evaluation makes.
 # Amounts of work that take the time of one step: the characters that are copied, the elements that
 # are compared, and the characters that are matched with a pattern of size 1.
-CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, PATTERN_PER_STEP = 2000, 50, 100
+CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, PATTERN_PER_STEP = 2000, 50, 25
 
 
 class TooMuch(Exception):

@@ -17,24 +17,27 @@ MAX_RESULT_BYTES: Final = 512 * 1024
 
 def json_text(budget: Budget, value: Any) -> str:
     """Return the value as JSON."""
-    plain = plain_json(value, MAX_RESULT_BYTES)
+    plain = plain_json(value, MAX_RESULT_BYTES, budget)
     text = orjson.dumps(plain).decode()
     budget.build(len(text))
     budget.take(len(text) // 10)
     return text
 
 
-def plain_json(value: Any, max_bytes: int) -> Any:
+def plain_json(value: Any, max_bytes: int, budget: Budget | None = None) -> Any:
     """Return a value as plain JSON, in which times and durations are texts.
 
     Raises:
         ExpressionError: JSON cannot represent the value, or the value is larger than `max_bytes`.
             This check stops at the limit, however large the value is.
+        TooMuch: the value has more parts than `budget` has steps.
     """
     left = max_bytes
 
     def plain(value: Any) -> Any:
         nonlocal left
+        if budget is not None:
+            budget.take()
         found = value
         match value:
             case str():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.expressions.condition import is_found
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.library.budget import (
     CHARACTERS_PER_STEP,
@@ -14,7 +13,7 @@ from penstock.expressions.library.budget import (
     Function,
 )
 from penstock.expressions.library.kinds import kind_of, no_overload
-from penstock.expressions.patterns import size_of
+from penstock.expressions.patterns import MAX_PATTERN_CHARACTERS, is_found, size_of
 
 
 def size(budget: Budget, value: Any) -> int:
@@ -41,8 +40,10 @@ def matches(budget: Budget, text: Any, pattern: Any) -> bool:
     """Return whether the text has a part that a pattern of RE2 matches."""
     if not isinstance(text, str) or not isinstance(pattern, str):
         raise no_overload("matches", text, pattern)
-    budget.take(len(pattern) + (1 + len(text)) * size_of(pattern) // PATTERN_PER_STEP)
-    found = is_found(pattern, text)
+    found = None
+    if len(pattern) <= MAX_PATTERN_CHARACTERS:
+        budget.take(len(pattern) + (1 + len(text)) * size_of(pattern) // PATTERN_PER_STEP)
+        found = is_found(pattern, text)
     if found is None:
         raise ExpressionError("matches: the pattern is no regular expression of RE2, or too long")
     return found
