@@ -317,7 +317,7 @@ export interface LifecycleCancelled extends Envelope {
     by?: string | null;
     /** The step that was running. */
     step?: string | null;
-    /** Whether the upstream confirmed that it stopped. */
+    /** Whether the agent server stopped: it accepted the cancel and ended its stream, closing the connection is its cancel, or it was never called. False: it did not accept the cancel, or did not answer, and may go on working. */
     confirmed: boolean;
   };
 }

@@ -334,7 +334,7 @@ DOCUMENT = Document(
         holds(
             "AG53",
             "If an upstream answers a cancel with a 500, Penstock's cancel does not fail",
-            "connector/cancel::an_agno_server_that_fails_on_a_cancel_is_hung_up_on",
+            "connector/cancel::a_cancel_that_the_agent_server_did_not_accept_is_not_confirmed",
         ),
         holds(
             "AG54",

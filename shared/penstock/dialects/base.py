@@ -55,6 +55,11 @@ def short(name: str) -> str:
     return f"{name[: MAX_NAME_CHARS - 17]}~{digest}"
 
 
+def unconfirmed(data: JsonObject) -> str:
+    """Returns what a dialect's text adds if the agent server may go on with a cancelled run."""
+    return "; the agent server did not confirm it" if data.get("confirmed") is False else ""
+
+
 class Ids:
     """Makes upstream ids that repeat within a run unique: `m1`, `m1#2`, …"""
 

@@ -180,7 +180,7 @@ class Cancelled(Data, title="Run cancelled"):
 
     TYPE: ClassVar[str] = "lifecycle.cancelled"
     NOTE: ClassVar[Note] = Note(
-        when="When a cancel took effect, or 10 s after it without a confirmation of the upstream.",
+        when="When a cancel took effect, or when the upstream did not confirm it in time.",
         times="one terminal event per run",
         sequence=16,
         example={"reason": "user_stop", "by": "ada", "confirmed": True},
@@ -190,4 +190,8 @@ class Cancelled(Data, title="Run cancelled"):
     )
     by: str | None = Field(default=None, description="The user who cancelled the run.")
     step: str | None = Field(default=None, description="The step that was running.")
-    confirmed: bool = Field(description="Whether the upstream confirmed that it stopped.")
+    confirmed: bool = Field(
+        description="Whether the agent server stopped: it accepted the cancel and ended its "
+        "stream, closing the connection is its cancel, or it was never called. False: it did not "
+        "accept the cancel, or did not answer, and may go on working."
+    )

@@ -12,14 +12,23 @@ import pytest
 
 from penstock.bus import Retry, Stored, streams, subjects
 from penstock.bus.records import CancelCommand
-from penstock.settings import AdkAgent
+from penstock.settings import AdkAgent, Config
 from penstock_connector.commands.handlers import Commands
 from penstock_connector.service import ConnectorService
 from penstock_connector.settings import ConnectorSettings
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import TERMINAL, Event, Pipeline, pipeline
 from support.drive.waiting import eventually
-from support.fakes.misbehaving import Answer, Misbehaving, Request, agents, plays, stalls
+from support.fakes.misbehaving import (
+    Answer,
+    Misbehaving,
+    Request,
+    Script,
+    agents,
+    cuts,
+    plays,
+    stalls,
+)
 from support.fakes.raw import agno, agno_pause, agno_text
 from support.real.connectors import FAST, claimed_by_the_dead, connector_process
 from support.real.nats import NatsServer
@@ -170,45 +179,87 @@ async def test_an_agno_server_that_does_not_obey_is_hung_up_on(
     assert end.data["confirmed"] is False
 
 
-async def test_an_agno_server_that_does_not_answer_the_cancel_blocks_nothing(
-    nats_server: NatsServer, upstream: Misbehaving
+async def refuses_with_500(answer: Answer) -> None:
+    """Agno 2.3 answers a cancel so if it does not know the run or if the run is over."""
+    await answer.whole(b'{"detail":"Failed to cancel run"}', 500)
+
+
+async def has_no_cancel(answer: Answer) -> None:
+    await answer.whole(b'{"detail":"Not Found"}', 404)
+
+
+@pytest.mark.parametrize("on_cancel", [cuts, stalls, has_no_cancel, refuses_with_500])
+@pytest.mark.parametrize("last", [STARTED, b""], ids=["answers", "is silent"])
+async def test_a_cancel_that_the_agent_server_did_not_accept_is_not_confirmed(
+    on_cancel: Script, last: bytes, nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
-    async def stuck(answer: Answer) -> None:
+    """The agent works on in each case: only the connector has closed the connection."""
+
+    async def works_on(answer: Answer) -> None:
         if answer.request.path.endswith("/cancel"):
-            await stalls(answer)
-        await plays(STARTED, stalls)(answer)
-
-    upstream.script(stuck)
-    upstream.scripted = lambda request: request.method == "POST"
-    async with pipeline(nats_server.url, agents(upstream), cancel_grace_s=0.3) as penstock:
-        run_id = await penstock.start_run("agno", "hello")
-        await upstream.called()
-        await penstock.cancel(run_id)
-        end = await the_end(penstock, run_id)
-    assert end.type == "lifecycle.cancelled"
-
-
-async def test_an_agno_server_that_fails_on_a_cancel_is_hung_up_on(
-    nats_server: NatsServer, upstream: Misbehaving
-) -> None:
-    """Agno 2.3 answers a cancel with a 500 if it does not know the run or if the run is over."""
-
-    async def fails(answer: Answer) -> None:
-        if answer.request.path.endswith("/cancel"):
-            await answer.whole(b'{"detail":"Failed to cancel run"}', 500)
+            await on_cancel(answer)
         else:
-            await plays(STARTED, stalls)(answer)
+            await answer.head()
+            await answer.send(last or b": nothing yet\n\n")
+            await stalls(answer)
 
-    upstream.script(fails)
+    upstream.script(works_on)
     upstream.scripted = lambda request: request.method == "POST"
     async with pipeline(nats_server.url, agents(upstream), cancel_grace_s=0.3) as penstock:
         run_id = await penstock.start_run("agno", "hello")
         await upstream.called()
-        await penstock.cancel(run_id)
+        await penstock.cancel(run_id, by="ada")
         end = await the_end(penstock, run_id)
         await upstream.dropped()
     assert end.type == "lifecycle.cancelled"
+    assert end.data == {"reason": "user_stop", "by": "ada", "confirmed": False}
     assert len(cancels(upstream)) == 1
+
+
+async def test_a_stream_that_ends_although_the_cancel_was_refused_does_not_confirm_it(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def ends(answer: Answer) -> None:
+        if answer.request.path.endswith("/cancel"):
+            await refuses_with_500(answer)
+        else:
+            await answer.head()
+            await until_cancelled(upstream)
+            await answer.end()
+
+    upstream.script(ends)
+    upstream.scripted = lambda request: request.method == "POST"
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+    assert end.data["confirmed"] is False
+
+
+async def test_closing_the_connection_to_another_penstock_does_not_confirm_a_cancel(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    """The runs of a Penstock go on without their clients."""
+
+    async def penstock_edge(answer: Answer) -> None:
+        await answer.raw(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"penstock-run-id: the-run-there\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await answer.send(b'data: {"type":"CUSTOM","name":"x","value":1}\n\n')
+        await stalls(answer)
+
+    upstream.script(penstock_edge)
+    upstream.scripted = lambda request: True
+    bridged = {"id": "bridged", "protocol": "agui", "url": f"{upstream.url}/agui/agno"}
+    async with pipeline(nats_server.url, Config.model_validate({"agents": [bridged]})) as penstock:
+        run_id = await penstock.start_run("bridged", "hello")
+        await penstock.events_until(run_id, "custom.event")
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+    assert end.type == "lifecycle.cancelled"
+    assert end.data["confirmed"] is False
 
 
 async def test_a_timeout_cancels_the_upstream_and_is_told_as_a_timeout(

@@ -679,6 +679,22 @@ def test_a_run_ends_although_a_cancelled_child_does_not() -> None:
     world.check()
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_cancelled_run_is_confirmed_if_the_agent_servers_of_its_children_stopped(
+    confirmed: bool,
+) -> None:
+    world = World(workflow({"a": run_step(), "b": run_step()}), script=lambda _: None)
+    drain(world)
+    world.take(CancelInput("ada"))
+    world.inputs.clear()
+    one, other = world.cancelled
+    world.take(ChildInput(one, "lifecycle.cancelled", {"confirmed": confirmed}))
+    world.take(ChildInput(other, "lifecycle.cancelled", {"confirmed": True}))
+    assert end_of(world.run())[0] == "cancelled"
+    assert world.events[-1][1]["confirmed"] is confirmed
+    world.check()
+
+
 def test_a_child_whose_step_is_over_before_its_start_never_starts() -> None:
     world = World(workflow({"a": run_step()}))
     world.take(world.inputs.pop(0))

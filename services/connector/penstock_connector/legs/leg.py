@@ -47,7 +47,13 @@ from penstock_connector.legs.stop_requests import StopRequests
 from penstock_connector.legs.tasks import stop
 from penstock_connector.secrets import without_secrets
 from penstock_connector.state.run_state import FrameKind
-from penstock_connector.upstreams.base import Call, ReattachState, Upstream, UpstreamRefused
+from penstock_connector.upstreams.base import (
+    Call,
+    CancelAnswer,
+    ReattachState,
+    Upstream,
+    UpstreamRefused,
+)
 
 log = logging.getLogger(__name__)
 
@@ -228,36 +234,67 @@ class Leg:
 
     async def _cancel(self, stream: asyncio.Task[Outcome]) -> Outcome:
         """Ask the agent server to stop; if it does not end the stream, close the connection."""
-        confirmed = True
-        if await self._ask_to_cancel():
-            await asyncio.wait({stream}, timeout=self.resources.settings.cancel_grace_s)
-            confirmed = stream.done() and stream.result().kind != "lost"
+        closes_at = time.monotonic() + self.resources.settings.cancel_grace_s
+        if not self._may_have_called:
+            await stop(stream)
+        answer = await self._ask_to_cancel()
+        confirmed = answer is CancelAnswer.NOT_CALLED or (
+            answer is CancelAnswer.BY_CLOSING and self._closing_stops_the_run
+        )
+        if answer not in (CancelAnswer.NOT_CALLED, CancelAnswer.BY_CLOSING):
+            # A server that has refused the cancel, or has not answered, may still end the stream.
+            await asyncio.wait({stream}, timeout=max(0.0, closes_at - time.monotonic()))
+            has_ended = stream.done() and stream.result().kind != "lost"
             # If an Agno server is asked to cancel a run that has not begun, the server closes the
             # stream without a frame. Then no event shows that the run was cancelled, so the leg's
             # last source frame must show the cancel.
-            if confirmed and self._has_frames:
+            if has_ended and self._has_frames:
                 return stream.result()
+            confirmed = has_ended and answer is CancelAnswer.ACCEPTED
         await stop(stream)
+        if not confirmed:
+            log.warning(
+                "run %s leg %d: cancelled, and the agent server may go on with it (cancel: %s)",
+                self.run_id,
+                self.number,
+                answer.value,
+            )
         return self._cancelled(confirmed=confirmed)
 
-    async def _ask_to_cancel(self) -> bool:
-        """Ask the agent server to stop; return False if only closing the connection can stop it."""
+    @property
+    def _may_have_called(self) -> bool:
+        """Whether this connector, or an earlier holder of the leg, may have sent the request."""
+        if self.history is not None:
+            return True
+        return self.call is not None and self.phase not in (Phase.WAITING, Phase.PREPARING)
+
+    @property
+    def _closing_stops_the_run(self) -> bool:
+        """Whether the server stops the run when this connector closes its connection.
+
+        An earlier holder of the leg may hang, and its connection be open.
+        """
+        seen = self._progress.seen
+        return self.history is None and not survives_disconnect(self.upstream, seen, self.run_id)
+
+    async def _ask_to_cancel(self) -> CancelAnswer:
+        if not self._may_have_called:
+            return CancelAnswer.NOT_CALLED
         client, grace_s = self.resources.client, self.resources.settings.cancel_grace_s
         try:
             async with asyncio.timeout(grace_s):
-                if self.call is None and self.history is not None:
+                if self.call is None:
                     # the agent server runs the leg, but this connector has not reattached yet
                     await self._prepare()
                 if self.call is None:
-                    return False
+                    return CancelAnswer.NO_ANSWER
                 return await self.upstream.cancel(client, self.agent, self.call)
         except (httpx.HTTPError, TimeoutError) as error:
             log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
-            return False
         except Exception:
             # If the exception were raised here, a cancelled run would become a failed run.
             log.exception("run %s: the adapter could not cancel", self.run_id)
-            return False
+        return CancelAnswer.NO_ANSWER
 
     # The upstream
 

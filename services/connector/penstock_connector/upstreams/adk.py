@@ -17,7 +17,13 @@ import orjson
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AdkAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Call, ReattachState, UpstreamRefused, segment
+from penstock_connector.upstreams.base import (
+    Call,
+    CancelAnswer,
+    ReattachState,
+    UpstreamRefused,
+    segment,
+)
 
 # The headers of each request. The client's Origin header is not forwarded, because ADK servers
 # refuse unknown origins since 1.28.
@@ -115,9 +121,9 @@ class AdkUpstream:
             body["invocationId"] = invocation_id
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AdkAgent, call: Call) -> bool:
-        """Return False, because closing the connection cancels the run at once."""
-        return False
+    async def cancel(self, client: httpx.AsyncClient, agent: AdkAgent, call: Call) -> CancelAnswer:
+        """Return `BY_CLOSING`, because closing the connection cancels the run at once."""
+        return CancelAnswer.BY_CLOSING
 
     def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Do nothing, because ADK's headers do not name the run."""

@@ -8,6 +8,7 @@ be resumed. Agno 2.3 ignores the field `background`. Penstock's run id is sent a
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,9 @@ import orjson
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Call, ReattachState, segment
+from penstock_connector.upstreams.base import Call, CancelAnswer, ReattachState, segment
+
+log = logging.getLogger(__name__)
 
 _HEADERS = {
     "content-type": "application/x-www-form-urlencoded",
@@ -84,11 +87,14 @@ class AgnoUpstream:
         url = f"{_base(agent)}/runs/{segment(run_id)}/continue"
         return replace(_call(url, fields, run_id, session_id), own=_GOES_ON)
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call) -> bool:
+    async def cancel(self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call) -> CancelAnswer:
         """Send POST …/runs/{run_id}/cancel; the stream then ends with RunCancelled."""
         url = f"{_base(agent)}/runs/{segment(call.run_id or '')}/cancel"
-        await client.post(url, headers=agent.headers)
-        return True
+        response = await client.post(url, headers=agent.headers)
+        if response.is_success:
+            return CancelAnswer.ACCEPTED
+        log.warning("run %s: the upstream refused to cancel: %s", call.run_id, response.status_code)
+        return CancelAnswer.REFUSED
 
     def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Do nothing, because Agno's headers do not name the run."""

@@ -35,7 +35,7 @@ from penstock.dialects.agui.ids import Restated, call_name, ids_of_run, own_mess
 from penstock.dialects.json import loads
 from penstock.settings import AguiAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Call, ReattachState, segment
+from penstock_connector.upstreams.base import Call, CancelAnswer, ReattachState, segment
 from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -125,9 +125,9 @@ class AguiUpstream:
         own = _Own(command.run_id, session, run_id, body, command.leg)
         return _call(agent, orjson.dumps(body), own)
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AguiAgent, call: Call) -> bool:
-        """Return False, because closing the connection cancels the run."""
-        return False
+    async def cancel(self, client: httpx.AsyncClient, agent: AguiAgent, call: Call) -> CancelAnswer:
+        """Return `BY_CLOSING`, because closing the connection cancels the run."""
+        return CancelAnswer.BY_CLOSING
 
     def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Store the run's id from the response's headers, which only another Penstock sends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -53,6 +54,19 @@ class ReattachState:
     notes: Any = None  # the adapter's own data
 
 
+class CancelAnswer(Enum):
+    """The result of asking an agent server to cancel a run.
+
+    Only the first three stop the run; after `ACCEPTED`, the end of the stream confirms it.
+    """
+
+    NOT_CALLED = "not called"  # the server never got the leg's request
+    BY_CLOSING = "by closing"  # the protocol has no cancel: closing the connection is the cancel
+    ACCEPTED = "accepted"  # the server accepted the cancel, and will end the stream
+    REFUSED = "refused"  # the server answered with an error, or has no such endpoint
+    NO_ANSWER = "no answer"  # nobody knows whether the server got the cancel
+
+
 AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True)
 
 
@@ -98,8 +112,14 @@ class Upstream(Protocol[AgentT_contra]):
         """Return the request that carries a decision, made with the stored objects of the pause."""
         ...
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call) -> bool:
-        """Ask the server to stop; return False if only closing the connection stops the run."""
+    async def cancel(
+        self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call
+    ) -> CancelAnswer:
+        """Ask the server to stop, if the protocol has a request for it.
+
+        Raises:
+            httpx.HTTPError: no answer came.
+        """
         ...
 
     def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:

@@ -28,13 +28,14 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The record of a cancelled run, and the time of the cancellation.
+    """The record of a cancelled run, the time of the cancellation, and `confirmed` of the event.
 
     `at` is None if the run has not ended yet.
     """
 
     record: RunRecord
     at: str | None
+    confirmed: bool = False
 
 
 class Canceller:
@@ -75,7 +76,10 @@ class Canceller:
             event = await self._end(record, who.user_id, end)
         finally:
             await follow.stop()
-        return Cancelled(record, orjson.loads(event.payload)["timestamp"] if event else None)
+        if event is None:
+            return Cancelled(record, None)
+        told = orjson.loads(event.payload)
+        return Cancelled(record, told["timestamp"], told["data"]["confirmed"])
 
     async def _end(self, record: RunRecord, by: str, end: asyncio.Future[Stored]) -> Stored | None:
         leases = self._bus.bucket("leases")

@@ -177,7 +177,8 @@ def _on_child(draft: Draft, input: inputs.ChildInput) -> None:
     key = state.keys.get(input.child)
     if key is None:
         if input.child in state.left and input.type in _ENDED:
-            _leave(draft, input.child, _ENDED[input.type])
+            confirmed = input.data.get("confirmed") is not False
+            _leave(draft, input.child, _ENDED[input.type], confirmed=confirmed)
         return
     entry = state.open[key]
     match input.type:
@@ -257,8 +258,8 @@ def _parsed(text: str) -> Json:
         return None
 
 
-def _leave(draft: Draft, child: str, status: str) -> None:
-    draft.write(records.CancelledChildEnded(draft.at, child, status))
+def _leave(draft: Draft, child: str, status: str, *, confirmed: bool = True) -> None:
+    draft.write(records.CancelledChildEnded(draft.at, child, status, confirmed))
     end_stopped(draft)
 
 

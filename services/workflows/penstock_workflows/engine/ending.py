@@ -193,7 +193,7 @@ def end_stopped(draft: Draft, *, now: bool = False) -> None:
             step=stop.step,
             by=stop.by,
             reason=stop.reason,
-            confirmed=not state.left,
+            confirmed=not state.left and not state.unconfirmed,
         )
     )
 

@@ -180,11 +180,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class CancelledChildEnded:
-    """A child that had to be cancelled has ended, or was never started."""
+    """A child that had to be cancelled has ended, or was never started.
+
+    `confirmed` is False if its agent server may go on with it.
+    """
 
     at: int
     child: str
     status: str
+    confirmed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +238,8 @@ class Spent:
 class End:
     """The run has ended. No record follows this one in the journal.
 
-    `confirmed` is False if the run did not wait for the end of a cancelled child.
+    `confirmed` is False if the run did not wait for the end of a cancelled child, or if the agent
+    server of such a child may go on with it.
     """
 
     at: int

@@ -132,6 +132,7 @@ class State:
     # the keys of open steps, by the id of the child, the approval or the call for which they wait
     keys: dict[str, Key] = field(default_factory=dict)
     left: dict[str, Key] = field(default_factory=dict)
+    unconfirmed: bool = False  # whether the agent server of a cancelled child may go on with it
     usage: dict[str, int] = field(default_factory=dict)
     paused: str | None = None  # the approval that the announced pause names
     stop: records.Stop | None = None
@@ -181,6 +182,7 @@ class State:
             self.results.copy(),
             self.keys.copy(),
             self.left.copy(),
+            self.unconfirmed,
             self.usage.copy(),
             self.paused,
             self.stop,
@@ -333,6 +335,7 @@ def _make_ready(state: State, done: str) -> None:
 
 def _on_cancelled_child_ended(state: State, record: records.CancelledChildEnded) -> None:
     del state.left[record.child]
+    state.unconfirmed = state.unconfirmed or not record.confirmed
 
 
 def _on_paused(state: State, record: records.Paused) -> None:

@@ -286,17 +286,18 @@ async def test_a_wrong_query_is_422_and_named(edge: Client, query: str) -> None:
     assert query.partition("=")[0] in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
 async def test_a_cancel_answers_when_the_run_is_cancelled(
-    edge: Client, run: PretendRun, bus: Bus
+    confirmed: bool, edge: Client, run: PretendRun, bus: Bus
 ) -> None:
     await run.started()
     asked = asyncio.create_task(edge.post(f"/v1/runs/{run.run_id}/cancel"))
     assert (await command_of(bus, run.run_id, "cancel"))["reason"] == "user_stop"
     assert not asked.done()
-    await run.say("lifecycle.cancelled", reason="user_stop", confirmed=True)
+    await run.say("lifecycle.cancelled", reason="user_stop", confirmed=confirmed)
     answer = await asked
     assert answer.status_code == 200
-    assert answer.json()["status"] == "cancelled"
+    assert (answer.json()["status"], answer.json()["confirmed"]) == ("cancelled", confirmed)
 
 
 async def test_a_queued_run_can_be_cancelled(edge: Client, run: PretendRun, bus: Bus) -> None:

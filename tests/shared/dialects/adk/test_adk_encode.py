@@ -585,6 +585,11 @@ def test_what_is_open_is_emitted_whole_before_the_end(end: tuple[str, dict[str, 
     assert "error" in bodies[-1] or aborted(bodies[-1])
 
 
+def test_a_cancel_that_the_agent_server_did_not_confirm_says_so() -> None:
+    stopped = ("lifecycle.cancelled", {"reason": "user_stop", "confirmed": False})
+    assert "did not confirm" in encoded(run(stopped))[-1]["errorMessage"]
+
+
 def test_media_sources_and_tokens_find_their_places() -> None:
     image = {"type": "data", "media_type": "image/png", "data": "+/+/", "name": "a.png"}
     message = {

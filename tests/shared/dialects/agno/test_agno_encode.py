@@ -251,6 +251,11 @@ def test_a_call_that_was_still_running_is_shown_before_the_run_is_cancelled() ->
     assert names(encoded(run(CALL, stopped)))[-2:] == ["ToolCallStarted", "RunCancelled"]
 
 
+def test_a_cancel_that_the_agent_server_did_not_confirm_says_so() -> None:
+    stopped = ("lifecycle.cancelled", {"reason": "user_stop", "confirmed": False})
+    assert "did not confirm" in encoded(run(stopped))[-1]["reason"]
+
+
 # --- the document's payloads
 
 

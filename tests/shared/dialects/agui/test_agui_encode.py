@@ -110,6 +110,12 @@ def test_an_older_client_which_knows_no_cancelled_run_is_sent_an_error() -> None
     run = a_run().say("lifecycle.cancelled", reason="user_stop", confirmed=True)
     error = last(run, STRICT_059)
     assert (error["type"], error["code"]) == ("RUN_ERROR", "cancelled")
+    assert "did not confirm" not in error["message"]
+
+
+def test_a_cancel_that_the_agent_server_did_not_confirm_says_so() -> None:
+    run = a_run().say("lifecycle.cancelled", reason="user_stop", confirmed=False)
+    assert "did not confirm" in last(run, STRICT_059)["message"]
 
 
 @pytest.mark.parametrize(

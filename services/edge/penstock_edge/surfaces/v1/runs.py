@@ -21,6 +21,7 @@ from penstock.runs.start import Origin, Start
 from penstock.web.auth import Identity, acting_user, identity_of
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
+    FLAG,
     JSON,
     NULLABLE,
     OBJECT,
@@ -283,7 +284,8 @@ class Runs:
             summary="Cancel a run",
             answers={
                 200: json(
-                    "The run is cancelled", an_object(run_id=TEXT, status=TEXT, timestamp=NULLABLE)
+                    "The run is cancelled; `confirmed` is false if its agent server may go on",
+                    an_object(run_id=TEXT, status=TEXT, timestamp=NULLABLE, confirmed=FLAG),
                 ),
                 202: json("Not known yet", an_object(run_id=TEXT, status=TEXT)),
             },
@@ -301,7 +303,7 @@ class Runs:
         body = {"run_id": run_id, "status": "cancelled", "timestamp": cancelled.at}
         if cancelled.at is None:
             return _json(orjson.dumps(body | {"status": "cancelling"}), 202)
-        return _json(orjson.dumps(body))
+        return _json(orjson.dumps(body | {"confirmed": cancelled.confirmed}))
 
 
 async def _with_marker(bus: Bus, view: View, place: StartPosition) -> StartPosition:

@@ -25,7 +25,7 @@ import orjson
 
 from penstock.dialects.adk.encode import shapes
 from penstock.dialects.adk.vocabulary import ABORTED
-from penstock.dialects.base import ClientDialect, Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject, unconfirmed
 from penstock.dialects.json import array, obj
 from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
@@ -325,7 +325,7 @@ class AdkEncoder:
 
     def _cancelled(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._close(event)
-        message = "Invocation was aborted by client."
+        message = f"Invocation was aborted by client{unconfirmed(event['data'])}."
         yield self._event(event, None, errorCode=ABORTED, errorMessage=message)
 
     # Events.

@@ -20,7 +20,7 @@ from typing import Final
 from penstock.dialects.agno.encode import pauses
 from penstock.dialects.agno.encode.address import Address
 from penstock.dialects.agno.encode.steps import STEP_FRAMES
-from penstock.dialects.base import ClientDialect, Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject, unconfirmed
 from penstock.dialects.json import obj, objects, text
 from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
@@ -419,7 +419,8 @@ class AgnoEncoder:
 
     def _cancelled(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._close(event)
-        yield self._address.frame(event, "RunCancelled", reason=_stopped(event["run_id"]))
+        reason = _stopped(event["run_id"]) + unconfirmed(event["data"])
+        yield self._address.frame(event, "RunCancelled", reason=reason)
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._show_calls(event)

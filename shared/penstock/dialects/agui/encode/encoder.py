@@ -31,7 +31,7 @@ from penstock.dialects.agui.vocabulary import (
     EventType,
     is_modern,
 )
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import Json, JsonObject, unconfirmed
 from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.wire import epoch_s, frame
 from penstock.events import TERMINAL
@@ -250,7 +250,8 @@ class AguiEncoder:
             yield self._finished(data, outcome={"type": "cancelled"})
         else:  # an older client, which does not know the outcome `cancelled`
             facts = {"by": data.get("by")}
-            yield _error(f"The run was cancelled: {reason}.", "cancelled", facts)
+            text = f"The run was cancelled: {reason}{unconfirmed(data)}."
+            yield _error(text, "cancelled", facts)
 
     def _failed(self, data: JsonObject) -> Iterator[Emitted]:
         code = data.get("code") or "internal"
