@@ -17,6 +17,7 @@ from penstock_automations.rules import store as store_module
 from penstock_automations.rules.anonymous import pause_rules_without_owner
 from penstock_automations.rules.file import apply_file, read_rules
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
+from penstock_automations.rules.sealing import RuleKeys
 from penstock_automations.rules.secrets import check_secret
 from penstock_automations.rules.store import CurrentRules, RuleStore, VersionConflict
 from support.drive.automations import rule, user
@@ -255,9 +256,11 @@ async def test_rules_in_memory_are_those_of_the_bucket_after_any_changes(
         compiled: list[str] = []
         parse = store_module.parse_rule
 
-        def counting(rule_id: str, value: bytes, revision: int) -> CompiledRule | None:
+        def counting(
+            keys: RuleKeys, rule_id: str, value: bytes, revision: int
+        ) -> CompiledRule | None:
             compiled.append(rule_id)
-            return parse(rule_id, value, revision)
+            return parse(keys, rule_id, value, revision)
 
         monkeypatch.setattr(store_module, "parse_rule", counting)
 

@@ -216,6 +216,32 @@ async def test_credentials_are_not_kept_for_another_server(api: AutomationsApi) 
     assert (await api.ask("PATCH", "/hook", body=given)).status_code == 200
 
 
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+async def test_a_signing_secret_is_not_kept_for_another_server(
+    api: AutomationsApi, method: str
+) -> None:
+    async def stored() -> list[str]:
+        rule = await RuleStore(api.bus).get("hook")
+        assert rule is not None
+        assert rule.record.rule.action.webhook is not None
+        return rule.record.rule.action.webhook.secrets
+
+    body = await api.make("hook")
+    [before] = await stored()
+    url = body["action"]["webhook"]["url"]
+    body["action"]["webhook"]["url"] = f"{url}/other-path"
+    same = await api.ask(method, "/hook", body=body)
+    assert same.status_code == 200
+    assert "new_secrets" not in same.json()
+    assert await stored() == [before]
+    body["action"]["webhook"]["url"] = "https://elsewhere.example/x"
+    moved = await api.ask(method, "/hook", body=body)
+    assert moved.status_code == 200
+    [after] = await stored()
+    assert after != before
+    assert moved.json()["new_secrets"] == {"webhook": after}
+
+
 async def test_a_caller_that_writes_another_users_rule_needs_act_as(
     api: AutomationsApi,
 ) -> None:

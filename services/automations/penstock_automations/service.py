@@ -45,6 +45,7 @@ from penstock_automations.rules.call_secrets import read_call_secrets
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.refusals import Refusals
+from penstock_automations.rules.sealing import RuleKeys
 from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
 from penstock_automations.triggers import schedules
@@ -55,7 +56,9 @@ log = logging.getLogger(__name__)
 
 NEW_SHARDS_S = 1.0  # seconds between two checks for new shards of the bus
 RETRY_S = 1.0
+ENCRYPT_AFTER_S = 900.0
 LIST = "list of deliveries"
+READABLE = "the secrets of rules are stored readable in NATS: set PENSTOCK_RULE_KEYS"
 
 
 class AutomationsService(Service):
@@ -69,8 +72,9 @@ class AutomationsService(Service):
         super().__init__(context)
         assert isinstance(context.settings, AutomationsSettings)
         self._settings = settings = context.settings
-        self._store = RuleStore(self.bus)
-        self._rules = CurrentRules(self.bus)
+        keys = RuleKeys(settings.rule_keys)
+        self._store = RuleStore(self.bus, keys)
+        self._rules = CurrentRules(self.bus, keys)
         order = Order(self.bus)
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
         webhooks = WebhookExecutor(
@@ -146,6 +150,10 @@ class AutomationsService(Service):
             await until_answered("the rules file", lambda: apply_file(file, self._store, config))
         if AuthConfig(**self._settings.auth.model_dump()).requires_credentials:
             await until_answered("pausing rules", lambda: pause_rules_without_owner(self._store))
+        if self._settings.rule_keys:
+            self.spawn("encryption", self._encrypt)
+        elif self._settings.auth.requires_credentials:
+            log.warning(READABLE)
         await until_answered("reading the rules", self._rules.refresh)
         await self._begin_to_deliver()
         await until_answered("making the consumers of events", self._take_new_shards)
@@ -157,6 +165,12 @@ class AutomationsService(Service):
         self.spawn("endpoints", self._mirror.run)
         self.spawn("replays", self.replays(self._replay).run)
 
+    @property
+    def notices(self) -> list[str]:
+        """Texts for operators about lost data and readable secrets."""
+        is_readable = self._settings.auth.requires_credentials and not self._settings.rule_keys
+        return [*super().notices, *([READABLE] if is_readable else [])]
+
     async def drain(self, grace_s: float) -> None:
         """Take no new jobs and events, and finish the deliveries that are under way."""
         await self.cancel("shards")
@@ -167,7 +181,7 @@ class AutomationsService(Service):
     async def stop(self) -> None:
         """Stop taking jobs and events, and give unfinished jobs back."""
         await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
-        await self.cancel("endpoints", LIST)
+        await self.cancel("endpoints", "encryption", LIST)
         await self._stop_brokers()
         await self._matcher.finish(0)
         await self._deliverer.finish(0)
@@ -218,6 +232,15 @@ class AutomationsService(Service):
         """
         await self._consumers.update()
         await self._schedules.arrange()
+
+    async def _encrypt(self) -> None:
+        """Encrypt the rules when processes that lack the key have ended, even in a rolling upgrade.
+
+        Such a process would take events of these rules, and do nothing.
+        """
+        while True:
+            await asyncio.sleep(ENCRYPT_AFTER_S)
+            await until_answered("encrypting the rules", self._store.encrypt)
 
     def _on_change(self) -> None:
         self._changed.set()

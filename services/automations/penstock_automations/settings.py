@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, field_validator
 
 from penstock.runs.settings import StartSettings
 from penstock.settings import Words
 from penstock_automations.guard.addresses import parse_networks
+
+MIN_KEY_BYTES: Final = 32
 
 
 class AutomationsSettings(StartSettings):
@@ -29,6 +31,13 @@ class AutomationsSettings(StartSettings):
         100,
         ge=0,
         description="How many rules one user may make over HTTP. Rules of the file do not count.",
+    )
+    rule_keys: Words = Field(
+        (),
+        repr=False,
+        description="Keys that encrypt the secrets of rules in NATS, separated by commas, each of "
+        "at least 32 characters. The first encrypts, all decrypt. Without a key, who may read the "
+        "bucket `rules` or a backup reads the secrets.",
     )
     webhook_allow_hosts: Words = Field(
         (),
@@ -72,6 +81,13 @@ class AutomationsSettings(StartSettings):
         description="Seconds between the attempts of a delivery, as a JSON list; each is varied "
         "by up to a tenth. After one more attempt than there are delays, a delivery has failed.",
     )
+
+    @field_validator("rule_keys")
+    @classmethod
+    def _are_keys(cls, value: tuple[str, ...]) -> Any:
+        if any(len(key.encode()) < MIN_KEY_BYTES for key in value):
+            raise ValueError(f"each key must have at least {MIN_KEY_BYTES} bytes")
+        return value
 
     @field_validator("webhook_allow_networks")
     @classmethod

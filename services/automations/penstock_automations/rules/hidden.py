@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
 from penstock_automations.rules.check import InvalidRule
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.secrets import HIDDEN, WRITE_ONLY
+from penstock_automations.rules.secrets import HIDDEN, WRITE_ONLY, origin_of
 
 
 def with_hidden_secrets(model: BaseModel) -> dict[str, Any]:
@@ -47,13 +46,16 @@ def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[
 def with_restored_secrets(value: Any, earlier: Rule | None) -> Any:
     """Return the JSON of a rule with the earlier rule's secrets in place of `(hidden)`.
 
-    So a client that does not know the secrets can read a rule, change a field and send it back.
+    So a client that does not know the secrets can read a rule, change a field and send it back. If
+    the URL changes to another server, hidden signing secrets are left out, so that the rule gets a
+    new one.
 
     Raises:
         InvalidRule: the earlier rule has no secret at that place, or the credentials would be sent
             to another server than before.
     """
     before = earlier.model_dump(mode="json") if earlier is not None else {}
+    value = _without_secrets_of_another_server(value, before)
     found = _restored(value, before, ())
     if earlier is not None and found != value:
         _check_receiver(value, before)
@@ -97,8 +99,8 @@ def _check_receiver(value: dict[str, Any], before: dict[str, Any]) -> None:
     Without this check, somebody who may change the rule, but may not know the credentials, could
     have the credentials sent to another server.
     """
-    webhook, earlier = _webhook(value), _webhook(before)
-    if HIDDEN in str(webhook.get("auth")) and _origin(webhook) != _origin(earlier):
+    webhook = _webhook(value)
+    if HIDDEN in str(webhook.get("auth")) and not _is_same_server(webhook, before):
         reason = "the URL has another server than before: give the credentials again"
         raise InvalidRule([{"field": "action.webhook.auth", "reason": reason}])
 
@@ -109,9 +111,15 @@ def _webhook(rule: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _origin(webhook: dict[str, Any]) -> tuple[str, str]:
-    try:
-        parts = urlsplit(str(webhook.get("url")))
-    except ValueError:
-        return "", ""
-    return parts.scheme, parts.netloc.lower()
+def _without_secrets_of_another_server(value: Any, before: dict[str, Any]) -> Any:
+    webhook = _webhook(value) if isinstance(value, dict) else {}
+    secrets = webhook.get("secrets")
+    if not isinstance(secrets, list) or HIDDEN not in secrets or _is_same_server(webhook, before):
+        return value
+    others = [each for each in secrets if each != HIDDEN]
+    return {**value, "action": {**value["action"], "webhook": {**webhook, "secrets": others}}}
+
+
+def _is_same_server(webhook: dict[str, Any], before: dict[str, Any]) -> bool:
+    earlier = _webhook(before)
+    return not earlier or origin_of(str(webhook.get("url"))) == origin_of(str(earlier.get("url")))

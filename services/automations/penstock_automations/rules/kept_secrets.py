@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.secrets import new_secret, new_token
+from penstock_automations.rules.secrets import new_secret, new_token, origin_of
 from penstock_automations.rules.triggers import Hook
 
 
 def with_secrets(rule: Rule, earlier: Rule | None) -> Rule:
-    """Return the rule with its missing secrets added: the earlier rule's secrets, or new ones."""
+    """Return the rule with its missing secrets added: the earlier rule's secrets, or new ones.
+
+    A webhook to another server than before gets a new secret. With the earlier one, the new server
+    could sign in the name of Penstock to the earlier server.
+    """
     webhook = rule.action.webhook
     if webhook is not None and not webhook.secrets:
         before = earlier.action.webhook if earlier is not None else None
-        kept = before.secrets if before is not None else []
+        is_same = before is not None and origin_of(before.url) == origin_of(webhook.url)
+        kept = before.secrets if before is not None and is_same else []
         changed = webhook.model_copy(update={"secrets": kept or [new_secret()]})
         action = rule.action.model_copy(update={"webhook": changed})
         rule = rule.model_copy(update={"action": action})

@@ -7,6 +7,7 @@ import binascii
 import secrets
 import string
 from typing import Final
+from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
@@ -17,6 +18,15 @@ PREFIX: Final = "whsec_"
 MIN_BYTES, MAX_BYTES = 24, 64
 _MADE_CHARACTERS = 32
 _LETTERS = string.ascii_letters + string.digits
+
+
+def origin_of(url: str) -> tuple[str, str]:
+    """Return the scheme and the server of a URL; two empty texts for a text that is no URL."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "", ""
+    return parts.scheme.lower(), parts.netloc.lower()
 
 
 def new_secret() -> str:

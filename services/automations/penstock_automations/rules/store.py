@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -19,6 +20,7 @@ from penstock_automations.rules.index import RuleIndex
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleRecord, compile_rule
+from penstock_automations.rules.sealing import CannotOpen, RuleKeys
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,9 @@ class VersionConflict(Exception):
 class RuleStore:
     """Reads and changes the rules in KV. A change is a compare-and-set and makes a new version."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, keys: RuleKeys | None = None) -> None:
         self._bus = bus
+        self._keys = keys or RuleKeys()
         self._bucket = bus.bucket("rules")
 
     async def all(self) -> list[CompiledRule]:
@@ -44,7 +47,7 @@ class RuleStore:
             BusError: the bucket cannot be read.
         """
         entries = await self._bucket.entries()
-        found = [parse_rule(each.key, each.value, each.revision) for each in entries]
+        found = [parse_rule(self._keys, each.key, each.value, each.revision) for each in entries]
         return [each for each in found if each is not None]
 
     async def get(self, rule_id: str) -> CompiledRule | None:
@@ -54,7 +57,23 @@ class RuleStore:
             BusError: the bucket cannot be read.
         """
         entry = await self._bucket.get(rule_id)
-        return parse_rule(rule_id, entry.value, entry.revision) if entry is not None else None
+        if entry is None:
+            return None
+        return parse_rule(self._keys, rule_id, entry.value, entry.revision)
+
+    async def encrypt(self) -> None:
+        """Write the rules again whose secrets are readable or encrypted with an earlier key.
+
+        Raises:
+            BusError: a rule could not be read or written.
+        """
+        for entry in await self._bucket.entries():
+            rule = parse_rule(self._keys, entry.key, entry.value, entry.revision)
+            if rule is None or self._keys.is_current(rule.record, entry.value):
+                continue
+            with contextlib.suppress(VersionConflict):  # the other writer has the same key
+                await self.put(rule.record, entry.revision)
+                log.info("rule %s: its secrets are encrypted with the first key", rule.id)
 
     async def put(self, record: RuleRecord, revision: int) -> RuleRecord:
         """Store a record in place of the given revision, which is 0 for a new rule.
@@ -63,7 +82,7 @@ class RuleStore:
             VersionConflict: the rule has another revision.
             BusError: nothing was stored, or it is unknown whether the record was stored.
         """
-        if await self._bucket.update(record.rule.id, record.dump(), revision) is None:
+        if await self._bucket.update(record.rule.id, self._keys.dump(record), revision) is None:
             raise VersionConflict(f"the rule {record.rule.id} was changed at the same time")
         return record
 
@@ -201,8 +220,9 @@ class RuleStore:
 class CurrentRules:
     """Keeps the current rules in memory, and follows the changes of KV `rules`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, keys: RuleKeys | None = None) -> None:
         self._bus = bus
+        self._keys = keys or RuleKeys()
         self._rules: dict[str, CompiledRule] = {}
         self._index = RuleIndex([])
         self._revision = 0  # the revision of the last write that was read
@@ -247,7 +267,7 @@ class CurrentRules:
         """Return all rules, and the revision up to which the bucket was read."""
         self._is_stale = False
         try:
-            found = await RuleStore(self._bus).all()
+            found = await RuleStore(self._bus, self._keys).all()
         except BusError:
             self._is_stale = True
             raise
@@ -262,7 +282,7 @@ class CurrentRules:
             rules.pop(rule_id, None)
             rule = None
             if not is_marker(stored):
-                rule = parse_rule(rule_id, stored.payload, stored.sequence)
+                rule = parse_rule(self._keys, rule_id, stored.payload, stored.sequence)
             if rule is not None:
                 rules[rule_id] = rule
         if seen == revision:
@@ -301,11 +321,13 @@ class CurrentRules:
             await self.refresh()
 
 
-def parse_rule(rule_id: str, value: bytes, revision: int) -> CompiledRule | None:
+def parse_rule(keys: RuleKeys, rule_id: str, value: bytes, revision: int) -> CompiledRule | None:
     """Return the rule of a record. If the record cannot be read, log this and return None."""
     try:
-        return compile_rule(RuleRecord.model_validate_json(value), revision)
+        return compile_rule(keys.parse(value), revision)
     except ValidationError as error:
         fields = [".".join(map(str, each["loc"])) for each in error.errors(include_input=False)]
         log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, fields)
-        return None
+    except CannotOpen as error:
+        log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, error)
+    return None
