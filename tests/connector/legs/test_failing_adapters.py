@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import BusUnavailable
+from penstock.bus import BusUnavailable, RawWriter
 from penstock.bus.records import SessionRecord
 from penstock.bus.subjects import control, session_key
+from penstock.tracing import spans
 from penstock_connector.service import ConnectorService
 from penstock_connector.state.leg_record import LegRecords
 from penstock_connector.state.session_queue import SessionQueue
@@ -243,3 +244,80 @@ async def test_a_leg_that_is_cancelled_while_it_updates_its_records_updates_them
         await nothing_is_left(penstock, run_id, "s-cancelled")
         kind, _ = the_end(await penstock.raw(run_id))
     assert kind == "end"
+
+
+async def test_a_span_that_cannot_be_recorded_makes_no_second_last_frame(
+    nats_server: NatsServer,
+    upstream: Misbehaving,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        monkeypatch.setattr("penstock_connector.legs.runner.span_of", raises)
+        monkeypatch.setattr(spans, "is_on", lambda: True)
+        run_id = await penstock.start_run("agno", "hello", session_id="s-fails-span")
+        *_, last = await penstock.ended(run_id)
+        monkeypatch.setattr(spans, "is_on", lambda: False)
+        await nothing_is_left(penstock, run_id, "s-fails-span")
+        assert the_end(await penstock.raw(run_id))[0] == "end"
+    assert last.type == "lifecycle.completed"
+    assert len(failures(caplog, run_id)) == 1
+
+
+async def test_a_leg_whose_task_is_cancelled_in_its_last_write_has_one_last_frame(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame is stored, and its acknowledgement comes after the task was cancelled."""
+    stored, may_answer, write = asyncio.Event(), asyncio.Event(), RawWriter.write
+
+    async def answers_late(self: RawWriter, kind: str, *arguments: Any, **more: Any) -> int:
+        sequence = await write(self, kind, *arguments, **more)
+        if kind == "end":
+            stored.set()
+            await may_answer.wait()
+        return sequence
+
+    monkeypatch.setattr(RawWriter, "write", answers_late)
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello", session_id="s-late-answer")
+        async with asyncio.timeout(30):
+            await stored.wait()
+        held = connector_of(penstock)._commands.registry.legs[run_id]
+        held.task.cancel()
+        await asyncio.wait({held.task}, timeout=0.2)
+        may_answer.set()
+        await nothing_is_left(penstock, run_id, "s-late-answer")
+        assert the_end(await penstock.raw(run_id))[0] == "end"
+
+
+async def test_a_leg_that_was_taken_over_during_a_loss_does_nothing_to_its_new_holder(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    """NATS has lost frames, so the number of the former holder's last frame is not in RAW."""
+    goes_on = asyncio.Event()
+
+    async def slow(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(STARTED)
+        await goes_on.wait()
+        await answer.send(agno("RunContent", content="x", event_index=1))
+        await answer.left()
+
+    upstream.script(slow)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello", session_id="s-overtaken")
+        await penstock.events_until(run_id, "lifecycle.started")
+        await upstream.called()
+        held = connector_of(penstock)._commands.registry.legs[run_id]
+        holder = await RawWriter.resume(penstock.bus, run_id, "upstream", "another/1")
+        await holder.write("claim", b'{"calls":true}', leg=1)
+        held.leg.writer.last = holder.last + 1000
+        goes_on.set()
+        async with asyncio.timeout(30):
+            await asyncio.wait({held.task})
+        assert held.task.result().label == "taken_over"
+        assert await holder.holds()
+        await holder.write("lost", b'{"code":"internal","error":"x"}', leg=1)
+    assert not [request for request in upstream.requests if request.path.endswith("/cancel")]

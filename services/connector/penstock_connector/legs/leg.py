@@ -129,6 +129,7 @@ class Leg:
     # the monotonic time at which the request was sent; None after the first bytes of the answer
     _asked_at: float | None = None
     milestones: Milestones = ()  # the steps that the leg has reached, for the leg's span
+    _ending: asyncio.Task[None] | None = None  # writes the leg's last source frame
 
     def __post_init__(self) -> None:
         if self.history is not None:
@@ -160,8 +161,7 @@ class Leg:
             if outcome.kind != "gone":
                 self.phase = Phase.CLOSING
                 await self._close()
-                facts = without_secrets(self.agent, outcome.facts)
-                await self._write(outcome.kind, orjson.dumps(facts))
+                await self.end(outcome)
         except HistoryLost as error:
             outcome = await self._end_without_history(error)
         except FenceConflict:
@@ -175,6 +175,23 @@ class Leg:
             text = without_secrets(self.agent, outcome.facts).get("error")
             log.debug("run %s leg %d: %s", self.run_id, self.number, text)
         return outcome
+
+    async def end(self, outcome: Outcome) -> None:
+        """Write the leg's last source frame, unless this frame is being written or is written.
+
+        If the caller is cancelled, the write goes on: a frame whose acknowledgement nobody waits
+        for may be stored, and a second last frame would follow it.
+
+        Raises:
+            FenceConflict: another connector holds the leg.
+            HistoryLost: RAW has lost the last frame of this leg.
+            BusError: the server refuses the frame.
+        """
+        if self._ending is None or (self._ending.done() and self._ending.exception()):
+            kind: FrameKind = "lost" if outcome.kind == "lost" else "end"
+            payload = orjson.dumps(without_secrets(self.agent, outcome.facts))
+            self._ending = asyncio.create_task(self._write(kind, payload))
+        await asyncio.shield(self._ending)
 
     async def _outcome(self) -> Outcome:
         # A leg that was first when it joined the queue need not wait, because the first leg stays
@@ -473,17 +490,27 @@ class Leg:
         )
 
     async def _end_without_history(self, error: HistoryLost) -> Outcome:
-        """End the leg as lost, because RAW has lost frames that later frames depend on."""
-        log.error("run %s leg %d: it is ended: %s", self.run_id, self.number, error)
-        await self._ask_to_cancel()
-        await self._close()
-        outcome = lost("history_lost", HISTORY_LOST)
-        try:
-            await self.writer.continue_after_loss()
-            await self._write("lost", orjson.dumps(outcome.facts))
-        except FenceConflict:
-            return TAKEN_OVER
-        return outcome
+        """End the leg as lost, because RAW has lost frames that later frames depend on.
+
+        The agent server is asked to cancel only after the fence has accepted a `claim`: the loss
+        may hide that another connector has taken the leg over and streams the agent's answer.
+        """
+        outcome, is_ours = lost("history_lost", HISTORY_LOST), False
+        while True:
+            try:
+                await self.writer.continue_after_loss()
+                if not is_ours:
+                    await self._claim()
+                    is_ours = True
+                    log.error("run %s leg %d: it is ended: %s", self.run_id, self.number, error)
+                    await self._ask_to_cancel()
+                    await self._close()
+                await self.end(outcome)
+                return outcome
+            except HistoryLost as again:  # NATS has lost frames again meanwhile
+                error = again
+            except FenceConflict:
+                return TAKEN_OVER
 
     async def _close(self) -> None:
         """Let the adapter finish; the adapter's exceptions are logged, and do not change the

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Final
 
 import httpx
-import orjson
 from pydantic import ValidationError
 
 from penstock import log_fields, telemetry
@@ -190,9 +189,19 @@ class LegRunner:
         return outcome or BROKEN
 
     async def _outcome_of(self, leg: Leg, order: Order) -> Outcome:
+        began_ns = time.time_ns()
         try:
-            began_ns = time.time_ns()
             outcome = await leg.run()
+        except Exception:  # if no outcome were written, the run would never end
+            log.exception("run %s leg %d: the connector failed", leg.run_id, leg.number)
+            return await self._end_as_lost(leg, BROKEN)
+        self._observe(leg, order, outcome, began_ns)
+        return outcome
+
+    def _observe(self, leg: Leg, order: Order, outcome: Outcome, began_ns: int) -> None:
+        """Record the leg's span, and check the agent server after a failure; the leg's last source
+        frame is written, so a failure here is only logged."""
+        try:
             if spans.is_on():
                 spent_s = leg.history.spent_s if leg.history is not None else 0.0
                 spans.record(
@@ -208,14 +217,12 @@ class LegRunner:
                     )
                 )
             self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
-            return outcome
-        except Exception:  # if no outcome were written, the run would never end
-            log.exception("run %s leg %d: the connector failed", leg.run_id, leg.number)
-            return await self._end_as_lost(leg, BROKEN)
+        except Exception:
+            log.exception("run %s leg %d: it cannot be observed", leg.run_id, leg.number)
 
     async def _end_as_lost(self, leg: Leg, outcome: Outcome) -> Outcome:
         try:
-            await leg.writer.write(outcome.kind, orjson.dumps(outcome.facts), leg=leg.number)
+            await leg.end(outcome)
         except FenceConflict:
             log.info("run %s leg %d: it had ended", leg.run_id, leg.number)
             return TAKEN_OVER

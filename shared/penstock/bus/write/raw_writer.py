@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.bus import messages, streams, subjects
@@ -55,6 +55,10 @@ class RawWriter:
     connection: str
     last: int = 0  # stream sequence of the writer's last frame
     index: int = 0  # how many frames this object has written
+    _made_s: float = field(init=False)  # when this object was made, in Unix seconds of NATS's clock
+
+    def __post_init__(self) -> None:
+        self._made_s = self.bus.clock.time()
 
     @classmethod
     async def resume(cls, bus: WritesRaw, run_id: str, writer: str, connection: str) -> RawWriter:
@@ -126,15 +130,23 @@ class RawWriter:
         return not self._is_foreign(await tail(self.bus, streams.raw_for(self.run_id), pattern))
 
     async def continue_after_loss(self) -> None:
-        """Continue after the frames that are left when `write` has raised HistoryLost.
+        """Continue after the frames that remain when `write` has raised HistoryLost.
 
-        Waits while the bus is away.
+        Waits while the bus is away. After a loss, NATS uses sequences again, so a sequence does not
+        tell whose frame the last one is. A frame of another connection that is older than this
+        object is of an earlier writer; a later one shows that another writer has taken the run
+        over.
 
         Raises:
+            FenceConflict: another writer has taken the run over.
             BusError: the server refuses the request.
         """
         pattern = subjects.raw_stored(self.run_id, self.writer)
         stored = await tail(self.bus, streams.raw_for(self.run_id), pattern)
+        if stored and stored.headers.get(messages.CONNECTION) != self.connection:
+            clock = self.bus.clock
+            if clock.time() - clock.age_s(stored.stored_at) > self._made_s:
+                raise FenceConflict(f"run {self.run_id} was taken over")
         self.last = stored.sequence if stored else 0
 
     async def _store(self, batch: Sequence[Message]) -> int:
