@@ -191,7 +191,7 @@ def test_the_secrets_of_compose_are_made_once_and_those_that_there_are_stay(tmp_
     first = made(file)
     assert made(file) == first
     assert file.stat().st_mode & 0o077 == 0
-    own = {"PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_CSRF_SECRET"}
+    own = {"PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_CSRF_SECRET", "PENSTOCK_RULE_KEYS"}
     assert set(first) == {password_variable(name) for name in NAMES} | own
     assert all(re.fullmatch("p[0-9a-f]{64}", value) for value in first.values())
     other = tmp_path / "other"

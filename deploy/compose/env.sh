@@ -8,7 +8,7 @@ touch "$file"
 for name in \
     NATS_PASSWORD_OPERATOR NATS_PASSWORD_CONNECTOR NATS_PASSWORD_NORMALIZER NATS_PASSWORD_EDGE \
     NATS_PASSWORD_APPROVALS NATS_PASSWORD_AUTOMATIONS NATS_PASSWORD_WORKFLOWS \
-    NATS_PASSWORD_SUBSCRIBER AUTH_CSRF_SECRET AUTH_JWT_SECRET; do
+    NATS_PASSWORD_SUBSCRIBER AUTH_CSRF_SECRET AUTH_JWT_SECRET RULE_KEYS; do
     grep -q "^PENSTOCK_$name=" "$file" && continue
     # Tokens of an issuer are checked instead of those that a secret signs.
     [ "$name" = AUTH_JWT_SECRET ] && grep -q '^PENSTOCK_AUTH_JWKS_URL=.' "$file" && continue

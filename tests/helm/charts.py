@@ -61,8 +61,9 @@ def template(arguments: list[str]) -> str:
     if done.returncode:
         raise Refused(done.stderr)
     text = re.sub(r"^# Source: .*\n", "", done.stdout, flags=re.MULTILINE)
-    # Helm makes another key in each rendering. This one is for all.
-    return re.sub(r"^(  csrf-secret: )\S{64}$", r"\g<1>bWFkZSBieSBIZWxt", text, flags=re.MULTILINE)
+    # Helm makes other keys in each rendering. This one is for all.
+    made = r"^(  (?:csrf-secret|rule-keys): )\S{64}$"
+    return re.sub(made, r"\g<1>bWFkZSBieSBIZWxt", text, flags=re.MULTILINE)
 
 
 def objects(text: str) -> list[Object]:

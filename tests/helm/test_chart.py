@@ -357,6 +357,9 @@ def test_only_services_with_an_api_have_what_checks_callers_and_all_have_one_csr
         named = [e["valueFrom"]["secretKeyRef"] for e in container["env"] if "CSRF" in e["name"]]
         keys = "demo-bridge-keys" if rendering == "everything" else "demo-penstock-keys"
         assert named in ([], [{"name": keys, "key": "csrf-secret"}])
+        rules = [e["valueFrom"]["secretKeyRef"] for e in container["env"] if "RULE" in e["name"]]
+        key_of_rules = {"name": keys, "key": "rule-keys", "optional": True}
+        assert rules == ([key_of_rules] if name == "automations" else []), name
         assert keys in [name_of(x) for x in charts.committed(rendering) if x["kind"] == "Secret"]
 
 
