@@ -55,7 +55,7 @@ def test_an_error_in_a_condition_is_explained(policy: Path) -> None:
     said = " ".join(output.split())
     assert code == 0
     assert "cannot be decided" in said
-    assert 'so the item is asked: Key not found in map : "amount" (decides)' in said
+    assert "so the item is asked: there is no field 'amount' (decides)" in said
 
 
 def test_what_is_otherwise_than_expected_ends_with_1(policy: Path) -> None:

@@ -23,6 +23,10 @@ HOSTS = ("agents.example.com",)
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl"
 
 SECRETS = {
+    "a signing secret with a plus": (f"secret whsec_MfKQ9r8G+{'k' * 12}/Zz= is wrong", "k" * 12),
+    "a signing secret with a slash": (f"whsec_ab/{'k' * 20}", "k" * 20),
+    "a service token": (f"no token psv_{'aB-_9' * 8}abc here", "aB-_9"),
+    "a link": (f"GET /d/pln_{'aB-_9' * 8}abc: 404", "aB-_9"),
     "a header": (f"Authorization: Bearer {PRIVATE}", PRIVATE),
     "a header of another scheme": (f"authorization: Token {PRIVATE}", PRIVATE),
     "a header with a tab": (f"authorization:Bearer\t{PRIVATE}", PRIVATE),

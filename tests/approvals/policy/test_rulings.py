@@ -113,6 +113,19 @@ def test_an_error_in_a_condition_asks_and_says_why() -> None:
     assert not error.applies
 
 
+@pytest.mark.parametrize(
+    "later", ["", "  - {id: later, outcome: ask, deciders: {scope: decide}}\n"]
+)
+def test_a_reject_rule_whose_condition_fails_excludes_the_requester(later: str) -> None:
+    text = "version: 1\nrules:\n  - {id: never, when: args.amount > 1000, outcome: reject}\n"
+    policy = parse(text + later)
+    ruling = policy.outcome_of(asked(item("transfer", amount="5000")))
+    assert ruling.outcome == "ask"
+    assert [each.excluded for each in ruling.deciders] == [["requester"]]
+    unharmed = policy.outcome_of(asked(item("transfer", amount=5)))
+    assert [each.excluded for each in unharmed.deciders] == [[]]
+
+
 def test_after_an_error_no_later_rule_decides_automatically() -> None:
     policy = parse(
         """

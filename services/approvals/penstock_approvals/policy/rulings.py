@@ -4,10 +4,11 @@ The policy decides the pause automatically, or says who is asked.
 
 The first rule that matches an item applies to the item. If the condition of a rule cannot be
 evaluated, people are asked. The item then gets the next rule that asks people. So nobody can get
-around a rule with an argument that the rule's condition cannot read. A pause is decided
-automatically only if each of its items is decided automatically. Otherwise people decide the whole
-pause, on the strictest terms of all items. A decider must fit the terms of each item. The largest
-required number of people must approve, and the earliest deadline counts.
+around a rule with an argument that the rule's condition cannot read. If the failed rule would
+reject, the requester may not decide the item: the requester has chosen the argument. A pause is
+decided automatically only if each of its items is decided automatically. Otherwise people decide
+the whole pause, on the strictest terms of all items. A decider must fit the terms of each item. The
+largest required number of people must approve, and the earliest deadline counts.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from penstock.expressions import (
     TooMuch,
     VariableType,
 )
+from penstock_approvals.policy.deciding_rights import REQUESTER
 from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 from penstock_approvals.policy.model import (
     BUILTIN,
@@ -232,18 +234,21 @@ class Policy:
         self, question: Question, item: Mapping[str, Any], budget: _PauseBudget
     ) -> ItemResult:
         verdicts: list[Verdict] = []
-        is_unclear = False
+        is_unclear = may_be_rejected = False
         data = _data(question, item)
         for rule in self.document.rules:
             match, why = self._match(rule, question, item, data, budget)
             is_unclear = is_unclear or match is Matched.ERROR
+            may_be_rejected |= match is Matched.ERROR and rule.outcome == "reject"
             applies = match is not Matched.NO and (rule.outcome == "ask" or not is_unclear)
             verdicts.append(Verdict(rule.id, match, why, applies))
             if applies:
-                return ItemResult(str(item["item_id"]), rule.id, rule.outcome, rule, verdicts)
+                terms = _without_requester(rule) if may_be_rejected else rule
+                return ItemResult(str(item["item_id"]), rule.id, rule.outcome, terms, verdicts)
         default = self.document.default
         outcome: PolicyOutcome = "ask" if is_unclear else default.outcome
-        return ItemResult(str(item["item_id"]), DEFAULT_ID, outcome, default, verdicts)
+        terms = _without_requester(default) if may_be_rejected else default
+        return ItemResult(str(item["item_id"]), DEFAULT_ID, outcome, terms, verdicts)
 
     def _match(
         self,
@@ -326,6 +331,13 @@ def digest_of(document: Document) -> str:
 
 
 _FALSE: Final = "its condition is false"
+
+
+def _without_requester(terms: Terms) -> Terms:
+    """Return the terms on which the requester may not decide."""
+    excluded = [*terms.deciders.excluded, REQUESTER]
+    deciders = terms.deciders.model_copy(update={"excluded": excluded})
+    return terms.model_copy(update={"deciders": deciders})
 
 
 def _may_be_automatic(outcome: PolicyOutcome, kind: str) -> bool:
