@@ -108,7 +108,7 @@ class World:
             assert runtime.process.returncode is None, runtime.lines
             return any(line.startswith("http://") for line in runtime.lines)
 
-        await eventually(listens, 30, "the runtime listens")
+        await eventually(listens, 90, "the runtime listens")
         self.runtime = runtime
 
     async def restart_runtime(self) -> None:

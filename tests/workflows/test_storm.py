@@ -99,7 +99,7 @@ async def test_a_thousand_long_items_delay_no_other_user_and_end_at_the_limit_of
         assert len(waited_s) > 5, "the attack was over before it was measured"
         # (On a busy machine, a run takes a second also without the attack.)
         worst_s = sorted(waited_s)[int(len(waited_s) * 0.99) - 1]
-        assert worst_s < max(1, 3 * alone_s[-1]), (worst_s, alone_s)
+        assert worst_s < max(5, 3 * alone_s[-1]), (worst_s, alone_s)
         assert await metric(probe_port, "penstock_loop_longest_turn_seconds") < max(0.5, worst_s)
         for each in attacks:
             run = (await http.get(f"/v1/runs/{each}")).json()
