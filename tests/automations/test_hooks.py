@@ -164,6 +164,10 @@ async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
         return Counted()
 
     monkeypatch.setattr("penstock_automations.triggers.hook_request.hmac.new", counted)
+    # No second passes. On a slow machine, a later refusal would write another log line, whose calls
+    # would be counted.
+    frozen = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr("penstock_automations.triggers.hooks.time", frozen)
     rules = CurrentRules(SimpleNamespace(on_reconnect=lambda _: None))  # type: ignore[arg-type]
     monkeypatch.setattr(rules, "refresh", AsyncMock())
     for id, hook in HOOKS.items():

@@ -103,9 +103,8 @@ async def test_each_metric_that_a_query_asks_for_is_served(penstock: Deployment)
 
 @pytest.mark.timeout(150)
 async def test_streams_readers_and_lag_are_measured(penstock: Deployment) -> None:
-    await penstock.all(
-        await penstock.run("assistant", "hi")
-    )  # so that RAW has bytes, whichever test is first
+    # Without a run, RAW has no bytes if this test is the first on its worker.
+    await penstock.all(await penstock.run("assistant", "hello"))
 
     async def measured() -> bool:
         scraped = await scrape(penstock)

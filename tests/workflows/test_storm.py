@@ -97,7 +97,8 @@ async def test_a_thousand_long_items_delay_no_other_user_and_end_at_the_limit_of
         while not all([await ended(http, each) for each in attacks]):
             waited_s.append(await seconds_of_a_run(http))
         assert len(waited_s) > 5, "the attack was over before it was measured"
-        # (On a busy machine, a run takes a second also without the attack.)
+        # Before a decision had a budget, a run waited for a minute. Now it waited for up to 1.3 s
+        # beside the whole suite on two slow cores, so this test cannot show a limit of 1 s.
         worst_s = sorted(waited_s)[int(len(waited_s) * 0.99) - 1]
         assert worst_s < max(5, 3 * alone_s[-1]), (worst_s, alone_s)
         assert await metric(probe_port, "penstock_loop_longest_turn_seconds") < max(0.5, worst_s)
