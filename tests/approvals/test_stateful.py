@@ -250,7 +250,7 @@ def world(nats: NatsServer) -> Iterator[World]:
 
 
 @pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
-@examples(25)
+@examples(10)
 def test_one_decision_wins_and_is_sent_once_at_any_kill(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:

@@ -14,7 +14,7 @@ from penstock.bus import Message
 from penstock.bus.admin.configuration import declared
 from penstock.bus.streams import Retention
 from support.drive.figures import report
-from support.drive.one_broker import BALLAST, OneBroker, one_broker, permissions
+from support.drive.one_broker import OneBroker, one_broker, permissions
 from support.fakes.misbehaving import Answer
 from support.fakes.raw import agno
 from support.real.deployment import Deployment, Event
@@ -125,7 +125,7 @@ async def test_a_broker_that_is_away_holds_everything_back_and_ends_nothing(
 async def test_full_storage_holds_runs_until_there_is_room(broker: OneBroker) -> None:
     (edge,) = broker.penstock.of("edge")
     connector = broker.penstock.of("connector")[0]
-    async with broker.operator() as operator:
+    async with broker.operator() as operator, broker.ballast(operator):
         watches = await broker.started()
         await broker.fill(operator)
         await broker.is_not_ready(connector, "RAW takes no more messages")
@@ -135,7 +135,6 @@ async def test_full_storage_holds_runs_until_there_is_room(broker: OneBroker) ->
         await broker.is_not_ready(edge, "takes no more messages")
         assert await broker.refusals(connector, "full") >= 1
         assert "max_file_store" in connector.process.log.read_text()
-        await operator.api(f"STREAM.DELETE.{BALLAST}")
     report("storage full and freed", stall_s=await watches.end(FRAMES))
 
 

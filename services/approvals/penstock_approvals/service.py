@@ -126,6 +126,7 @@ class ApprovalsService(Service):
             (DUE,),
             self._on_due,
             on_poison=self.give_up,
+            attempts=self.attempts,
             ack_wait_s=self._settings.ack_wait_s,
             deletes=True,  # handled messages must be deleted, because SCHEDULES has no age limit
         )
@@ -149,6 +150,7 @@ class ApprovalsService(Service):
                     CONCERNS,
                     self._on_event,
                     on_poison=self.give_up,
+                    attempts=self.attempts,
                     ack_wait_s=self._settings.ack_wait_s,
                 )
                 self._requests.append(f"requests of shard {shard}")

@@ -105,7 +105,9 @@ class ConnectorService(Service):
                 ack_wait_s=self._settings.ack_wait_s,
                 room=(lambda: self._commands.room) if kind == "start" else None,
                 concurrency=at_once.get(kind, AT_ONCE),
-                max_unfinished=None,  # `state/attempts.py` finds commands that kill connectors
+                # The handlers record only the steps that may kill the process. A command that
+                # waits for a leg is not blamed if the process dies meanwhile.
+                attempts=None,
             )
             self._queues.append(queue)
             self.spawn(kind, queue.run)

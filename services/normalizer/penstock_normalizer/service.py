@@ -68,6 +68,7 @@ class NormalizerService(Service):
             self.store_dead_letter,
             partial(end_abandoned_run, self.bus),
             self.give_up,
+            self.attempts,
         )
         self.spawn("advisories", advisories.run)
         self.spawn("dead letters", self._count_dead_letters)

@@ -12,6 +12,7 @@ from typing import ClassVar
 from penstock import telemetry
 from penstock.bus import Bus, BusError, Stored, WorkQueue, streams
 from penstock.bus.state import deadletters
+from penstock.bus.state.attempts import Attempts
 from penstock.bus.state.deadletters import DeadLetter
 from penstock.bus.subjects import replay_of
 from penstock.bus.write import objects
@@ -58,6 +59,7 @@ class Service(ABC):
     def __init__(self, context: Context) -> None:
         self.context = context
         self.bus = context.bus
+        self.attempts = Attempts(self.bus, self.name)
         self.routes: Sequence[Route] = ()
         self.ws_ping_s = WS_PING_S  # seconds between pings on WebSockets
         self.draining = False
@@ -164,6 +166,7 @@ class Service(ABC):
             [replay_of(self.name, "*")],
             again,
             on_poison=self.give_up,
+            attempts=self.attempts,
         )
 
     async def cancel(self, *names: str) -> None:

@@ -117,6 +117,7 @@ async def _measured(bus: Bus, workload: Workload, pids: dict[str, int]) -> dict[
         [subjects.command("connector", "start", "*")],
         lambda stored: _complete(bus, stored),
         on_poison=_gives_up,
+        attempts=None,
         concurrency=256,
     )
     working = asyncio.create_task(connectors.run())

@@ -11,8 +11,8 @@ import pytest
 from penstock.bus import Bus
 from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.records import CancelCommand
+from penstock.bus.state import attempts
 from penstock_connector.service import ConnectorService
-from penstock_connector.state import attempts
 from support.drive.dead_letters import buried, letter_about, the_letter
 from support.drive.pipeline import PIPELINE, Services, pipeline
 from support.drive.steps import Step
@@ -106,7 +106,7 @@ async def test_a_start_that_kills_connectors_ends_its_run_and_is_not_taken_again
         command = await penstock.bus.tail("COMMANDS", f"command.connector.start.{run_id}")
         assert command is not None
         # This is the record that connectors leave if the start ends their process each time.
-        key = f"attempts.{run_id}.{command.sequence}.begin"
+        key = f"attempts.connector.begin.{command.sequence}.{command.subject}"
         left = str(attempts.MAX_UNSURVIVED - 1).encode()
         await penstock.bus.bucket("claims").create(key, left)
         dies = Hurt(Step.CLAIM)

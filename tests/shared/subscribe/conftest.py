@@ -15,6 +15,7 @@ from penstock.bus.admin import subscribers
 from penstock.bus.admin.advisories import exhausted_deliveries
 from penstock.bus.admin.permissions import OPERATOR, SUBSCRIBER
 from penstock.bus.state import deadletters
+from penstock.bus.state.attempts import Attempts
 from penstock.bus.streams import events_for
 from penstock.contract.asyncapi import headers
 from penstock.events import Event, parse
@@ -120,7 +121,10 @@ async def burying(bus: Bus) -> AsyncIterator[None]:
         raise AssertionError(error)
 
     task = asyncio.create_task(
-        exhausted_deliveries(bus, "normalizer-advisories", store_dead_letter, never, never).run()
+        exhausted_deliveries(
+            *(bus, "normalizer-advisories", store_dead_letter, never, never),
+            Attempts(bus, "normalizer"),
+        ).run()
     )
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from support.real.nats import NatsServer
 
 STORE_BYTES = 256 * 1024 * 1024
 BALLAST = "BALLAST"
+_BALLAST_BYTES = 512 * 1024
 
 _USERS = """authorization { users: [
   { user: operator, password: right }
@@ -118,16 +119,30 @@ class OneBroker:
         config = (await bus.api(f"STREAM.INFO.{stream}"))["config"]
         await bus.api(f"STREAM.UPDATE.{stream}", {**config, **fields})
 
-    async def fill(self, bus: Bus) -> None:
-        """Use up all storage of the server."""
+    @asynccontextmanager
+    async def ballast(self, bus: Bus) -> AsyncIterator[None]:
+        """Use up the storage of the server but for 16 MiB; free all of it at the end.
+
+        `fill` then takes so little time that runs which began before are still under way.
+        """
         config = {"name": BALLAST, "subjects": ["ballast"], "storage": "file"}
         await bus.api(f"STREAM.CREATE.{BALLAST}", config)
-        for size_bytes in (512 * 1024, 1024, 1):
-            try:
-                while True:
-                    await bus.publisher.publish(Message("ballast", b"x" * size_bytes, {}))
-            except StreamFull:
-                continue
+        try:
+            await self._publish_until_full(bus, _BALLAST_BYTES)
+            await bus.api(f"STREAM.PURGE.{BALLAST}", {"seq": 1 + 16 * 1024**2 // _BALLAST_BYTES})
+            yield
+        finally:
+            await bus.api(f"STREAM.DELETE.{BALLAST}")
+
+    async def fill(self, bus: Bus) -> None:
+        """Use up the storage that `ballast` has left free."""
+        for size_bytes in (_BALLAST_BYTES, 1024, 1):
+            await self._publish_until_full(bus, size_bytes)
+
+    async def _publish_until_full(self, bus: Bus, size_bytes: int) -> None:
+        with suppress(StreamFull):
+            while True:
+                await bus.publisher.publish(Message("ballast", b"x" * size_bytes, {}))
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from typing import Final
 import httpx
 
 from penstock.bus import Bus, BusError, Peers, Retry, Stored
+from penstock.bus.state.attempts import Attempts
 from penstock.settings import Config
 from penstock_connector.commands.abandoned import AbandonedRuns, DeadLetters
 from penstock_connector.commands.cancel import CancelHandler
@@ -21,7 +22,6 @@ from penstock_connector.legs.orders import Orders
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner
 from penstock_connector.settings import ConnectorSettings
-from penstock_connector.state.attempts import Attempts
 from penstock_connector.state.stores import open_stores
 from penstock_connector.succession.handover import Handover
 from penstock_connector.succession.reaper import Reaper
@@ -54,7 +54,7 @@ class Commands:
         takeover = Takeover(stores, config, settings, orders, self.registry, opener, self.runner)
         context = CommandContext(
             *(bus, config, stores, orders, self.registry, opener, takeover, self.runner),
-            Attempts(bus),
+            Attempts(bus, "connector"),
         )
         self._max_waiting = settings.max_waiting_starts
         self.waiting = FairQueue(

@@ -11,6 +11,7 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.records import StartCommand
+from penstock.bus.state.attempts import Attempts
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import run_id_of
 from penstock.settings import Config, ServerAgent
@@ -18,7 +19,6 @@ from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner
-from penstock_connector.state.attempts import Attempts
 from penstock_connector.state.run_state import end_event
 from penstock_connector.state.stores import Stores
 from penstock_connector.succession.takeover import Takeover

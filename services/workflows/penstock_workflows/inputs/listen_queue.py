@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from penstock.bus import Bus, Stored, WorkQueue
+from penstock.bus.read.work_queue import CountsAttempts
 from penstock_workflows.effects.listens import DURABLE, Listens
 
 
@@ -20,6 +21,7 @@ class ListenQueue(WorkQueue):
         handle: Callable[[Stored], Awaitable[None]],
         *,
         on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        attempts: CountsAttempts,
         room: Callable[[], int],
         concurrency: int,
         ack_wait_s: float,
@@ -31,6 +33,7 @@ class ListenQueue(WorkQueue):
             (),
             handle,
             on_poison=on_poison,
+            attempts=attempts,
             room=room,
             concurrency=concurrency,
             ack_wait_s=ack_wait_s,

@@ -20,7 +20,7 @@ from penstock.bus import streams
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
-from penstock.bus.read.work_queue import BURIED, NeverFinished, WorkQueue
+from penstock.bus.read.work_queue import BURIED, CountsAttempts, NeverFinished, WorkQueue
 from penstock.bus.subjects import MAX_DELIVERIES, TERMINATED
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ def exhausted_deliveries(
     store_dead_letter: Callable[[str, Stored, Exception], Awaitable[None]],
     end: Callable[[Stored, Exception], Awaitable[None]],
     on_poison: Callable[[Stored, Exception], Awaitable[None]],
+    attempts: CountsAttempts,
 ) -> WorkQueue:
     """Return the work queue that processes the advisories.
 
@@ -88,4 +89,5 @@ def exhausted_deliveries(
         [f"{MAX_DELIVERIES}.>", f"{TERMINATED}.>"],
         handle,
         on_poison=on_poison,
+        attempts=attempts,
     )

@@ -137,6 +137,11 @@ WORKFLOW_COMMANDS: Final = ("start", "cancel", "continue", "called", "replay")
 _TOKENS = _keys("tokens.*", "tokens.service.*")
 
 
+def _attempts(service: str) -> list[str]:
+    """Return the permissions with which a service finds messages that kill its processes."""
+    return [*_buckets("claims"), *_keys(f"claims.attempts.{service}.>")]
+
+
 def _service(
     name: str,
     purpose: str,
@@ -200,6 +205,7 @@ USERS: Final = (
         [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
         _buckets("runs", "pauses", "leases", "aliases"),
         _keys("runs.*", "pauses.*", "checkpoints.>", "leases.normalizer.>"),
+        _attempts("normalizer"),
         _KEEPS_OBJECTS,
         responds=True,
     ),
@@ -240,6 +246,7 @@ USERS: Final = (
         _reads(EVENTS, RAW, AUDIT, SCHEDULES),
         _buckets("policies", "approvals", "pauses", "runs", "aliases", "tokens", "sent"),
         _keys("approvals.>", "policies.current", "aliases.*", "tokens.link.*"),
+        _attempts("approvals"),
         _TOKENS,
         _KEEPS_OBJECTS,
         hears=["decide.*", "link.*", "$KV.approvals.*"],
@@ -268,6 +275,7 @@ USERS: Final = (
         _keys("trees.runs.*"),
         _keys("rules.*", "deliveries.>", "endpoints.>", "runs.*", "aliases.*", "sessions.*"),
         _keys("leases.automations.*"),
+        _attempts("automations"),
         # A delivery that is replayed over HTTP is marked as replayed among the dead letters, too.
         _keys("letters.automations.*"),
         _TOKENS,
@@ -300,6 +308,7 @@ USERS: Final = (
         _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "leases", "tokens", "workflows"),
         _keys("runs.*", "aliases.*", "sessions.*", "idempotency.*"),
+        _attempts("workflows"),
         # The service workflows reads the bucket of definitions by direct gets. No other service
         # writes to this bucket.
         _keys("workflows.v.*.>", "workflows.latest.*"),

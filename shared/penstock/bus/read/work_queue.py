@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import orjson
 from nats.errors import Error as NatsError
@@ -32,12 +34,9 @@ AGAIN_S = 1.0  # seconds before a step that failed is repeated
 # For `take_up`: the most handlers that run at once, the most calls of a handler that raises
 # `Retry`, and the longest pause between two calls, in seconds.
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
-# The number of deliveries that the server makes beyond the limits of the queue. If giving a message
-# up fails, the next delivery is needed to try this again.
-GIVE_UP_TRIES = 5
-# The server's limit of deliveries of one message if `max_unfinished` is None. Even if every process
-# that takes the message is killed, the limit is reached only after hours.
-MAX_UNCOUNTED = 1000
+# The server's limit of deliveries of one message. Even if every process that takes the message is
+# killed, the limit is reached only after hours.
+SERVER_LIMIT = 1000
 CHECK_S = 0.2  # seconds between two checks whether there is room for more messages
 # The reason that a work queue gives when it ends a message that it has made a dead letter. The
 # server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
@@ -55,13 +54,23 @@ class Retry(Exception):
 
 
 class NeverFinished(Exception):
-    """A message was delivered as often as is allowed, and no process ever answered a delivery."""
+    """Several processes in a row began to handle a message, and did not survive it."""
 
     def __init__(self, times: int) -> None:
         super().__init__(
             f"delivered {times} times and never finished: each process that took it was killed, "
             "perhaps by this message"
         )
+
+
+class CountsAttempts(Protocol):
+    """The interface of `penstock.bus.state.attempts.Attempts`."""
+
+    def at(self, step: str, stored: Stored) -> AbstractAsyncContextManager[None]:
+        """Return the context in which a message may kill this process.
+
+        Entering the context raises NeverFinished if earlier processes did not survive it.
+        """
 
 
 class WorkQueue:
@@ -74,14 +83,12 @@ class WorkQueue:
 
     The server counts all deliveries, including deliveries to processes that were killed or stopped.
     So a message with `max_deliver` deliveries may never have failed. Therefore, this process tries
-    the message once more if the message has not failed in this process. `on_poison` also gets a
-    message that was delivered `max_unfinished` times without an answer, since such a message
-    probably crashed each process that took it. `max_unfinished` is higher than `max_deliver`, since
-    processes that end for other reasons leave messages unanswered, too. With `max_unfinished=None`,
-    deliveries without an answer do not count. The handler then detects such a message itself and
-    raises NeverFinished, and `on_poison` gets the message at once. If giving a message up fails
-    `GIVE_UP_TRIES` more times, the server stops delivering the message and publishes an advisory.
-    With `max_unfinished=None`, the server does so after `MAX_UNCOUNTED` deliveries.
+    the message once more if the message has not failed in this process.
+
+    A delivery without an answer does not count. `attempts` finds the messages that kill the
+    processes that handle them, and `on_poison` gets such a message with NeverFinished. Pass None if
+    the handler itself records the steps that may kill its process. If a message cannot be given up,
+    the server stops delivering it after `SERVER_LIMIT` deliveries and publishes an advisory.
 
     With `deletes`, a message that was acknowledged or given up is deleted from the stream. The
     stream then needs no age limit. If the process ends after it has answered and before it has
@@ -100,11 +107,11 @@ class WorkQueue:
         handle: Callable[[Stored], Awaitable[None]],
         *,
         on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        attempts: CountsAttempts | None,
         room: Callable[[], int] | None = None,
         concurrency: int = 64,
         ack_wait_s: float = 30.0,
         max_deliver: int = 5,
-        max_unfinished: int | None = 15,
         deletes: bool = False,
     ) -> None:
         self._bus = bus
@@ -113,11 +120,11 @@ class WorkQueue:
         self._patterns = patterns
         self._handle = handle
         self._on_poison = on_poison
+        self._attempts = attempts
         self._room = room or (lambda: concurrency)
         self._concurrency = concurrency
         self._ack_wait_s = ack_wait_s
         self._max_deliver = max_deliver
-        self._max_unfinished = max_unfinished
         self._deletes = deletes
         # The stream sequences of messages that failed in this process. Another process may have
         # processed some of these messages since then.
@@ -184,7 +191,7 @@ class WorkQueue:
                     if self._room() <= 0:
                         return
                     try:
-                        await self._handle(stored)
+                        await self._attempt(stored)
                         self._taken_up.add(stored.sequence)
                         return None
                     except Retry as retry:
@@ -228,7 +235,7 @@ class WorkQueue:
                 "filter_subjects": list(self._patterns),
                 "ack_policy": "explicit",
                 "ack_wait": int(self._ack_wait_s * NANO),
-                "max_deliver": self._server_limit,
+                "max_deliver": SERVER_LIMIT,
                 "max_ack_pending": MAX_PENDING,
             },
         }
@@ -302,12 +309,9 @@ class WorkQueue:
         """Handle a message; return the answer to the server: done, deliver again, or never deliver
         again."""
         stored = delivery.stored
-        if self._max_unfinished is not None and stored.delivered > self._max_unfinished:
-            await self._on_poison(stored, NeverFinished(stored.delivered - 1))
-            return b"+TERM " + BURIED.encode()
         while not self._stopped.is_set():
             try:
-                await self._handle(stored)
+                await self._attempt(stored)
             except Retry as retry:
                 await self._pause(retry.delay_s)
             except (BusUnavailable, OutcomeUnknown) as error:
@@ -337,12 +341,12 @@ class WorkQueue:
                 return b"+ACK"
         return _nak(0)
 
-    @property
-    def _server_limit(self) -> int:
-        """The number of deliveries after which the server stops delivering a message."""
-        if self._max_unfinished is None:
-            return MAX_UNCOUNTED
-        return max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES
+    async def _attempt(self, stored: Stored) -> None:
+        if self._attempts is None:
+            await self._handle(stored)
+            return
+        async with self._attempts.at(self._durable, stored):
+            await self._handle(stored)
 
     def _has_failed(self, stored: Stored) -> bool:
         """Return False for a repeated delivery of a message that has not failed in this process."""

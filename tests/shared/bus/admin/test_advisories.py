@@ -15,6 +15,7 @@ import pytest
 from penstock.bus import Bus, BusError, Stored, streams
 from penstock.bus.admin.advisories import exhausted_deliveries
 from penstock.bus.state import deadletters
+from penstock.bus.state.attempts import Attempts
 from penstock.bus.subjects import MAX_DELIVERIES
 from support.drive.bus import connected, event, new_run_id
 from support.drive.dead_letters import all_letters, publish, stored_command, the_letter
@@ -45,7 +46,10 @@ async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[li
     async def end(stored: Stored, error: Exception) -> None:
         ended.append(stored.subject)
 
-    queue = exhausted_deliveries(bus, "normalizer-advisories", store_dead_letter, end, give_up)
+    queue = exhausted_deliveries(
+        *(bus, "normalizer-advisories", store_dead_letter, end, give_up),
+        Attempts(bus, "normalizer"),
+    )
     task = asyncio.create_task(queue.run())
     try:
         yield unread

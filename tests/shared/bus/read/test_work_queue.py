@@ -23,24 +23,33 @@ from penstock.bus import (
     streams,
 )
 from penstock.bus.read import work_queue
+from penstock.bus.state import attempts
+from penstock.bus.state.attempts import Attempts
 from penstock.bus.subjects import MAX_DELIVERIES
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
 
+# Handles a command in a process, with the limits of attempts in its arguments: the command `poison`
+# kills the process, and another command is still being handled at that moment.
 _DIES = """
 import asyncio, os, signal, sys
-from penstock.bus import Bus, BusSettings
-from penstock.bus import WorkQueue
+from penstock.bus import Bus, BusSettings, WorkQueue
+from penstock.bus.state import attempts
 
-async def die(stored, error=None):
-    os.kill(os.getpid(), signal.SIGKILL)
+async def handle(stored):
+    if stored.payload == b"poison":
+        await asyncio.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.sleep(30)
 
-async def main(url, target):
+async def main(url, target, uncounted, unsurvived):
+    attempts.UNCOUNTED, attempts.MAX_UNSURVIVED = int(uncounted), int(unsurvived)
     bus = await Bus.connect(BusSettings(url=url))
     patterns = [f"command.{target}.start.*"]
+    counter = attempts.Attempts(bus, target)
     await WorkQueue(
-        bus, "COMMANDS", target, patterns, die, on_poison=die, ack_wait_s=1, max_deliver=2
+        bus, "COMMANDS", target, patterns, handle, on_poison=handle, attempts=counter, ack_wait_s=1
     ).run()
 
 asyncio.run(main(*sys.argv[1:]))
@@ -79,7 +88,11 @@ class Commands:
             self.target,
             [f"command.{self.target}.start.*"],
             handle or self.note,
-            **{"on_poison": self.give_up, **settings},
+            **{
+                "on_poison": self.give_up,
+                "attempts": Attempts(self.bus, self.target),
+                **settings,
+            },
         )
         task = asyncio.create_task(queue.run())
         try:
@@ -166,27 +179,34 @@ async def test_a_stopping_connector_gives_back_the_commands_that_wait(commands: 
         assert await commands.until(1) == [b"x"]
 
 
-async def test_what_kills_whoever_takes_it_is_given_up_unread(commands: Commands) -> None:
-    """Each process that takes the command is a real process, which a real SIGKILL ends."""
-    await commands.send(b"poison")
-    for _ in range(2):
+async def test_what_kills_each_process_is_given_up_and_what_was_beside_it_is_handled(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process that takes the commands is a real process, which a real SIGKILL ends."""
+    monkeypatch.setattr(attempts, "UNCOUNTED", 1)
+    monkeypatch.setattr(attempts, "MAX_UNSURVIVED", 2)
+    await commands.send(b"poison", b"innocent")
+    for _ in range(3):  # the first process records no attempt
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _DIES, commands.bus.settings.url, commands.target
+            *(sys.executable, "-c", _DIES),
+            *(commands.bus.settings.url, commands.target, "1", "2"),
         )
-        assert await process.wait() == -signal.SIGKILL
-    async with commands.taken(ack_wait_s=1, max_unfinished=2):
+        async with asyncio.timeout(60):
+            assert await process.wait() == -signal.SIGKILL
+    async with commands.taken(ack_wait_s=1):
         await commands.empty()
-    assert commands.handled == []
-    [(payload, why)] = commands.given_up
+    assert commands.handled == [b"innocent"]
+    [(payload, message)] = commands.given_up
     assert payload == b"poison"
-    assert "delivered 2 times and never finished" in why
+    assert "delivered 3 times and never finished" in message
+    assert len(await commands.bus.bucket("claims").keys(f"attempts.{commands.target}.>")) == 1
 
 
 async def test_a_process_killed_by_something_else_is_no_failed_attempt(
     commands: Commands,
 ) -> None:
     await taken_and_left(commands, 3)
-    async with commands.taken(ack_wait_s=1, max_deliver=1, max_unfinished=4):
+    async with commands.taken(ack_wait_s=1, max_deliver=1):
         await commands.empty()
     assert commands.handled == [b"x"]
     assert commands.given_up == []
@@ -203,7 +223,7 @@ async def test_where_deliveries_do_not_count_the_handler_says_what_kills(
             raise NeverFinished(30)
 
     await taken_and_left(commands, 30)
-    async with commands.taken(handle, max_unfinished=None):
+    async with commands.taken(handle, attempts=None):
         await commands.empty()
     assert commands.handled == [b"x"]
     assert [payload for payload, _ in commands.given_up] == ([b"x"] if kills else [])
@@ -250,7 +270,7 @@ async def test_one_failure_after_many_kills_is_no_poison(commands: Commands, fai
 async def test_what_cannot_even_be_given_up_is_left_to_the_server(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_queue, "GIVE_UP_TRIES", 1)
+    monkeypatch.setattr(work_queue, "SERVER_LIMIT", 3)
     failed = 0
 
     async def fail(stored: Stored, error: Exception | None = None) -> None:
@@ -263,10 +283,12 @@ async def test_what_cannot_even_be_given_up_is_left_to_the_server(
             streams.ADVISORIES, f"{MAX_DELIVERIES}.COMMANDS.{commands.target}"
         )
 
-    async with commands.taken(fail, on_poison=fail, max_deliver=1, max_unfinished=1, ack_wait_s=1):
+    async with commands.taken(fail, on_poison=fail, max_deliver=1, ack_wait_s=1):
         await commands.send(b"x")
         await eventually(told, 30, "an advisory")
-    assert failed == 3  # the handler, and two attempts to record that the command is given up
+    # In each of the three deliveries, the handler fails and then the attempt to give the command up.
+    # In the second delivery, the handler is called twice, since the first failure was not recorded.
+    assert failed == 7
 
 
 async def test_a_consumer_of_an_older_version_gets_the_limit(commands: Commands) -> None:
@@ -287,7 +309,7 @@ async def test_a_consumer_of_an_older_version_gets_the_limit(commands: Commands)
         await commands.send(b"x")
         await commands.until(1)
         info = await commands.bus.api(f"CONSUMER.INFO.COMMANDS.{commands.target}")
-    assert info["config"]["max_deliver"] == 15 + work_queue.GIVE_UP_TRIES
+    assert info["config"]["max_deliver"] == work_queue.SERVER_LIMIT
 
 
 async def test_a_command_that_always_fails_is_given_up(
@@ -524,10 +546,13 @@ async def test_messages_of_an_ended_process_are_handled_before_their_ack_wait(
         pattern,
         commands.note,
         on_poison=commands.give_up,
+        attempts=None,
     )
     async with connected(nats_server.url) as dying:
         victim = WorkQueue(
-            dying, streams.COMMANDS, commands.target, pattern, hang, on_poison=commands.give_up
+            *(dying, streams.COMMANDS, commands.target, pattern, hang),
+            on_poison=commands.give_up,
+            attempts=None,
         )
         task = asyncio.create_task(victim.run())
         await commands.send(b"one", b"two")
@@ -565,6 +590,7 @@ async def test_a_message_that_this_process_handles_is_not_taken_twice(commands: 
         [f"command.{commands.target}.start.*"],
         handle,
         on_poison=commands.give_up,
+        attempts=None,
     )
     task = asyncio.create_task(queue.run())
     await commands.send(b"x")
