@@ -286,7 +286,7 @@ async def test_what_cannot_even_be_given_up_is_left_to_the_server(
     async with commands.taken(fail, on_poison=fail, max_deliver=1, ack_wait_s=1):
         await commands.send(b"x")
         await eventually(told, 30, "an advisory")
-    # In each of the three deliveries, the handler fails and then the attempt to give the command up.
+    # In each of the three deliveries, the handler fails, and then the attempt to give up.
     # In the second delivery, the handler is called twice, since the first failure was not recorded.
     assert failed == 7
 
