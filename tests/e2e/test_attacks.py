@@ -7,6 +7,7 @@ and an ADK server.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -402,7 +403,13 @@ async def test_users_of_an_agno_server_do_not_meet_in_a_session(site: Site) -> N
     tools = [{**tool, "confirmed": True} for tool in paused["tools"]]
     continued = {"tools": orjson.dumps(tools).decode(), "session_id": session, "stream": "true"}
     path = f"/agents/agno/runs/{run_id}/continue"
-    answer = await site.ask("POST", path, scope=scope, data=continued)
+    # The edge waits two seconds for the record of the pause. A loaded machine may take longer.
+    async with asyncio.timeout(60):
+        while (
+            "is not paused"
+            in (answer := await site.ask("POST", path, scope=scope, data=continued)).text
+        ):
+            await asyncio.sleep(0.1)
     assert "RunCompleted" in answer.text
     ids = {frame["session_id"] for frame in _frames(answer.text) if "session_id" in frame}
     assert ids == {session}
