@@ -112,7 +112,7 @@ docs: setup ## Write the generated parts of the READMEs anew: settings tables
 dist: setup ## Build the wheels and sdists of all members into dist/, with the lock they run on
 	@deploy/dist.sh $(BIN)/python dist $(MEMBERS)
 	@echo "dist/ has $$(ls dist/*.whl | wc -l) wheels. To install them into an environment:"
-	@echo "  pip install --require-hashes -r dist/requirements.txt"
+	@echo "  pip install --no-deps --require-hashes -r dist/requirements.txt"
 	@echo "  pip install --no-deps --no-index dist/*.whl"
 
 dist-check: setup upstreams ## Install the wheels into an empty environment, and run penstock from there
@@ -164,11 +164,9 @@ lock: setup ## Resolve the locks again, with hashes (ARGS=--upgrade for newer ve
 	@cd deploy && $(COMPILE) $(ARGS) requirements.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-dev.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-build.in
-	@for name in $(UPSTREAMS) agno_older bench_naive; do \
+	@for name in $(UPSTREAMS) $(OLDER_UPSTREAMS) bench_naive; do \
 		(cd deploy && $(COMPILE) $(ARGS) upstreams/$$name.in) || exit 1; \
 	done
-# (pip 23 does not find google-api-core[grpc] in a lock without extras.)
-	@cd deploy && $(COMPILE) --no-strip-extras $(ARGS) upstreams/adk_older.in
 
 clean: ## Remove what was made: environments, demo data, caches
 	@rm -rf .venv .penstock .hypothesis .import_linter_cache .ruff_cache build dist

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pty
 import re
 import subprocess
 import sys
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -249,6 +251,7 @@ def test_an_image_copies_only_what_there_is_and_installs_only_by_hash(stage: str
     for install in re.findall(
         r"pip\S*(?: --python \S+)? install(?:[^\\\n]|\\\n)*", STAGES[stage] + script
     ):
+        assert "--no-deps" in install
         assert "--require-hashes" in install or "--no-index" in install
 
 
@@ -319,3 +322,49 @@ def test_setting_up_at_a_terminal_counts_every_package(tmp_path: Path) -> None:
 def test_a_setup_that_failed_is_done_again(tmp_path: Path) -> None:
     assert set_up(tmp_path, terminal=False, ends_with=1)[0] == 1
     assert "fetching" in set_up(tmp_path, terminal=False)[1]
+
+
+def wheel(folder: Path, name: str, version: str, *lines: str) -> str:
+    """Write an empty wheel with these further lines of metadata; return its line of a lock."""
+    about = f"{name}-{version}.dist-info"
+    files = {
+        f"{about}/METADATA": "\n".join(
+            ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines, ""]
+        ),
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{file},,\n" for file in [*files, f"{about}/RECORD"])
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in {**files, f"{about}/RECORD": record}.items():
+            archive.writestr(file, text)
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+def install(folder: Path, *lock: str) -> subprocess.CompletedProcess[str]:
+    """Run deploy/venv.sh with the real pip, this lock and the wheels of `folder`."""
+    (folder / "lock.txt").write_text("".join(lock))
+    return subprocess.run(
+        ["sh", ROOT / "deploy/venv.sh", folder / "venv", folder / "lock.txt"],
+        env=os.environ
+        | {"PYTHON": sys.executable, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_version_released_after_the_lock_breaks_no_setup(tmp_path: Path) -> None:
+    user = wheel(tmp_path, "user", "1.0", "Requires-Dist: auth[tls]>=1.0")
+    auth = wheel(tmp_path, "auth", "1.0", "Provides-Extra: tls")
+    wheel(tmp_path, "auth", "2.0", "Provides-Extra: tls")
+    done = install(tmp_path, user, auth)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert next((tmp_path / "venv").glob("lib/*/site-packages/auth-1.0.dist-info"))
+
+
+def test_a_lock_that_lacks_a_package_is_named(tmp_path: Path) -> None:
+    done = install(tmp_path, wheel(tmp_path, "user", "1.0", "Requires-Dist: auth[tls]>=1.0"))
+    assert done.returncode == 1
+    assert "user 1.0 requires auth, which is not installed" in done.stderr
+    assert f"{tmp_path / 'lock.txt'} lacks a package on this system" in done.stderr

@@ -107,7 +107,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip: list[str | Path] = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-input"]
     locked = subprocess.run(
-        [*pip, "--require-hashes", "-r", dist / "requirements.txt"],
+        [*pip, "--no-deps", "--require-hashes", "-r", dist / "requirements.txt"],
         capture_output=True,
         text=True,
         check=False,
