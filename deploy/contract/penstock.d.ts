@@ -289,7 +289,7 @@ export interface LifecycleFailed extends Envelope {
   data: {
     /** What went wrong, in the upstream's own words if it had any, without credentials and addresses of internal machines. */
     error: string;
-    /** `upstream_lost`, `upstream_http`, `not_a_stream`, `upstream_error`, `timeout`, `outcome_unknown`, `history_lost`, `limit`, `not_accepted` or `internal`. */
+    /** `not_sent` (nothing was sent to the agent server, so a new run repeats nothing), `upstream_lost` (the run had begun), `upstream_http`, `not_a_stream`, `upstream_error`, `timeout`, `outcome_unknown`, `history_lost`, `limit`, `not_accepted` or `internal`. */
     code: string;
     /** The upstream's class of error. */
     error_type?: string | null;

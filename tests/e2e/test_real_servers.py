@@ -328,5 +328,5 @@ async def test_an_agent_server_that_is_not_there_is_a_clear_end(penstock: Deploy
     events = await penstock.all(await penstock.run("nobody", "hi"))
     check(events)
     failed = only(events, "lifecycle.failed")
-    assert failed["code"] == "upstream_lost"
+    assert failed["code"] == "not_sent"
     assert "cannot reach the agent server at [address]" in failed["error"]

@@ -40,7 +40,7 @@ steps:
   b:
     needs: [a]
     run: {agent: worker, message: 'input.id + " b fails-once"'}
-    retry: {attempts: 3, backoff: 1s}
+    retry: {attempts: 3, backoff: 1s, codes: [broken]}
   c: {needs: [a], run: {agent: worker, message: 'input.id + " c"'}, output: result.text}
   w: {needs: [b], wait: 1s}
   d: {needs: [w, c], run: {agent: worker, message: 'c.output + " d"'}, output: result.text}

@@ -31,7 +31,7 @@ timeout: 1h
 steps:
   a:
     run: {agent: worker, message: 'input.id + " a fails-once"'}
-    retry: {attempts: 2, backoff: 1s}
+    retry: {attempts: 2, backoff: 1s, codes: [upstream_error]}
   large: {set: 'input.text'}
   inner: {needs: [a], workflow: {workflow: inner, input: '{"id": input.id + " inner"}'}}
   hear: {listen: {event: custom.event}, timeout: 1s, on_failure: continue}

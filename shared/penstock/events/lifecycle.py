@@ -163,8 +163,10 @@ class Failed(Data, title="Run failed"):
         "credentials and addresses of internal machines."
     )
     code: str = Field(
-        description="`upstream_lost`, `upstream_http`, `not_a_stream`, `upstream_error`, "
-        "`timeout`, `outcome_unknown`, `history_lost`, `limit`, `not_accepted` or `internal`."
+        description="`not_sent` (nothing was sent to the agent server, so a new run repeats "
+        "nothing), `upstream_lost` (the run had begun), `upstream_http`, `not_a_stream`, "
+        "`upstream_error`, `timeout`, `outcome_unknown`, `history_lost`, `limit`, `not_accepted` "
+        "or `internal`."
     )
     error_type: str | None = Field(default=None, description="The upstream's class of error.")
     step: str | None = Field(default=None, description="The step that failed.")

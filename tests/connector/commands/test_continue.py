@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from penstock_normalizer.service import NormalizerService
 from support.drive.dead_letters import all_letters
 from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline, types
 from support.drive.waiting import eventually
-from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
+from support.fakes.misbehaving import Misbehaving, agents, misbehaving, plays, stalls
 from support.fakes.raw import agno_approved, agno_pause, agno_text
 from support.real.connectors import DEAD, FAST
 from support.real.nats import NatsServer
@@ -120,6 +121,21 @@ async def test_what_a_dead_connector_claimed_and_did_not_send_is_sent_by_another
         await sending(penstock, command, "done")
     assert last.type == "lifecycle.completed"
     assert len(continues(upstream)) == 1
+
+
+async def test_a_decision_that_cannot_reach_the_server_does_not_hide_that_the_run_had_begun(
+    nats_server: NatsServer,
+) -> None:
+    async with AsyncExitStack() as server:
+        upstream = await server.enter_async_context(misbehaving())
+        upstream.script(plays(agno_pause()))
+        async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+            command = await paused_run(penstock)
+            await server.aclose()
+            await penstock.command("continue", command)
+            *_, last = await penstock.ended(command.run_id)
+    assert last.data["code"] == "upstream_lost"
+    assert last.data["retryable"] is True
 
 
 async def test_what_a_dead_connector_had_opened_is_never_sent_again(

@@ -443,7 +443,7 @@ async def test_a_server_that_is_not_there_is_said_to_be_out_of_reach(
     async with pipeline(nats_server.url, config) as penstock:
         run_id = await penstock.start_run("gone", "hello")
         *_, failed = await penstock.ended(run_id)
-    assert failed.data["code"] == "upstream_lost"
+    assert failed.data["code"] == "not_sent"
     assert "cannot reach the agent server" in failed.data["error"]
     assert failed.data["retryable"] is True
 

@@ -23,7 +23,7 @@ from support.chaos.recorder import Exchange
 
 ENDS = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
 EPILOGUE = ("automation.", "approval.withdrawn")
-LOST = {"upstream_lost", "outcome_unknown"}
+LOST = {"not_sent", "upstream_lost", "outcome_unknown"}
 # The checks that do not apply to a run that was open when this stream lost its newest messages.
 # Three guarantees always apply: the sequence has no gap, the list of runs knows the one end, and
 # each request went upstream at most once.

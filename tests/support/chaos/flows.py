@@ -42,7 +42,7 @@ steps:
   b:
     needs: [a]
     run: {agent: worker, message: 'input.id + " b fails-once"'}
-    retry: {attempts: 3, backoff: 1s}
+    retry: {attempts: 3, backoff: 1s, codes: [broken]}
     on_failure: continue
   c: {needs: [a], run: {agent: worker, message: 'input.id + " c slow-0.5"'}, on_failure: continue}
   w: {needs: [b], wait: 1s}

@@ -42,7 +42,7 @@ class CountingServer:
 
     Words of the message say what it does: `fails` fails always, `fails-once` at the first call of
     the same message, `slow-<seconds>` waits first, `never` waits until the client goes away,
-    `deltas-<number>` cuts the answer into so many pieces.
+    `begins` does so after its first word, `deltas-<number>` cuts the answer into so many pieces.
     """
 
     def __init__(self, upstream: Misbehaving) -> None:
@@ -74,6 +74,14 @@ class CountingServer:
             return
         ids = {"threadId": "t", "runId": "r"}
         events: list[dict[str, Any]] = [{"type": "RUN_STARTED", **ids}]
+        if "begins" in words:
+            said = {"messageId": "m"}
+            events.append({"type": "TEXT_MESSAGE_START", **said, "role": "assistant"})
+            events.append({"type": "TEXT_MESSAGE_CONTENT", **said, "delta": "done"})
+            await answer.head()
+            await answer.send(_sse(events))
+            await answer.left()
+            return
         if "fails" in words or ("fails-once" in words and self.calls[text] == 1):
             events.append({"type": "RUN_ERROR", "message": "it fails", "code": "broken"})
         else:
@@ -86,7 +94,11 @@ class CountingServer:
                 {"type": "TEXT_MESSAGE_END", **said},
                 {"type": "RUN_FINISHED", **ids},
             ]
-        await answer.whole(b"".join(b"data: " + orjson.dumps(each) + b"\n\n" for each in events))
+        await answer.whole(_sse(events))
+
+
+def _sse(events: Sequence[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: " + orjson.dumps(each) + b"\n\n" for each in events)
 
 
 def _text_of(request: Request) -> str:

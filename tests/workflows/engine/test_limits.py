@@ -69,7 +69,7 @@ def test_attempts_count_for_the_limit() -> None:
     steps = {
         "each": run_step(
             for_each={"in": "input.items", "limit": 100},
-            retry={"attempts": 20, "backoff": "1ms"},
+            retry={"codes": ["upstream_error"], "attempts": 20, "backoff": "1ms"},
             on_failure="continue",
         )
     }

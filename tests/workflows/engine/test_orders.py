@@ -25,10 +25,11 @@ LONG = 1_000_000
 
 # No output depends on the ids of children, which depend on the order.
 _OUT: dict[str, Any] = {"output": "result.text"}
+_RETRY = {"attempts": 3, "codes": ["upstream_error"]}
 _ACTIONS: list[dict[str, Any]] = [
     {"run": {"agent": "good", "message": '"go"'}, **_OUT},
     {"run": {"agent": "bad", "message": '"go"'}, **_OUT},
-    {"run": {"agent": "mends", "message": '"go"'}, "retry": {"attempts": 3}, **_OUT},
+    {"run": {"agent": "mends", "message": '"go"'}, "retry": _RETRY, **_OUT},
     {"run": {"agent": "large", "message": '"go"'}, **_OUT},
     {"workflow": {"workflow": "inner"}, **_OUT},
     {"set": "1"},

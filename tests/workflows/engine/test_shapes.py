@@ -25,6 +25,8 @@ from support.pure.engine_world import (
     workflow,
 )
 
+RETRY: dict[str, Any] = {"attempts": 2, "codes": ["upstream_error"]}
+
 
 def end_of(state: State) -> tuple[str, Any]:
     """Return how the run ended, with its output or the code of its error."""
@@ -162,7 +164,7 @@ def test_no_more_items_are_under_way_than_the_limit_says() -> None:
 def test_no_more_children_are_under_way_than_the_concurrency_says() -> None:
     steps = {
         "ask": {"approve": {"title": '"ok?"'}},
-        "bad": run_step("bad", retry={"attempts": 3}, on_failure="continue"),
+        "bad": run_step("bad", retry=RETRY | {"attempts": 3}, on_failure="continue"),
         "each": run_step(for_each={"in": "[1, 2, 3]", "limit": 3}),
         "a": run_step(),
     }
@@ -316,7 +318,7 @@ def test_a_loop_whose_item_fails_ends_the_run() -> None:
 
 
 def test_a_step_is_tried_again_after_a_backoff_that_grows() -> None:
-    retry = {"attempts": 4, "backoff": "2s", "factor": 3, "max_backoff": "10s"}
+    retry = RETRY | {"attempts": 4, "backoff": "2s", "factor": 3, "max_backoff": "10s"}
     world = World(workflow({"a": run_step(retry=retry)}), script=failing("agent"))
     begun_ms = world.now_ms
     assert end_of(world.run()) == ("failed", "upstream_error")
@@ -335,7 +337,7 @@ def test_a_step_is_tried_again_after_a_backoff_that_grows() -> None:
 
 
 def test_attempts_share_the_session_of_their_step() -> None:
-    world = World(workflow({"a": run_step(retry={"attempts": 2})}), script=failing("agent"))
+    world = World(workflow({"a": run_step(retry=RETRY)}), script=failing("agent"))
     world.run()
     assert len({start.session_id for start in world.started.values()}) == 1
 
@@ -343,7 +345,9 @@ def test_attempts_share_the_session_of_their_step() -> None:
 @pytest.mark.parametrize(
     ("code", "codes", "attempts"),
     [
-        ("upstream_error", None, 2),
+        ("not_sent", None, 2),
+        ("upstream_lost", None, 1),
+        ("upstream_error", None, 1),
         ("upstream_error", ["timeout"], 1),
         ("timeout", ["timeout"], 2),
         ("outcome_unknown", None, 1),
@@ -361,6 +365,22 @@ def test_only_the_codes_of_a_retry_are_tried_again_and_an_unknown_outcome_only_i
     world.check()
 
 
+def test_the_codes_of_a_retry_may_name_an_error_in_the_words_of_the_agent_server() -> None:
+    error = {"error": "it broke", "code": "upstream_error", "error_type": "RATE_LIMIT"}
+    retry = {"attempts": 2, "codes": ["RATE_LIMIT"]}
+    world = World(
+        workflow({"a": run_step(retry=retry)}), script=lambda _: ("lifecycle.failed", error)
+    )
+    world.run()
+    assert len(world.started) == 2
+
+
+def test_a_workflow_whose_step_was_not_sent_is_not_repeated_by_one_above_it() -> None:
+    steps = {"first": run_step("good"), "a": run_step(needs=["first"])}
+    world = World(workflow(steps), script=failing("agent", code="not_sent"))
+    assert end_of(world.run()) == ("failed", "upstream_lost")
+
+
 def test_a_child_that_somebody_cancelled_is_not_started_again() -> None:
     world = World(
         workflow({"a": run_step(retry={"attempts": 3})}),
@@ -372,7 +392,8 @@ def test_a_child_that_somebody_cancelled_is_not_started_again() -> None:
 
 def test_an_answer_that_the_output_cannot_use_is_tried_again_like_a_failure() -> None:
     answers = iter(["no json", '{"score": 3}'])
-    steps = {"a": run_step(output="result.data.score", retry={"attempts": 2})}
+    retry = RETRY | {"codes": ["expression_error"]}
+    steps = {"a": run_step(output="result.data.score", retry=retry)}
     world = World(workflow(steps, output="a.output"), script=lambda _: completed(next(answers)))
     assert end_of(world.run()) == ("completed", 3)
     world.check()
@@ -558,7 +579,7 @@ def test_another_attempt_of_a_question_is_another_approval() -> None:
 
 
 def test_what_belongs_to_an_earlier_attempt_changes_nothing() -> None:
-    steps = {"a": run_step(timeout="5s", retry={"attempts": 2, "backoff": "1s"})}
+    steps = {"a": run_step(timeout="5s", retry=RETRY | {"backoff": "1s"})}
     world = World(workflow(steps), script=lambda _: None)
     drain(world)
     (first,) = world.started
@@ -640,7 +661,7 @@ def test_a_call_gives_its_answer() -> None:
         {"approve": {"title": '"ok?"'}},
         {"wait": "1h"},
         {"listen": {"event": "a.b", "where": "event.data.n == 5"}},
-        run_step(retry={"attempts": 2, "backoff": "1h"}),
+        run_step(retry=RETRY | {"backoff": "1h"}),
     ],
     ids=["run", "workflow", "for_each", "approve", "wait", "listen", "retry"],
 )

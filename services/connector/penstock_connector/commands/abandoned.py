@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _NEVER_STARTED: Final = end_event(
     "lifecycle.failed",
-    code="internal",
+    code="not_sent",
     error="the command to start the run was lost before a connector had it; the agent's server "
     "was not called: start the run again",
     retryable=True,

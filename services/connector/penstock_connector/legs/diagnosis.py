@@ -87,4 +87,4 @@ def _has_answered(outcome: Outcome) -> bool | None:
         return True
     if code == "upstream_http":
         return True if outcome.facts.get("status_code", 0) < _SERVER_ERROR else None
-    return False if code == "upstream_lost" and outcome.facts.get("retryable") else None
+    return False if outcome.facts.get("retryable") else None

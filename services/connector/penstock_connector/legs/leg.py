@@ -32,7 +32,7 @@ from penstock.settings import ServerAgent
 from penstock.start_fields import NotAccepted
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg_span import Milestones, headers_of, with_milestone
-from penstock_connector.legs.outcome import TAKEN_OVER, Outcome, ended, lost
+from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, ended, lost
 from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.response import (
     MAX_DETAIL_CHARACTERS,
@@ -197,13 +197,13 @@ class Leg:
         # A leg that was first when it joined the queue need not wait, because the first leg stays
         # first.
         if self.is_queued and not await self._turn_comes():
-            return self.requests.stop_as or self._cancelled(confirmed=True)
+            return self._stopped or self._cancelled(confirmed=True)
         self.phase = Phase.PREPARING
         stream = asyncio.create_task(self._stream())
         try:
             async with asyncio.timeout(self._time_left_s()):
                 if not await self._unless_stopped(stream):
-                    return self.requests.stop_as or await self._cancel(stream)
+                    return self._stopped or await self._cancel(stream)
                 outcome = stream.result()
                 if outcome.kind == "lost" and self.requests.cancelled is not None:
                     # the cancel may have broken the connection, so the leg ends as cancelled
@@ -277,6 +277,23 @@ class Leg:
                 answer.value,
             )
         return self._cancelled(confirmed=confirmed)
+
+    def lost(self, error: str) -> Outcome:
+        """Return the outcome of a leg that this connector gives up for this reason."""
+        return lost("upstream_lost" if self._may_have_called else self._not_sent, error)
+
+    @property
+    def _stopped(self) -> Outcome | None:
+        """The outcome of a leg that was released or abandoned; None if it was cancelled."""
+        if (error := self.requests.abandoned) is not None:
+            return self.lost(error)
+        return RELEASED if self.requests.is_released else None
+
+    @property
+    def _not_sent(self) -> str:
+        """The code of a leg whose request was not sent. Only the first leg begins the run: a
+        caller may repeat a run that failed with `not_sent`."""
+        return "not_sent" if self.number == 1 else "upstream_lost"
 
     @property
     def _may_have_called(self) -> bool:
@@ -475,7 +492,7 @@ class Leg:
 
     def _unreachable(self, error: httpx.HTTPError) -> Outcome:
         return lost(
-            "upstream_lost",
+            self._not_sent,
             f"cannot reach the agent server at {self.agent.url}: {text_of(error)}",
             retryable=True,
         )

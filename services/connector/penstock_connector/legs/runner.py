@@ -177,7 +177,7 @@ class LegRunner:
                 await self._close(leg, listening, order, outcome)
             except asyncio.CancelledError:
                 if outcome is None:
-                    outcome = await self._end_as_lost(leg, lost("upstream_lost", STOPPED))
+                    outcome = await self._end_as_lost(leg, leg.lost(STOPPED))
                 await self._close(leg, listening, order, outcome)
         except Exception:
             # The leg's record still exists. The reaper of this connector finds it within a minute,

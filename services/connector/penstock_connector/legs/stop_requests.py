@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from penstock_connector.legs.outcome import RELEASED, Outcome, lost
-
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
@@ -30,7 +28,8 @@ class StopRequests:
     """
 
     cancelled: Cancelled | None = None
-    stop_as: Outcome | None = None  # the outcome of a released or abandoned leg
+    is_released: bool = False
+    abandoned: str | None = None  # the error for the last frame
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cancel(self, by: str, reason: str) -> None:
@@ -43,16 +42,15 @@ class StopRequests:
 
         The caller does this before another connector takes the leg.
         """
-        self._stop(RELEASED)
+        self.is_released = self.abandoned is None
+        self._asked.set()
 
     def abandon(self, error: str) -> None:
         """Ask the leg to close its connection, and to write a `lost` frame with this error."""
-        self._stop(lost("upstream_lost", error))
+        if not self.is_released:
+            self.abandoned = self.abandoned or error
+        self._asked.set()
 
     async def wait(self) -> None:
         """Wait for the first request."""
         await self._asked.wait()
-
-    def _stop(self, how: Outcome) -> None:
-        self.stop_as = self.stop_as or how
-        self._asked.set()

@@ -96,7 +96,9 @@ class ForEach:
 class Retry:
     """Tells whether and when a failed step is tried again.
 
-    If `codes` is None, the step is tried again after every failure code except `NEVER_RETRIED`.
+    Without `codes`, a step that runs an agent or a workflow (`has_effects`) is tried again only if
+    nothing was sent to the agent server; another step is tried again after every failure code
+    except `NEVER_RETRIED`.
     """
 
     attempts: int
@@ -104,12 +106,14 @@ class Retry:
     factor: float
     max_backoff_s: float
     codes: frozenset[str] | None
+    has_effects: bool
 
-    def applies_to(self, code: str) -> bool:
-        """Return whether a failure with this code may be retried."""
-        if self.codes is None:
-            return code not in NEVER_RETRIED
-        return code in self.codes
+    def applies_to(self, code: str, error_type: str | None) -> bool:
+        """Return whether a failure may be retried that has this code, and this type in the agent
+        server's own words."""
+        if self.codes is not None:
+            return code in self.codes or error_type in self.codes
+        return code == "not_sent" if self.has_effects else code not in NEVER_RETRIED
 
     def backoff_after(self, attempt: int) -> float:
         """Return the seconds between failed attempt number `attempt` (from 1) and the next

@@ -225,7 +225,12 @@ def _retry(step: StepDefinition) -> compiled.Retry | None:
         return None
     codes = frozenset(given.codes) if given.codes is not None else None
     return compiled.Retry(
-        given.attempts, seconds(given.backoff), given.factor, seconds(given.max_backoff), codes
+        given.attempts,
+        seconds(given.backoff),
+        given.factor,
+        seconds(given.max_backoff),
+        codes,
+        has_effects=step.run is not None or step.workflow is not None,
     )
 
 

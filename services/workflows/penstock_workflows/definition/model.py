@@ -134,8 +134,11 @@ class Retry(Part):
     max_backoff: Duration = Field("5m", description="The longest time between two attempts.")
     codes: Annotated[tuple[str, ...], Field(max_length=50)] | None = Field(
         None,
-        description="The failure codes after which the step is tried again. Default: every code "
-        "but `outcome_unknown`, `rejected`, `cancelled` and `limit_exceeded`.",
+        description="The failure codes after which the step is tried again: codes of failed runs, "
+        "or an agent server's own types of errors. Default: only `not_sent` for a step that runs "
+        "an agent or a workflow, since after any other failure the agent may have done some of its "
+        "work; for another step every code but `outcome_unknown`, `rejected`, `cancelled` and "
+        "`limit_exceeded`.",
     )
 
 

@@ -197,7 +197,13 @@ def _on_child(draft: Draft, input: inputs.ChildInput) -> None:
                     :MAX_ERROR_CHARACTERS
                 ],
             }
-            fail(draft, entry, error, child={"status": "failed"})
+            fail(
+                draft,
+                entry,
+                error,
+                child={"status": "failed"},
+                error_type=input.data.get("error_type"),
+            )
         case "lifecycle.cancelled":
             by = input.data.get("by") or input.data.get("reason") or "somebody"
             error = {"code": "cancelled", "message": f"its run was cancelled by {by}"}

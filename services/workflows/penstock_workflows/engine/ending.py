@@ -75,14 +75,18 @@ def fail(
     *,
     output: Json = None,
     child: JsonObject | None = None,
+    error_type: str | None = None,
 ) -> None:
-    """End an attempt of an open step with an error: the step is tried again, or has failed."""
+    """End an attempt of an open step with an error: the step is tried again, or has failed.
+
+    `error_type` is the type of the error in the agent server's own words.
+    """
     retry = draft.plan.step(entry.step).retry
     if (
         draft.is_exhausted
         or retry is None
         or entry.attempt >= retry.attempts
-        or not retry.applies_to(error["code"])
+        or not retry.applies_to(error["code"], error_type)
     ):
         fail_step(draft, entry.key, error, output=output, child=child)
         return
@@ -111,7 +115,10 @@ def fail_step(
 
 
 def _of_step(key: Key, error: JsonObject) -> JsonObject:
-    return {**error, "message": f"the step {name_of(key)} failed: {error['message']}"}
+    # Other steps may have had effects. With `not_sent`, a workflow above would repeat them.
+    code = "upstream_lost" if error["code"] == "not_sent" else error["code"]
+    message = f"the step {name_of(key)} failed: {error['message']}"
+    return {**error, "code": code, "message": message}
 
 
 def _end_loop(draft: Draft, key: Key) -> None:
