@@ -54,7 +54,7 @@ async def test_a_run_whose_start_was_lost_ends_and_is_not_begun_by_what_comes_la
         await penstock.command("start", command)
         after = await penstock.start_run("agno", "another")
         await penstock.ended(after)
-    assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")
+    assert (last.type, last.data["code"]) == ("lifecycle.failed", "not_sent")
     assert "start the run again" in last.data["error"]
     assert [call.form["run_id"] for call in upstream.calls] == [after]
     assert found("never_started") == before + 1
@@ -279,4 +279,4 @@ async def test_the_run_of_a_workflow_is_left_to_its_service_unless_its_start_was
             entry = await penstock.bus.bucket("runs").get(run_id)
             assert entry is not None
             assert RunRecord.model_validate_json(entry.value).status in ("queued", "running")
-    assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")
+    assert (last.type, last.data["code"]) == ("lifecycle.failed", "not_sent")
