@@ -76,6 +76,20 @@ async def says(page: Page, card: str, words: str) -> None:
     await page.until(f"{state}.includes({json.dumps(words)})")
 
 
+async def is_in_view(page: Page, selector: str) -> bool:
+    """Return whether nothing covers or cuts the middle of an element in its scrolled box."""
+    return bool(
+        await page.value(
+            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            "one.closest('.stage').scrollIntoView({block: 'center'});"
+            "const box = one.getBoundingClientRect();"
+            "const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];"
+            "return document.elementFromPoint(x, y) === one;"
+            "})()"
+        )
+    )
+
+
 def is_clean(page: Page, url: str) -> None:
     """Check that all requests stayed on the origin and that the browser logged nothing.
 
@@ -114,7 +128,9 @@ async def test_a_run_is_approved_or_rejected_by_a_click(demo: Up, button: str, e
         await page.click(f"{ASKS} .asked .{button}")
         await says(page, ASKS, "completed with event")
         assert ends in await page.text(f"{ASKS} .log")
-        await page.until("!!document.querySelector('#approvals .asked:last-child.settled')")
+        # What is decided does not stay under "Waiting for a person".
+        await page.until("!document.querySelector('#approvals .asked')")
+        await page.until("!document.querySelector('#no-approvals').hidden")
         is_clean(page, demo.url)
 
 
@@ -126,9 +142,32 @@ async def test_a_workflow_shows_its_agents_and_asks(demo: Up) -> None:
         log = await page.text(f"{ASKS} .log")
         assert "⇒ scanner: Scan this change:" in log
         assert '{"score": 82}' in log  # the linter's own words
+        for button in (".approve", ".reject"):
+            assert await is_in_view(page, f"{ASKS} .asked {button}")
         await page.click(f"{ASKS} .asked .approve")
         await says(page, ASKS, "completed with event")
         assert "Code review finished successfully." in await page.text(f"{ASKS} .log")
+        # The runs of the workflow's steps belong to it, and are not in the list.
+        runs = "[...document.querySelectorAll('#runs li')].map(each => each.innerText)"
+        await page.until(f"/password = 1.*code_review.*completed/s.test({runs}[0])")
+        assert not [each for each in await page.value(runs) if "Scan this change" in each]
+        is_clean(page, demo.url)
+
+
+async def test_a_run_of_the_list_is_shown_with_all_its_events(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
+        await ready(page, "assistant")
+        await starts(page, STREAMED, "assistant", "What is the weather in Lima?")
+        await says(page, STREAMED, "completed with event")
+        link = "document.querySelector('#runs li a')"
+        await page.until(f"{link}.textContent === 'What is the weather in Lima?'")
+        await page.click("#runs li a")
+        chosen = "section[aria-labelledby=runs-title] .trial"
+        await says(page, chosen, "completed with event")
+        assert await page.text(f"{chosen} h3") == "What is the weather in Lima?"
+        assert await page.text(f"{chosen} .log") == await page.text(f"{STREAMED} .log")
+        await page.value("history.back()")
+        await page.until(f"document.querySelector('{chosen}').hidden")
         is_clean(page, demo.url)
 
 
@@ -251,3 +290,19 @@ async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_ou
         await page.click("#who button")
         await page.until("document.querySelector('#sign-in')?.hidden === false")
         assert "this one" not in await page.text("main")
+
+
+async def test_a_decision_that_is_refused_says_so_in_view(asking: Up) -> None:
+    async with page_at(f"{asking.url}/") as page:
+        await page.until("!document.querySelector('#sign-in').hidden")
+        await page.fill("#token", token(sub="bob", scope="start read"))
+        await page.click("#sign-in button")
+        await ready(page, "tester")
+        await starts(page, ASKS, "tester", "confirm " + "a long argument " * 60)
+        await says(page, ASKS, "waits for a person")
+        await page.click(f"{ASKS} .asked .approve")
+        outcome = f"{ASKS} .asked .outcome"
+        await page.until(f"document.querySelector('{outcome}').textContent !== ''")
+        assert "scope" in await page.text(outcome)
+        assert await is_in_view(page, outcome)
+        assert await is_in_view(page, f"{ASKS} .asked .reject")

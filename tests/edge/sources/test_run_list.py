@@ -120,6 +120,7 @@ async def test_the_runs_of_a_workflows_steps_are_found_by_their_parent(
     assert await pages(listed, {user}, 3, **of_parent) == [[ended, *steps[:0:-1]], [steps[0]]]
     assert await pages(listed, {user}, 9, status="failed", **of_parent) == [[ended]]
     assert await pages(listed, {user}, 9, parent_run_id=ended) == [[]]
+    assert await pages(listed, {user}, 9, parent_run_id="") == [[parent]]
 
 
 async def test_several_owners_are_one_list(bus: Bus, listed: RunList) -> None:

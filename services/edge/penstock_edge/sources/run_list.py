@@ -147,7 +147,7 @@ _COLUMNS: Final = {
 def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Return the index for which the fewest rows must be looked at, and the fields that it
     covers."""
-    if "parent_run_id" in wanted:
+    if wanted.get("parent_run_id"):
         return "INDEXED BY runs_by_parent", ("parent_run_id",)
     if "session_id" in wanted:
         return "INDEXED BY runs_by_session", ("session_id",)
@@ -185,7 +185,7 @@ class RunList:
                 in the record that is shown, so an error of the index cannot show a run that the
                 caller may not see.
             wanted: the values that the runs' records must have in `agent`, `session_id`, `status`
-                and `parent_run_id`.
+                and `parent_run_id`. An empty `parent_run_id` is that of a run without a parent.
             before: a run id; only older runs are returned.
             limit: the greatest number of runs to return.
 
@@ -204,7 +204,7 @@ class RunList:
                 record = _record(values[run_id].value) if run_id in values else None
                 if record is None or not may_see(record["user_id"]):
                     continue
-                if all(record.get(name) == value for name, value in wanted.items()):
+                if all((record.get(name) or "") == value for name, value in wanted.items()):
                     found.append(record)
             if len(keys) < missing:
                 break
@@ -280,7 +280,9 @@ def _record(value: bytes) -> JsonObject | None:
 
 
 def _code(name: str, value: str) -> int:
-    return STATUSES.get(value, -1) if name == "status" else number_of(value)
+    if name == "status":
+        return STATUSES.get(value, -1)
+    return number_of(value) if value else 0
 
 
 def packed(run_id: str) -> bytes:

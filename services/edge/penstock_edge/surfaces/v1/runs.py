@@ -76,7 +76,8 @@ FILTERS = (
     by.OF_SESSION,
     Parameter(
         "parent_run_id",
-        "Only the runs of the steps of this workflow's run, and those to which its events led",
+        "Only the runs of the steps of this workflow's run, and those to which its events led. "
+        "If it is empty, only runs that no other run has led to",
     ),
     Parameter("status", "Only runs of this status", one_of(get_args(RunStatus))),
 )

@@ -35,6 +35,8 @@ export function ask(box, approval) {
   const outcome = make("p", "outcome");
   outcome.setAttribute("role", "status");
   const buttons = make("p", "row decide");
+  const foot = make("div", "foot");
+  foot.append(outcome, buttons);
   let settled = false;
 
   const settle = (text) => {
@@ -78,7 +80,7 @@ export function ask(box, approval) {
     box.append(make("p", "said", "It needs an answer, which this page cannot give: use "));
     box.lastChild.append(make("code", "", `penstock approvals approve ${approval.approval_id}`));
   }
-  // The buttons are below the arguments, so that a person sees the arguments before deciding.
-  box.append(buttons, outcome);
+  // The foot stays in view below long arguments, which scroll.
+  box.append(foot);
   return settle;
 }

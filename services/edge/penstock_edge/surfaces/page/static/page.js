@@ -59,14 +59,21 @@ function showRuns(runs) {
     ...runs.map((run) => {
       const row = make("li");
       const link = make("a", "", short(run.message, 60) || run.run_id);
-      link.href = `/v1/runs/${encodeURIComponent(run.run_id)}`;
+      link.href = `#${encodeURIComponent(run.run_id)}`;
       row.append(link, make("span", "tag", run.agent), make("span", run.status, run.status));
       return row;
     }),
   );
 }
 
-// A panel keeps its place after the decision. If panels moved, a click could hit another approval.
+// Show the run that the address names after `#`.
+function showChosen() {
+  const id = decodeURIComponent(location.hash.slice(1));
+  chosen.card.hidden = !id;
+  if (id) chosen.show(id);
+  else chosen.close();
+}
+
 function showApprovals(approvals) {
   const pending = new Set(approvals.map((approval) => approval.approval_id));
   for (const approval of approvals) {
@@ -77,8 +84,15 @@ function showApprovals(approvals) {
     byId("approvals").append(box);
     panels.set(approval.approval_id, { box, settle });
   }
-  for (const [id, { settle }] of panels) {
-    if (!pending.has(id)) settle("it does not wait any more");
+  // A decided approval leaves the list only while nobody points at the list. The approvals below it
+  // move up, and a click could hit another one.
+  const isUsed = byId("approvals").matches(":hover, :focus-within");
+  for (const [id, { box, settle }] of panels) {
+    if (pending.has(id)) continue;
+    settle("it does not wait any more");
+    if (isUsed) continue;
+    box.remove();
+    panels.delete(id);
   }
   byId("no-approvals").hidden = panels.size > 0;
 }
@@ -110,7 +124,7 @@ async function look() {
   clearTimeout(again);
   looking ??= Promise.all([
     part("/v1/agents", (body) => showAgents(body.agents)),
-    part(`/v1/runs?limit=${SHOWN_RUNS}`, (body) => showRuns(body.runs)),
+    part(`/v1/runs?parent_run_id=&limit=${SHOWN_RUNS}`, (body) => showRuns(body.runs)),
     part("/v1/approvals?status=pending", (body) => showApprovals(body.approvals)),
   ]).finally(() => {
     looking = null;
@@ -136,6 +150,10 @@ function changed() {
 
 const trials = TRIALS.map((each) => trial(each, changed));
 byId("try").append(...trials.map((each) => each.card));
+const chosen = trial({ title: "", about: "" }, changed);
+chosen.card.hidden = true;
+byId("no-runs").before(chosen.card);
+addEventListener("hashchange", showChosen);
 
 byId("sign-in").addEventListener("submit", async (submitted) => {
   submitted.preventDefault();
@@ -146,6 +164,7 @@ byId("sign-in").addEventListener("submit", async (submitted) => {
   try {
     const who = await signIn(token);
     if (await look()) {
+      if (location.hash) showChosen();
       byId("who").hidden = false;
       put(byId("who").querySelector("span"), `Signed in as ${who.user_id}`);
     } else {
@@ -164,4 +183,4 @@ byId("who").querySelector("button").addEventListener("click", async () => {
   location.reload(); // so that no data of the user stays on the page
 });
 
-look();
+if ((await look()) && location.hash) showChosen();

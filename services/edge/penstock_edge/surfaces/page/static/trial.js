@@ -1,7 +1,8 @@
 // A trial: starts a run, shows its stream, and asks for the decision for which the run waits. The
-// user can leave the stream, come back to it, and cancel the run.
+// user can leave the stream, come back to it, and cancel the run. A trial without a message starts
+// no run; it shows the runs of `show`.
 
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { ask } from "./approval.js";
 import { call, make, put, short } from "./text.js";
 
@@ -45,6 +46,7 @@ export function trial({ title, about, message, leaves }, changed) {
   part("h3").textContent = title;
   part(".about").textContent = about;
   part("input").value = message;
+  if (message === undefined) form.remove();
   log.setAttribute("aria-label", `${title}: the run's stream`);
   if (!leaves) {
     leave.remove();
@@ -58,6 +60,7 @@ export function trial({ title, about, message, leaves }, changed) {
   let ended = true;
   let speaking = null; // [id, paragraph] of the text to which the next piece may be added
   let settle = null;
+  let shown = null; // the id of the run that `show` was last called with
 
   const say = (text) => {
     state.replaceChildren();
@@ -130,7 +133,7 @@ export function trial({ title, about, message, leaves }, changed) {
       if (source !== opened) return;
       if (opened.readyState === EventSource.CLOSED) {
         close();
-        say(`the stream was refused after event ${last}; come back, or look at the run below`);
+        say(`the stream was refused after event ${last}; come back, or choose the run in the list`);
         ended = !leaves; // without a button to come back, the user can start another run
       } else {
         say(`connection lost after event ${last}; the browser comes back by itself`);
@@ -140,8 +143,7 @@ export function trial({ title, about, message, leaves }, changed) {
     buttons();
   };
 
-  form.addEventListener("submit", async (submitted) => {
-    submitted.preventDefault();
+  const begin = (text) => {
     close();
     log.replaceChildren();
     asked.hidden = true;
@@ -149,11 +151,16 @@ export function trial({ title, about, message, leaves }, changed) {
     [runId, cursor, last, speaking, settle, ended] = [null, null, 0, null, null, false];
     buttons();
     cancel.disabled = true;
-    say("starting…");
+    say(text);
+  };
+
+  form.addEventListener("submit", async (submitted) => {
+    submitted.preventDefault();
+    begin("starting…");
     try {
       const run = await post("/v1/runs", {
-        agent: part("select").value,
-        message: part("input").value,
+        agent: form.querySelector("select").value,
+        message: form.querySelector("input").value,
       });
       runId = run.run_id;
       follow();
@@ -191,9 +198,28 @@ export function trial({ title, about, message, leaves }, changed) {
 
   return {
     card,
+    close,
+    /** Show a run that has begun already: all its events, and those to come. */
+    async show(id) {
+      shown = id;
+      begin("loading…");
+      part("h3").replaceChildren();
+      try {
+        const run = await get(`/v1/runs/${encodeURIComponent(id)}`);
+        if (shown !== id) return;
+        put(part("h3"), short(run.message, 60) || id);
+        runId = id;
+        follow();
+      } catch (error) {
+        if (shown !== id) return;
+        ended = true;
+        say(error.message);
+        buttons();
+      }
+    },
     /** Offer these agents. The chosen agent stays chosen if it is still offered. */
     offer(agents) {
-      const select = part("select");
+      const select = form.querySelector("select");
       const chosen = select.value;
       const ids = agents.map((agent) => agent.id);
       if ([...select.options].map((option) => option.value).join() === ids.join()) return;
