@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock_cli.main import app
 from penstock_cli.terminal import api as client
 from support.drive.waiting import wait_for
 from support.fakes.penstock_api import APPROVAL_ID, RUN_ID, PenstockApi, events
+from support.real.authority import Authority
 
 Invoke = Callable[..., Result]
 
@@ -193,10 +195,79 @@ def test_without_waiting_a_pause_ends_it_and_says_how_to_decide(
     penstock: Invoke, api: PenstockApi
 ) -> None:
     api.events = events(STARTED, PAUSED, COMPLETED)
-    result = penstock(*RUN, "--no-wait")
+    result = penstock(*RUN)  # without a terminal, nobody waits
     assert result.exit_code == 4
+    assert "the run goes on after the decision" in result.stderr
+    assert f"penstock events {RUN_ID} --after 2-0 --url {api.url}" in result.stderr
     assert f"penstock approvals approve {APPROVAL_ID} --url {api.url}" in result.stderr
     assert f"penstock approvals reject {APPROVAL_ID} --url {api.url}" in result.stderr
+
+
+def test_a_workflow_that_is_started_as_an_agent_is_told_its_command(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.trouble.refuse_start = (404, "there is no agent 'trip'")
+    api.workflows = ["trip"]
+    result = penstock("run", "to Rome", "--agent", "trip")
+    assert result.exit_code == 2
+    assert f"penstock workflow run trip 'to Rome' --url {api.url}" in result.stderr
+
+
+@pytest.mark.parametrize("listed", ["runs", "agents", "workflows", "workflow"])
+def test_a_list_has_a_short_name_and_a_full_one(
+    penstock: Invoke, api: PenstockApi, listed: str
+) -> None:
+    api.agents = [{"id": "assistant"}]
+    short, full = penstock(listed, "--json"), penstock(listed, "list", "--json")
+    assert (short.exit_code, full.exit_code, full.stdout) == (0, 0, short.stdout)
+
+
+def test_a_certificate_is_trusted_by_its_authority_and_else_told_as_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    authority = Authority(tmp_path, "authority")
+    cert, key = authority.certify("server")
+    server = PenstockApi(events(STARTED, COMPLETED), cert=cert, key=key)
+    server.start()
+    try:
+        words = [*RUN, "--url", server.url]
+        unknown = CliRunner().invoke(app, words)
+        assert unknown.exit_code == 2
+        assert "is not trusted" in unknown.stderr
+        assert "penstock --ca FILE" in unknown.stderr
+        streamed = CliRunner().invoke(app, ["events", RUN_ID, "--url", server.url])
+        assert "is not trusted" in streamed.stderr
+        trusting = CliRunner(env={"SSL_CERT_FILE": str(authority.file)})
+        assert trusting.invoke(app, words).exit_code == 0
+        assert CliRunner().invoke(app, ["--ca", str(authority.file), *words]).exit_code == 0
+    finally:
+        server.stop()
+
+
+def test_a_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    environment = {"SSL_CERT_FILE": str(tmp_path / "none")}
+    result = CliRunner(env=environment).invoke(app, ["runs", "--url", "https://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "SSL_CERT_FILE cannot be read" in result.stderr
+
+
+def test_a_server_without_tls_is_told_as_such(api: PenstockApi) -> None:
+    result = CliRunner().invoke(app, ["runs", "--url", api.url.replace("http:", "https:")])
+    assert result.exit_code == 2
+    assert "does it serve http://?" in result.stderr
+
+
+def test_a_program_name_that_is_no_file_is_no_error(
+    penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = tmp_path / "penstock"
+    found.write_text("#!/bin/sh\n")
+    found.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["penstock"])
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    assert "To allow it: penstock approvals approve" in penstock(*RUN).stderr
 
 
 def test_a_refused_start_says_why(penstock: Invoke, api: PenstockApi) -> None:
@@ -352,6 +423,26 @@ def test_an_approval_is_decided_item_by_item(penstock: Invoke, api: PenstockApi)
     ]
 
 
+def test_a_decision_is_told_in_words_and_its_record_with_json(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.approval["traceparent"] = "00-1-2-01"
+    told = penstock("approvals", "approve", APPROVAL_ID)
+    assert told.stdout == 'approved: delete_file(path="a")\n'
+    assert told.stderr == f"run {RUN_ID} of assistant goes on\n"
+    assert penstock("approvals", "reject", APPROVAL_ID).stdout.startswith("rejected: delete_file")
+    assert json_lines(penstock("approvals", "approve", APPROVAL_ID, "--json")) == [api.approval]
+
+
+def test_one_vote_of_two_does_not_wait_for_the_other_without_a_terminal(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.events, api.approval["need"] = events(STARTED, PAUSED, COMPLETED), 2
+    result = penstock(*RUN, "--yes")
+    assert result.exit_code == 4
+    assert "your vote counts: 1 of 2" in result.stderr
+
+
 def test_a_value_for_no_item_is_a_mistake(penstock: Invoke, api: PenstockApi) -> None:
     assert penstock("approvals", "approve", APPROVAL_ID, "--value", "Rome").exit_code == 2
     assert api.sent(DECISION) == []
@@ -386,7 +477,7 @@ def spawn(api: PenstockApi, *arguments: str, **more: Any) -> subprocess.Popen[by
 
 def test_a_pause_that_others_decide_is_waited_out(api: PenstockApi) -> None:
     api.events = events(STARTED, PAUSED, COMPLETED)
-    with spawn(api, *RUN, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+    with spawn(api, *RUN, "--wait", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"To allow it: penstock approvals approve" in process.stderr.readline()
         api.decide_elsewhere()
@@ -396,7 +487,9 @@ def test_a_pause_that_others_decide_is_waited_out(api: PenstockApi) -> None:
 
 def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(api: PenstockApi) -> None:
     api.events = events(STARTED, HELLO, PAUSED, COMPLETED)
-    with spawn(api, *RUN, "--json", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+    with spawn(
+        api, *RUN, "--json", "--wait", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         for _ in range(3):
             process.stdout.readline()

@@ -67,6 +67,7 @@ def test_every_command_and_option_has_a_help_text_that_is_a_sentence(path: str) 
         ("up --nats nats://127.0.0.1:1 --nats-port 4222", "leave one out"),
         ("up --nats-sync 10", "write `always`, or a time such as 500ms"),
         ("token --lifetime long", "write it like 15m, 2h or 3d"),
+        ("apprvals", "Did you mean 'approvals'"),
         ("approvals approve some-id --value city", "write the item's id, =, and the value"),
     ],
 )

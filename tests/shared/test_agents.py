@@ -131,3 +131,27 @@ def test_a_workflow_has_no_server() -> None:
 def test_a_workflow_has_no_field_about_a_server(field: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=f"`{field}` is for the protocol agno or adk or agui"):
         Config.model_validate({"agents": [{"id": "w", "protocol": "workflow", field: value}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("agents:\n- id: a\n  url: [\n", "penstock.yaml, line 4, is not YAML: "),
+        ("agents: []\nagents: []\n", "line 2: agents: the key is there twice"),
+        (
+            "agents:\n- id: a\n  protocol: agno\n  id: b\n",
+            "line 4: id: the key is there twice",
+        ),
+        (
+            f"agents:\n- id: a\n  protocol: agui\n  url: {URL}\n  colour: red\n",
+            "line 2: agents.0: agent a (protocol agui): there is no field `colour`",
+        ),
+    ],
+    ids=["syntax", "twice", "twice inside", "unknown field"],
+)
+def test_a_mistake_of_the_file_has_its_line(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_config(file)
+    assert told in str(error.value)

@@ -7,8 +7,10 @@ and 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -28,6 +30,7 @@ _COMMANDS: Final = {
     "tokens": ("tokens", "app"),
     "automations": ("automations", "app"),
     "workflow": ("workflow", "app"),
+    "workflows": ("workflow", "app"),
     "agents": ("agents", "app"),
     "policy": ("policy", "app"),
     "doctor": ("doctor", "doctor"),
@@ -39,6 +42,12 @@ _COMMANDS: Final = {
 
 class _Commands(TyperGroup):
     """Imports a command only when it is used, because importing all commands takes a second."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        # A mistyped command gets suggestions from these names.
+        names: dict[str, Any] = dict.fromkeys(_COMMANDS)
+        self.commands = names
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -72,5 +81,16 @@ def penstock(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Trust the certificate authorities in this PEM file, as SSL_CERT_FILE does.",
+        ),
+    ] = None,
 ) -> None:
     """The event streams of AI agents, over NATS JetStream."""
+    if ca is not None:
+        os.environ["SSL_CERT_FILE"] = str(ca)  # all HTTP clients of this process read it

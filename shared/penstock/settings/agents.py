@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 from penstock import start_fields
 from penstock.settings.errors import ConfigurationError
 from penstock.validation import reason_of
+from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
 
 MAX_NAMED = 20  # the number of agents that an error text lists
 
@@ -305,22 +306,31 @@ def load_config(path: Path) -> Config:
 
     Raises:
         ConfigurationError: the file cannot be read, or a field is wrong. The text names the file
-            and the field.
+            and the field, with its line.
     """
     try:
-        document = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        twice = [f"  line {line}: {key}: {REPEATED_KEY}" for key, line in repeated_keys(root)]
+        document = yaml.safe_load(text)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
+        what = error.problem or error.context
+        raise ConfigurationError(f"{path}, line {line}, is not YAML: {what}") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
+    if twice:
+        raise ConfigurationError("\n".join([f"{path}:", *twice]))
     try:
         return Config.model_validate(_expanded(document or {}, path))
     except ValidationError as error:
-        lines = [f"  {_line(each)}" for each in error.errors()]
+        lines = [f"  {_line(each, root)}" for each in error.errors()]
         raise ConfigurationError("\n".join([f"{path}:", *lines])) from error
 
 
-def _line(problem: ErrorDetails) -> str:
+def _line(problem: ErrorDetails, root: yaml.Node | None) -> str:
     """Return one line with the place and the text of a problem. pydantic's tag of the union is
     removed from the place."""
     place, text = problem["loc"], reason_of(problem)
@@ -328,7 +338,9 @@ def _line(problem: ErrorDetails) -> str:
         place, text = (*place, "protocol"), f"must be one of {', '.join(_MODELS)}"
     elif place[:1] == ("agents",) and place[2:3] in [(tag,) for tag in _MODELS]:
         place = (*place[:2], *place[3:])
-    return f"{'.'.join(map(str, place)) or 'file'}: {text}"
+    number = line_of(root, place)
+    at = f"line {number}: " if number else ""
+    return f"{at}{'.'.join(map(str, place)) or 'file'}: {text}"
 
 
 def did_you_mean(asked: str, known: Iterable[str]) -> str:

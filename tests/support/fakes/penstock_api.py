@@ -54,7 +54,9 @@ class Trouble:
 class PenstockApi:
     """One run with these events. A stream waits after `lifecycle.paused` for the decision."""
 
-    def __init__(self, run_events: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, run_events: list[dict[str, Any]], cert: str | None = None, key: str | None = None
+    ) -> None:
         self.events = run_events
         self.trouble = Trouble()
         self.approval: dict[str, Any] = {
@@ -82,6 +84,7 @@ class PenstockApi:
             "message": "hi",
         }
         self.agents: list[dict[str, Any]] = []
+        self.workflows: list[str] = []
         self.more_runs: list[dict[str, Any]] = []  # older than `record`, the newest first
         self.most = 1000  # entries per page
         self.requests: list[tuple[str, dict[str, Any]]] = []
@@ -97,14 +100,19 @@ class PenstockApi:
                 self._route("POST", "/v1/runs/{id}/cancel", self._cancel),
                 self._route("GET", "/v1/runs/{id}/events", self._events),
                 self._route("GET", "/v1/agents", self._agents),
+                self._route("GET", "/v1/workflows", self._workflows),
+                self._route("GET", "/v1/workflows/{name}", self._workflow),
                 self._route("GET", "/v1/approvals", self._approvals),
                 self._route("GET", "/v1/approvals/{id}", self._approval),
                 self._route("POST", "/v1/approvals/{id}/decision", self._decide),
             ]
         )
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        config = uvicorn.Config(
+            app, log_config=None, lifespan="off", ssl_certfile=cert, ssl_keyfile=key
+        )
+        self._server = uvicorn.Server(config)
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.url = f"{'https' if cert else 'http'}://127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
     def start(self) -> None:
@@ -176,6 +184,13 @@ class PenstockApi:
 
     async def _agents(self, request: Request) -> Response:
         return JSONResponse({"agents": self.agents})
+
+    async def _workflows(self, request: Request) -> Response:
+        return JSONResponse({"workflows": [{"name": each} for each in self.workflows]})
+
+    async def _workflow(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse({}) if name in self.workflows else problem(404, "no such workflow")
 
     async def _approvals(self, request: Request) -> Response:
         return JSONResponse({"approvals": [self.approval], "next": None})

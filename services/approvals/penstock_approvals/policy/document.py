@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import Node
 
 from penstock.expressions import ExpressionError
 from penstock.validation import reason_of
+from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
 from penstock_approvals.policy.model import Document, Source
 from penstock_approvals.policy.rulings import CONDITIONS, Policy
 
@@ -49,8 +50,8 @@ def parse(text: str, source: Source = "file") -> Policy:
         raise InvalidPolicy([Mistake("", f"a policy has at most {MAX_BYTES} bytes")])
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if root is not None and (twice := list(_duplicates(root))):
-            raise InvalidPolicy(twice)
+        if twice := list(repeated_keys(root)):
+            raise InvalidPolicy([Mistake(key, REPEATED_KEY, line) for key, line in twice])
         value = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
@@ -78,7 +79,7 @@ def from_value(value: Any, source: Source, root: Node | None = None) -> Policy:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise InvalidPolicy(
             [
-                Mistake(_name(each["loc"]), reason_of(each), _line(root, each["loc"]))
+                Mistake(_name(each["loc"]), reason_of(each), line_of(root, each["loc"]))
                 for each in found
             ]
         ) from None
@@ -96,7 +97,7 @@ def from_value(value: Any, source: Source, root: Node | None = None) -> Policy:
 
 
 def _mistake(path: Sequence[int | str], reason: str, root: Node | None) -> Mistake:
-    return Mistake(_name(path), reason, _line(root, path))
+    return Mistake(_name(path), reason, line_of(root, path))
 
 
 def _name(path: Sequence[int | str]) -> str:
@@ -105,51 +106,3 @@ def _name(path: Sequence[int | str]) -> str:
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
     return text.removeprefix(".")
-
-
-def _line(root: Node | None, path: Sequence[int | str]) -> int:
-    """Return the line of the node at a path, or of the nearest node above it; 0 without nodes."""
-    if root is None:
-        return 0
-    node = root
-    line = node.start_mark.line
-    for step in path:
-        if isinstance(node, MappingNode):
-            found = [(key, value) for key, value in node.value if _is_key(key, step)]
-            if not found:
-                break
-            line, node = found[0][0].start_mark.line, found[0][1]
-        elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-            line = node.start_mark.line
-        else:
-            break
-    return int(line) + 1
-
-
-def _is_key(key: Node, step: int | str) -> bool:
-    return isinstance(key, ScalarNode) and key.value == str(step)
-
-
-def _duplicates(root: Node) -> Iterator[Mistake]:
-    """Yield a mistake for each repeated key.
-
-    The YAML parser itself would silently use the last value.
-    """
-    nodes, seen = [root], set[int]()
-    while nodes:
-        node = nodes.pop()
-        if id(node) in seen:  # a YAML alias refers to a node that was checked already
-            continue
-        seen.add(id(node))
-        if isinstance(node, SequenceNode):
-            nodes += node.value
-        elif isinstance(node, MappingNode):
-            keys = set[str]()
-            for key, value in node.value:
-                if isinstance(key, ScalarNode):
-                    if key.value in keys:
-                        line = key.start_mark.line + 1
-                        yield Mistake(key.value, "the key is there twice", line)
-                    keys.add(key.value)
-                nodes.append(value)

@@ -15,6 +15,7 @@ from penstock_cli.terminal.output import Output
 app = typer.Typer(help="List agents, or check their servers.", invoke_without_command=True)
 
 
+@app.command("list")
 @app.callback()
 def list_agents(
     context: typer.Context,

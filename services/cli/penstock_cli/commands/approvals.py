@@ -85,10 +85,7 @@ def approve(
     with connected(url, as_json) as (api, output):
         approval = api.approval(approval_id)
         items = approvals.decided(approval, "approve", values, rejected=reject or [])
-        after = api.decide(approval, items, note)
-        approvals.show(output, after)
-        if waits := approvals.waits(after):
-            output.notice(f"{waits}; the run goes on when others have approved, too")
+        approvals.show_decision(output, api.decide(approval, items, note), items)
 
 
 @app.command("reject")
@@ -98,7 +95,8 @@ def reject(
     """Reject all items of an approval. The run then continues without them."""
     with connected(url, as_json) as (api, output):
         approval = api.approval(approval_id)
-        approvals.show(output, api.decide(approval, approvals.decided(approval, "reject"), note))
+        items = approvals.decided(approval, "reject")
+        approvals.show_decision(output, api.decide(approval, items, note), items)
 
 
 @app.command("audit")

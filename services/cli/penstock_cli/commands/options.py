@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The URL of Penstock.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, one object per line.")]
 RunId = Annotated[str, typer.Argument(help="The run's id, see `penstock runs`.")]
+Wait = Annotated[
+    bool | None,
+    typer.Option(
+        "--wait/--no-wait",
+        help="Follow the run further while it waits for the decision of others. Without it, the "
+        "command ends there with exit code 4. Default: only at a terminal.",
+    ),
+]
 Nats = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli.commands.options import AsJson, RunId, Url, connected
+from penstock_cli.commands.options import AsJson, RunId, Url, Wait, connected
 from penstock_cli.terminal import approvals, runs
 from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.output import Output
@@ -25,17 +25,15 @@ def run(
         bool | None,
         typer.Option("--yes/--no", help="Approve, or reject, everything that is asked."),
     ] = None,
-    wait: Annotated[
-        bool,
-        typer.Option(help="Follow the run further while it waits for the decision of others."),
-    ] = True,
+    wait: Wait = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Start a run and follow it. Ctrl-C ends only this command; the run continues."""
     with connected(url, as_json) as (api, output):
+        wait = output.is_interactive if wait is None else wait
         follower = runs.Follower(api, output, answer=answer_of(answer, output), wait=wait)
-        run_id = api.start(agent, message, session)["run_id"]
+        run_id = runs.start(api, agent, message, session)["run_id"]
         raise typer.Exit(follower.follow(run_id))
 
 
@@ -77,6 +75,7 @@ def cancel(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> No
         runs.show(output, api.cancel(run_id))
 
 
+@app.command("list")
 @app.callback()
 def list_runs(
     context: typer.Context,

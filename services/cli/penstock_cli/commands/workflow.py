@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock_cli.commands.options import AsJson, Url, configuration, connected
+from penstock_cli.commands.options import AsJson, Url, Wait, configuration, connected
 from penstock_cli.commands.runs import answer_of
 from penstock_cli.terminal import runs, workflows
 from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.output import Output
 from penstock_cli.terminal.workflows_api import WorkflowsApi
 
-app = typer.Typer(help="Check, draw, store and run workflows.", no_args_is_help=True)
+app = typer.Typer(help="List, check, draw, store and run workflows.", invoke_without_command=True)
 
 Name = Annotated[str, typer.Argument(help="The workflow's name, see `penstock workflow list`.")]
 Files = Annotated[
@@ -101,10 +101,7 @@ def run(
         bool | None,
         typer.Option("--yes/--no", help="Approve, or reject, everything that is asked."),
     ] = None,
-    wait: Annotated[
-        bool,
-        typer.Option(help="Follow the run further while it waits for the decision of others."),
-    ] = True,
+    wait: Wait = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -117,6 +114,7 @@ def run(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--input") from None
     with connected(url, as_json) as (api, output):
+        wait = output.is_interactive if wait is None else wait
         follower = runs.Follower(
             api, output, answer=answer_of(answer, output), wait=wait, children=True
         )
@@ -129,14 +127,17 @@ def run(
 
 
 @app.command("list")
+@app.callback()
 def list_workflows(
+    context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, help="The largest number that is shown.")] = 100,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """List the workflows that are stored."""
-    with connected(url, as_json) as (api, output):
-        workflows.show_list(output, *WorkflowsApi(api).workflows(limit))
+    if context.invoked_subcommand is None:
+        with connected(url, as_json) as (api, output):
+            workflows.show_list(output, *WorkflowsApi(api).workflows(limit))
 
 
 @app.command("show")

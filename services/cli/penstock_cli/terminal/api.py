@@ -8,6 +8,7 @@ CallFailed
 from __future__ import annotations
 
 import ipaddress
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ CALL_GIVE_UP_S = 10.0
 # channel `cli`.
 USER_AGENT = f"penstock-cli/{version('penstock-cli')}"
 _TRY_AGAIN = frozenset({502, 503, 504})
-CONFLICT, GONE = 409, 410
+NOT_FOUND, CONFLICT, GONE = 404, 409, 410
 NO_CONTENT = 204
 MAX_PAGE = 1000  # the greatest number of entries that the services put on a page
 _ADVICE = {
@@ -75,10 +76,14 @@ class Api:
                 timeout=REQUEST_TIMEOUT_S,
                 headers={"user-agent": USER_AGENT}
                 | ({"authorization": f"Bearer {token}"} if token else {}),
-                trust_env=not _is_loopback(
-                    self.url
-                ),  # a proxy cannot reach this machine's loopback address
+                # a proxy cannot reach this machine's loopback address
+                trust_env=not _is_loopback(self.url),
+                # with its own `trust_env`, so that SSL_CERT_FILE counts for loopback, too
+                verify=httpx.create_ssl_context() if self.url.startswith("https:") else True,
             )
+        except OSError as error:
+            text = f"the certificates of --ca or SSL_CERT_FILE cannot be read: {error}"
+            raise Unreachable(text) from error
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"{url} is no URL: {error}") from error
 
@@ -204,7 +209,7 @@ class Api:
                 return
             except (httpx.TransportError, _Unavailable) as error:
                 if isinstance(error, httpx.ConnectError) and patience.untried:
-                    raise self._unreachable() from error
+                    raise self._unreachable(error) from error
                 patience.spend(str(error) or type(error).__name__)
                 continue
             if not any_frame:
@@ -228,7 +233,7 @@ class Api:
                 patience.spend("the stream ended")
             except (httpx.TransportError, _Unavailable) as error:
                 if isinstance(error, httpx.ConnectError) and patience.untried:
-                    raise self._unreachable() from error
+                    raise self._unreachable(error) from error
                 patience.spend(str(error) or type(error).__name__)
             except ApiError as error:
                 if error.status != GONE or cursor is None:
@@ -310,7 +315,7 @@ class Api:
                     method, path, params=given, json=body, content=yaml, headers=kind
                 )
             except (httpx.ConnectError, httpx.TimeoutException) as error:
-                raise self._unreachable() from error
+                raise self._unreachable(error) from error
             except httpx.UnsupportedProtocol as error:
                 raise Unreachable(f"{self.url} is no http:// or https:// address") from error
             except httpx.TransportError as error:
@@ -336,8 +341,19 @@ class Api:
             raise CallFailed(f"something answers at {self.url}, but it is no Penstock: check --url")
         return answer
 
-    def _unreachable(self) -> Unreachable:
-        return Unreachable(f"nothing answers at {self.url}; start it with `make run`")
+    def _unreachable(self, error: BaseException) -> Unreachable:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            return Unreachable(f"nothing answers at {self.url}; start it with `make run`")
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Unreachable(
+                f"the certificate of {self.url} is not trusted ({cause.verify_message}); name the "
+                "file of its authority: `penstock --ca FILE …`, or SSL_CERT_FILE"
+            )
+        reason = cause.reason or cause
+        return Unreachable(f"no TLS connection to {self.url} ({reason}); does it serve http://?")
 
 
 class _Unavailable(Exception):

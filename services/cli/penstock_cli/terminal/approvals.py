@@ -48,6 +48,21 @@ def show(output: Output, approval: Record) -> None:
         output.pieces(render.fields(item))
 
 
+def show_decision(output: Output, approval: Record, decided: Sequence[Item]) -> None:
+    """Show what was decided, item by item. With `--json`, show the approval's record."""
+    if output.as_json:
+        output.json_line(approval)
+        return
+    decisions = {each["item_id"]: each["decision"] for each in decided}
+    for item in approval["items"]:
+        word = "approved" if decisions.get(item["item_id"]) == "approve" else "rejected"
+        output.pieces([(f"{word}: ", "bold"), (f"{render.item(item)}\n", "")])
+    if told := waits(approval):
+        output.notice(f"{told}; the run goes on when others have approved, too")
+    else:
+        output.notice(f"run {approval['run_id']} of {approval['agent']} goes on")
+
+
 def waits(approval: Record) -> str | None:
     """Return a text with the number of votes that a pending approval has and needs; None if the
     approval has ended."""

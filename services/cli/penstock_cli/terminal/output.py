@@ -89,7 +89,9 @@ def command(url: str, *words: str) -> str:
     """Return a command line that the user can enter in this folder, for the Penstock at `url`."""
     called = Path(sys.argv[0])
     found = shutil.which("penstock")
-    here = called.name == "penstock" and not (found and Path(found).samefile(called))
+    # A program may be started with any argv[0], also with one that is no file.
+    is_ours = called.name == "penstock" and called.is_file()
+    here = is_ours and not (found and Path(found).samefile(called))
     program = os.path.relpath(called) if here else "penstock"
     where = () if url == DEFAULT_URL else ("--url", url)
     return shlex.join([program, *words, *where])

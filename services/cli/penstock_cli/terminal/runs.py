@@ -9,10 +9,11 @@ from typing import Any
 
 from penstock import sse
 from penstock_cli.terminal import render
-from penstock_cli.terminal.api import CONFLICT, Api, ApiError
-from penstock_cli.terminal.approvals import Item
+from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed
+from penstock_cli.terminal.approvals import Item, waits
 from penstock_cli.terminal.open_steps import line, open_steps
 from penstock_cli.terminal.output import MORE, Output, command
+from penstock_cli.terminal.workflows_api import WorkflowsApi
 
 WAITS = 4  # The exit code if the run waits for an approval that this command has not answered.
 INTERRUPTED = 130  # The exit code that shells use for Ctrl-C.
@@ -21,6 +22,20 @@ _ENDED = frozenset({"completed", "failed", "cancelled"})
 
 # A function that decides an approval. The function returns None if other people should decide.
 Answer = Callable[[Mapping[str, Any]], list[Item] | None]
+
+
+def start(api: Api, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
+    """Start a run of an agent and return its record.
+
+    If the agent is unknown and a stored workflow has the name, the error says how to start it.
+    """
+    try:
+        return api.start(agent, message, session_id)
+    except ApiError as error:
+        if error.status != NOT_FOUND or not WorkflowsApi(api).has(agent):
+            raise
+        right = command(api.url, "workflow", "run", agent, message)
+        raise CallFailed(f"{agent} is a workflow and no agent; start it with: {right}") from error
 
 
 class Follower:
@@ -79,10 +94,10 @@ class Follower:
             return None
         action = event["event"]["action"]
         if action == "paused":
-            return self._on_pause(event["data"]["approval_id"])
+            return self._on_pause(run_id, event["data"]["approval_id"])
         return EXIT_CODES.get(action)
 
-    def _on_pause(self, approval_id: str) -> int | None:
+    def _on_pause(self, run_id: str, approval_id: str) -> int | None:
         approval = self._api.approval(approval_id)
         if approval["status"] != "pending":
             return None  # the event is old, and the request is not open any more
@@ -93,12 +108,21 @@ class Follower:
             f"the run waits. To allow it: {command(url, 'approvals', 'approve', approval_id)}\n"
             f"To refuse: {command(url, 'approvals', 'reject', approval_id)}"
         )
-        return None if self._wait else WAITS
+        if self._wait:
+            return None
+        since = ("--after", self._cursor) if self._cursor else ()
+        self._notice(
+            f"This command ends here with exit code {WAITS}; the run goes on after the decision. "
+            f"To follow it: {command(url, 'events', run_id, *since)}"
+        )
+        return WAITS
 
     def _answered(self, approval: Mapping[str, Any]) -> bool:
         while self._answer is not None and (items := self._answer(approval)) is not None:
             try:
-                self._api.decide(approval, items, None)
+                if told := waits(self._api.decide(approval, items, None)):
+                    self._notice(f"{told}; others must approve, too")
+                    return False
                 return True
             except ApiError as error:
                 self._notice(f"penstock: {error}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from penstock_cli.terminal.api import Api
+from penstock_cli.terminal.api import Api, CallFailed
 
 ROOT = "/v1/workflows"
 Json = dict[str, Any]
@@ -27,6 +27,14 @@ class WorkflowsApi:
         """Return a version of a workflow."""
         more = ("versions", version) if version is not None else ()
         return self._api.call("GET", _path(name, *more))
+
+    def has(self, name: str) -> bool:
+        """Return whether a workflow of this name is known to be stored."""
+        try:
+            self._api.call("GET", _path(name), repeat=False)
+        except CallFailed:
+            return False
+        return True
 
     def versions(self, name: str) -> list[Json]:
         """Return the versions of a workflow, the oldest first."""

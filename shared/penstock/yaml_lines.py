@@ -1,0 +1,60 @@
+"""Find the lines of a YAML document's mistakes, and its repeated keys. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+REPEATED_KEY: Final = "the key is there twice"
+
+
+def line_of(root: Node | None, path: Sequence[int | str]) -> int:
+    """Return the line of the node at a path, or of the nearest node above it; 0 without nodes.
+
+    Lines count from 1.
+    """
+    if root is None:
+        return 0
+    node = root
+    line = node.start_mark.line
+    for step in path:
+        if isinstance(node, MappingNode):
+            found = [(key, value) for key, value in node.value if _is_key(key, step)]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line, found[0][1]
+        elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+            line = node.start_mark.line
+        else:
+            break
+    return int(line) + 1
+
+
+def _is_key(key: Node, step: int | str) -> bool:
+    return isinstance(key, ScalarNode) and key.value == str(step)
+
+
+def repeated_keys(root: Node | None) -> Iterator[tuple[str, int]]:
+    """Yield each repeated key and its line.
+
+    The YAML parser itself would silently use the last value.
+    """
+    nodes, seen = [root] if root is not None else [], set[int]()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # a YAML alias refers to a node that was checked already
+            continue
+        seen.add(id(node))
+        if isinstance(node, SequenceNode):
+            nodes += node.value
+        elif isinstance(node, MappingNode):
+            keys = set[str]()
+            for key, value in node.value:
+                if isinstance(key, ScalarNode):
+                    if key.value in keys:
+                        yield key.value, key.start_mark.line + 1
+                    keys.add(key.value)
+                nodes.append(value)
