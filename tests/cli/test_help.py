@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
+import typer
 from typer import Context
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from penstock_cli.main import app
+from penstock_cli.main import _COMMANDS, app
+from support.drive.repository import ROOT
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -76,3 +80,15 @@ def test_a_wrong_usage_ends_with_exit_code_2_and_says_what_to_do(words: str, adv
     assert result.exit_code == 2
     text = " ".join(result.output.replace("│", " ").split())
     assert advice in text
+
+
+def test_the_readme_names_every_command() -> None:
+    readme = (ROOT / "services/cli/README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("| `penstock ")]
+    for name, (module, attribute) in _COMMANDS.items():
+        command = getattr(import_module(f"penstock_cli.commands.{module}"), attribute)
+        told = " ".join(row for row in rows if re.search(rf"`penstock {name}\b", row))
+        assert told or name == "workflows", name  # workflows is another word for workflow
+        if isinstance(command, typer.Typer) and told:
+            words = [each.name for each in command.registered_commands]
+            assert [word for word in words if not re.search(rf"\b{word}\b", told)] == [], name

@@ -20,10 +20,10 @@ from penstock.events.examples import example
 from support.drive.contract import block
 from support.real.nats import NatsServer
 
-OPERATOR, READER = "penstock", "reporting"
+OPERATOR, READER = "operator", "reporting"
 DURABLE = "reporting-audit-tools"
 PASSWORDS = {
-    "PENSTOCK_NATS_PASSWORD": "of-the-operator",
+    "OPERATOR_NATS_PASSWORD": "of-the-operator",
     "REPORTING_NATS_PASSWORD": "of-the-reader",
 }
 # An event with a type and a field that did not exist when the reader was written.
@@ -78,7 +78,7 @@ def guarded_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 async def guarded(guarded_server: NatsServer) -> AsyncIterator[Guarded]:
     """Create the streams and the durable consumer of the document."""
     settings = BusSettings(
-        url=guarded_server.url, user=OPERATOR, password=PASSWORDS["PENSTOCK_NATS_PASSWORD"]
+        url=guarded_server.url, user=OPERATOR, password=PASSWORDS["OPERATOR_NATS_PASSWORD"]
     )
     bus = await Bus.connect(settings)
     server = Guarded(guarded_server.url, bus)

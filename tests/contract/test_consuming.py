@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from penstock.events import Event, subject_of
 from penstock.events.llm import ToolCall
 from penstock.events.note import RUN_ID
 from penstock.subscribe import Nats, Subscriber
-from support.drive.contract import CONTRACT, block
+from support.drive.contract import CONTRACT, block, section
 from support.drive.waiting import eventually
 from support.real import node
 
@@ -127,6 +131,19 @@ async def test_the_typescript_program_reads_every_event_of_its_durable(
     built = node.run("node_modules/typescript/bin/tsc", *options, "reader.ts", cwd=tmp_path)
     assert built.stdout == ""
     await check(["node", "reader.js"], guarded, tmp_path)
+
+
+@pytest.mark.chaos  # a first build takes half a minute
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("go") is None, reason="there is no Go")
+async def test_the_go_program_reads_every_event_of_its_durable(
+    guarded: Guarded, stored: list[Event], tmp_path: Path
+) -> None:
+    (tmp_path / "main.go").write_text(block("Go", "go"))
+    *steps, _ = [step.split() for step in re.findall("`(.+?)`", section("Go").split("```")[0])]
+    for step in [*steps, ["go", "vet", "."], ["go", "build", "-o", "reader", "."]]:
+        await asyncio.to_thread(subprocess.run, step, cwd=tmp_path, check=True)
+    await check([tmp_path / "reader"], guarded, tmp_path)
 
 
 async def test_typed_subscribers_work_under_the_permissions_of_the_document(

@@ -499,7 +499,10 @@ def test_nacks_streams_are_those_of_the_services() -> None:
 
 @needs_helm
 def test_dashboards_and_alerts_of_the_folders_are_installed() -> None:
-    switches = "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true"
+    switches = (
+        "monitoring.rules.enabled=true,monitoring.dashboards.enabled=true,"
+        "monitoring.rules.docs=https://wiki/docs/"
+    )
     found = charts.objects(charts.template([*charts.OF_USER, "--set", switches]))
     dashboards = [each for each in found if "grafana_dashboard" in each["metadata"]["labels"]]
     alerts = [each for each in found if each["kind"] == "PrometheusRule"]
@@ -510,3 +513,8 @@ def test_dashboards_and_alerts_of_the_folders_are_installed() -> None:
     schema = json.loads(text.replace('"^(?i)', '"(?i)^'))
     for each in alerts:
         jsonschema.validate(each["spec"], schema)
+        rules = [rule for group in each["spec"]["groups"] for rule in group["rules"]]
+        addresses = [
+            rule["annotations"].get("runbook_url", "") for rule in rules if "alert" in rule
+        ]
+        assert all(url.startswith("https://wiki/docs/operate/alerts.md#") for url in addresses)

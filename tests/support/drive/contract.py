@@ -20,9 +20,14 @@ def schemas(folder: str = "schemas") -> dict[str, dict[str, Any]]:
     }
 
 
+def section(heading: str) -> str:
+    """Return the text under the heading `## …` of consuming.md."""
+    document = (CONTRACT / "consuming.md").read_text()
+    found = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", document, re.MULTILINE | re.DOTALL))
+    return str(found[heading])
+
+
 def block(heading: str, language: str) -> str:
     """Return the code block of `language` under the heading `## …` of consuming.md."""
-    document = (CONTRACT / "consuming.md").read_text()
-    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", document, re.MULTILINE | re.DOTALL))
-    [code] = re.findall(rf"^```{language}\n(.*?)^```", sections[heading], re.MULTILINE | re.DOTALL)
+    [code] = re.findall(rf"^```{language}\n(.*?)^```", section(heading), re.MULTILINE | re.DOTALL)
     return str(code)
