@@ -24,6 +24,7 @@ BOUND: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_approvals/service.py": ("%s is handled again", "%s is tried again"),
     "penstock_automations/broker.py": ("%s is handled again",),
     "penstock_automations/delivery/deliverer.py": EVERY,
+    "penstock_automations/delivery/one_delivery.py": EVERY,
     "penstock_automations/delivery/due.py": EVERY,
     "penstock_automations/matching/lanes.py": EVERY,
     "penstock_connector/commands/handlers.py": EVERY,
@@ -70,6 +71,8 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
         "a request or a decision failed",
     ),
     "penstock_automations/actions/webhook/mirror.py": EVERY,
+    "penstock_automations/delivery/failing.py": EVERY,  # a rule
+    "penstock_automations/delivery/waking.py": EVERY,  # a rule
     "penstock_automations/broker.py": ("%d messages are handled again",),
     "penstock_automations/matching/evaluations.py": EVERY,  # a lane's run is bound; hooks have none
     "penstock_automations/matching/matcher.py": ("events are matched again",),

@@ -206,18 +206,28 @@ WORKFLOW_INPUTS_WAITING = MeasuredGauge(
 WORKFLOWS_IN_MEMORY = Gauge(
     "penstock_workflows_in_memory", "Workflows' runs that this process has in memory"
 )
-DELIVERIES = Counter("penstock_deliveries_total", "Deliveries that have their outcome", ["outcome"])
+DELIVERIES = Counter(
+    "penstock_deliveries_total",
+    "Deliveries that have their outcome: delivered, failed, or dropped",
+    ["outcome"],
+)
 DELIVERY_ATTEMPTS = Counter(
     "penstock_delivery_attempts_total", "Attempts of deliveries, by result", ["result"]
 )
 DELIVERIES_DEFERRED = Counter(
     "penstock_deliveries_deferred_total",
-    "Deliveries put off without an attempt: the rule is paused, or the receiver busy or away",
+    "Deliveries put off without an attempt: the rule is paused, its owner has no place, or the "
+    "receiver is busy or away",
 )
 DELIVERY_SECONDS = Histogram(
     "penstock_delivery_seconds",
     "Seconds that one attempt of a delivery took",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60),
+)
+RULE_FAILURES = Gauge(
+    "penstock_rule_failures",
+    "Failed attempts in a row of rules that have five or more, at most 100 rules for each process",
+    ["rule"],
 )
 BREAKERS_OPEN = Gauge("penstock_breakers_open", "Endpoints that get no requests for now")
 SPANS = Counter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,6 +44,10 @@ async def api(served: AutomationsApi) -> AsyncIterator[AutomationsApi]:
     yield served
     for rule in (await served.ask("GET", "", ADMIN)).json()["automations"]:
         assert (await served.ask("DELETE", f"/{rule['id']}", ADMIN)).status_code == 204
+    # The history of deleted rules would be in the lists of the next test.
+    bucket = served.bus.bucket("deliveries")
+    for entry in await bucket.entries("deleted.>"):
+        await bucket.delete(entry.key)
 
 
 async def listed(api: AutomationsApi, rule: str = "hook", **query: Any) -> list[dict[str, Any]]:
@@ -139,12 +144,12 @@ async def test_a_delivery_that_has_failed_is_made_again_with_the_same_id(
     await api.receiver.count(4, "/hook")
 
 
-async def test_a_delivery_that_is_still_being_made_is_not_made_again(api: AutomationsApi) -> None:
+async def test_a_delivery_that_waits_is_not_made_again(api: AutomationsApi) -> None:
     await api.make("hook")
     [waiting] = await stored(api, 1, "waiting")
     refused = await api.ask("POST", f"/hook/deliveries/{waiting}/replay")
     assert refused.status_code == 409
-    assert "still being made" in refused.json()["detail"]
+    assert "retry-now sends it now" in refused.json()["detail"]
 
 
 async def test_failed_deliveries_of_a_time_are_made_again(api: AutomationsApi) -> None:
@@ -311,3 +316,56 @@ async def test_a_replay_does_not_change_the_place_in_the_list(api: AutomationsAp
     later = record.model_copy(update={"attempts": [first], "began_at": 1_800_000_000.0})
     await api.bus.bucket("deliveries").put(key, later.dump())
     assert [each["id"] for each in await listed(api)] == ids[::-1]
+
+
+async def test_a_waiting_delivery_is_tried_at_once_past_the_breaker(api: AutomationsApi) -> None:
+    api.receiver.usual["/hook"] = answers(500, retry_after="3600")
+    await api.make("hook", "llm.tool_call", webhook={"concurrency": 1})
+    run = await api.run()
+    await run.open()
+    for number in range(7):  # five failures open the breaker
+        await run.tool(number)
+    waiting = await until(api, "waiting", 7)
+    await eventually(partial(_waits_for, api, {"retry", "breaker"}), what="the reasons")
+    refused = await api.ask("POST", f"/hook/deliveries/{waiting[0]['id']}/retry-now", caller("bob"))
+    assert refused.status_code == 404
+    api.receiver.usual.clear()
+    done = await api.ask("POST", f"/hook/deliveries/{waiting[0]['id']}/retry-now")
+    assert done.status_code == 202
+    await until(api, "delivered", 1)
+    rest = await api.ask("POST", "/retry-now", body={})
+    assert rest.status_code == 202
+    await until(api, "delivered", 7)
+    over = await api.ask("POST", f"/hook/deliveries/{waiting[0]['id']}/retry-now")
+    assert over.status_code == 409
+    assert "replay makes it again" in over.json()["detail"]
+
+
+async def _waits_for(api: AutomationsApi, reasons: set[str]) -> bool:
+    return {each["waits_for"] for each in await listed(api)} == reasons
+
+
+async def test_a_deleted_rule_keeps_its_history_and_makes_no_dead_letter(
+    api: AutomationsApi,
+) -> None:
+    await api.make("hook", "llm.tool_call")
+    assert (await api.ask("POST", "/hook/pause", body={"reason": "a test"})).status_code == 200
+    assert (await api.ask("POST", "/hook/retry-now", body={})).status_code == 409
+    assert (await api.ask("POST", "/hook/resume")).status_code == 200
+    api.receiver.usual["/hook"] = answers(500, retry_after="3600")
+    run = await api.run()
+    await run.open()
+    for number in range(8):
+        await run.tool(number)
+    await until(api, "waiting", 8)
+    before = await _dead_letters(api)
+    assert (await api.ask("DELETE", "/hook")).status_code == 204
+    dropped = await until(api, "failed", 8)
+    assert {each["last"]["code"] for each in dropped} == {"rule_deleted"}
+    assert len(await listed(api)) == 8, "the history can be read until it expires"
+    assert (await api.ask("GET", "/hook/deliveries", caller("bob"))).status_code == 404
+    assert await _dead_letters(api) == before
+
+
+async def _dead_letters(api: AutomationsApi) -> int:
+    return await deadletters.count(api.bus)

@@ -8,7 +8,8 @@ from penstock_automations.actions.webhook import mirror
 from penstock_automations.actions.webhook.breaker import FAILURES
 from penstock_automations.actions.webhook.endpoints import Endpoints, origin
 from penstock_automations.actions.webhook.mirror import Mirror, endpoints_of
-from penstock_automations.rules.model import Webhook
+from penstock_automations.rules.records import CompiledRule, RuleRecord
+from support.drive.automations import rule, user
 from support.drive.bus import connected
 from support.real.nats import NatsServer
 
@@ -29,9 +30,19 @@ async def test_a_breaker_is_shown_while_it_is_not_closed(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(nats_server.url) as bus:
-        endpoints = Endpoints()
+        endpoints = Endpoints(per_host=64)
         kept = Mirror(bus, "pod-1", endpoints)
-        breaker = endpoints.of(Webhook(url="https://x.example/hook")).breaker
+        record = RuleRecord(
+            rule=rule("hook", "https://x.example/hook", "llm.tool_call"),
+            uid="uid-1",
+            owner=user("u1"),
+            created_at="",
+            updated_at="",
+        )
+        webhook = record.rule.action.webhook
+        assert webhook is not None
+        compiled = CompiledRule(record, 0, frozenset(), None)
+        breaker = endpoints.of(compiled, webhook).breaker
         await kept.update()
         assert await endpoints_of(bus) == []
         for _ in range(FAILURES):

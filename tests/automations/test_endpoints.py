@@ -18,6 +18,11 @@ from support.real.automating import automations_process
 from support.real.nats import NatsServer
 
 
+def endpoint_of() -> Endpoint:
+    """Return the endpoint of a rule."""
+    return Endpoint("rule", "u1", "http://receiver.example:80")
+
+
 async def used(endpoint: Endpoint, seconds: float, times: int = 60) -> None:
     """Advance the clock by the length of each turn, without waiting."""
     for _ in range(times):
@@ -46,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def test_a_slow_endpoint_has_little_room_and_a_fast_one_much(clock: Clock) -> None:
-    fast, slow, limited = Endpoint(), Endpoint(), Endpoint()
+    fast, slow, limited = endpoint_of(), endpoint_of(), endpoint_of()
     for each in (fast, slow, limited):
         each.concurrency = 4
         assert each.max_deliveries == 4 + MAX_UNKNOWN
@@ -60,7 +65,7 @@ async def test_a_slow_endpoint_has_little_room_and_a_fast_one_much(clock: Clock)
 
 
 async def test_deliveries_without_room_come_back_one_after_another(clock: Clock) -> None:
-    endpoint = Endpoint()
+    endpoint = endpoint_of()
     endpoint.concurrency = 2
     await used(endpoint, 1)
     waits = [endpoint.reserve_wait_s(clock.now) for _ in range(10)]
@@ -72,7 +77,7 @@ async def test_deliveries_without_room_come_back_one_after_another(clock: Clock)
 
 
 async def test_turns_are_given_in_order_and_a_cancelled_wait_loses_none() -> None:
-    endpoint = Endpoint()
+    endpoint = endpoint_of()
     endpoint.concurrency = 2
     order: list[int] = []
     most = now = 0

@@ -484,9 +484,9 @@ HOOK_JOB = Job(
 def test_a_job_is_read_as_it_was_written(job: Job) -> None:
     assert Job.parse(job.dump()) == job
     assert Job.parse(orjson.dumps({**orjson.loads(job.dump()), "later": 1})) == job
-    ids = {job.message_id, job.next_attempt().message_id, job.deferred().message_id}
+    ids = {job.message_id, job.attempt_after(job.attempt, 0).message_id, job.deferred(0).message_id}
     assert len(ids | {job.replayed().message_id}) == 4
-    assert job.webhook_id == job.replayed().next_attempt().webhook_id
+    assert job.webhook_id == job.replayed().attempt_after(1, 0).webhook_id
 
 
 def test_a_job_of_the_version_before_triggers_is_read() -> None:

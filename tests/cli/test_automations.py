@@ -223,3 +223,9 @@ async def test_deliveries_are_shown_and_made_again(penstock: Invoke, api: Automa
     assert unknown.exit_code == 1
     assert "there is no delivery hook.nope.1" in unknown.stderr
     assert (await penstock("replay", "hook")).exit_code == 2
+    ended = await penstock("retry-now", "hook", ids[0])
+    assert ended.exit_code == 1
+    assert "replay makes it again" in ended.stderr
+    none = await penstock("retry-now", "hook", "--all", "--since", "1h")
+    assert none.stdout == "0 deliveries are tried now\n"
+    assert (await penstock("retry-now", "hook")).exit_code == 2

@@ -206,7 +206,8 @@ class Broker:
         got. Without `room`, the next batch is fetched while a batch is handled. The caller calls
         the returned function when `room` has changed.
         """
-        fetching = Fetching(self._bus, consumer.stream, consumer.durable, size, room)
+        names = consumer.stream, consumer.durable
+        fetching = Fetching(self._bus, *names, size, consumer.ack_wait_s, room)
 
         async def on_batch(batch: list[Taken]) -> None:
             try:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from penstock import telemetry
 from penstock.bus import BusError, Stored, streams, subjects
 from penstock.bus.connection.retry import until_answered
+from penstock.runs.calls import CALLS
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
@@ -19,6 +20,7 @@ from penstock.web.auth import AuthConfig
 from penstock.web.operation import operations_of, routes_of
 from penstock_automations.actions.decide import DecideExecutor
 from penstock_automations.actions.executor import ActionExecutor
+from penstock_automations.actions.shares import Shares
 from penstock_automations.actions.start_run import StartRunExecutor
 from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.actions.webhook.mirror import Mirror
@@ -30,11 +32,15 @@ from penstock_automations.api.rules import Rules
 from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.api.trials import Trials
 from penstock_automations.broker import Broker, Consumer, declare
-from penstock_automations.delivery.deliverer import Deliverer, Limits
+from penstock_automations.delivery.announcements import Announcements
+from penstock_automations.delivery.deliverer import Deliverer
 from penstock_automations.delivery.due import DueJobs
+from penstock_automations.delivery.failing import FailingRules
 from penstock_automations.delivery.listing import DeliveryList
+from penstock_automations.delivery.one_delivery import Parts
 from penstock_automations.delivery.records import Records
 from penstock_automations.delivery.replay import replay
+from penstock_automations.delivery.waking import Waking
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.matching.consumers import Consumers
@@ -44,6 +50,7 @@ from penstock_automations.rules.anonymous import pause_rules_without_owner
 from penstock_automations.rules.call_secrets import read_call_secrets
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.model import ActionKind
+from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.refusals import Refusals
 from penstock_automations.rules.sealing import RuleKeys
 from penstock_automations.rules.store import CurrentRules, RuleStore
@@ -76,9 +83,14 @@ class AutomationsService(Service):
         self._store = RuleStore(self.bus, keys)
         self._rules = CurrentRules(self.bus, keys)
         order = Order(self.bus)
+        records, failing = Records(self.bus), FailingRules()
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
         webhooks = WebhookExecutor(
-            self.bus, Sender(guard), settings.webhook_max_bytes, Records(self.bus).is_done
+            self.bus,
+            Sender(guard),
+            settings.webhook_max_bytes,
+            records.is_done,
+            settings.webhook_requests_per_host,
         )
         self._open_runs = OpenRuns(
             self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
@@ -105,19 +117,27 @@ class AutomationsService(Service):
             self.give_up,
             settings.deliver_ack_wait_s,
         )
-        self._deliverer = Deliverer(
-            self.bus,
-            context.pod,
-            self._rules,
-            self._store,
-            order,
-            executors,
-            Limits(
-                settings.deliveries_at_once, settings.deliver_ack_wait_s, settings.retry_delays_s
-            ),
-            self.give_up,
-            read_call_secrets(settings.call_secrets) if settings.call_secrets is not None else {},
+        secrets = settings.call_secrets
+        parts = Parts(
+            bus=self.bus,
+            pod=context.pod,
+            rules=self._rules,
+            store=self._store,
+            order=order,
+            executors=executors,
+            call_secrets=read_call_secrets(secrets) if secrets is not None else {},
+            announcements=Announcements(self.bus, context.pod),
+            records=records,
+            failing=failing,
+            places=Shares(settings.deliveries_at_once),
+            delays_s=settings.retry_delays_s,
+            max_age_s=settings.delivery_max_age_s,
         )
+        self._deliverer = Deliverer(
+            parts, settings.deliveries_at_once, settings.deliver_ack_wait_s, self.give_up
+        )
+        self._waking = Waking(self.bus, self._rules, failing)
+        webhooks.on_success = self._on_success
         self._schedules = Schedules(self.bus, self._rules, evaluations, self.give_up)
         self._due = DueJobs(self.bus, self.give_up)
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
@@ -134,7 +154,7 @@ class AutomationsService(Service):
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
-            EndpointStates(self.bus, self._rules),
+            EndpointStates(self.bus),
         )
         self.routes = [route for surface in surfaces for route in routes_of(surface)]
         self._mirror = Mirror(self.bus, context.pod, webhooks.endpoints)
@@ -182,6 +202,7 @@ class AutomationsService(Service):
         """Stop taking jobs and events, and give unfinished jobs back."""
         await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
         await self.cancel("endpoints", "encryption", LIST)
+        await self._waking.stop()
         await self._stop_brokers()
         await self._matcher.finish(0)
         await self._deliverer.finish(0)
@@ -245,6 +266,13 @@ class AutomationsService(Service):
     def _on_change(self) -> None:
         self._changed.set()
         self._schedules.wake()
+        self._waking.rules_changed()
+
+    def _on_success(self, rule: CompiledRule) -> None:
+        # Calls wait at most until their breaker lets a request pass. To wake the calls of one user,
+        # the jobs of all calls would have to be read.
+        if rule.id != CALLS:
+            self._waking.wake(rule.id, rule.record.uid)
 
     async def _keep_consumers(self) -> None:
         """Change the subjects of the consumers each time that the rules have changed."""

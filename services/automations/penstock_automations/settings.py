@@ -64,17 +64,31 @@ class AutomationsSettings(StartSettings):
     match_batch: int = Field(
         100, ge=1, le=1000, description="How many events are matched before they are acknowledged."
     )
+    webhook_requests_per_host: int = Field(
+        64,
+        ge=1,
+        le=5000,
+        description="How many requests one process makes to one host at once, for all rules. One "
+        "user's rules get at most half of them.",
+    )
     deliveries_at_once: int = Field(
-        512,
+        1024,
         ge=1,
         le=5000,
         description="How many deliveries one process has in memory: under way, or waiting for one "
-        "of the `concurrency` requests to their host.",
+        "of the `concurrency` requests of their rule. One user gets at most half of them.",
     )
     deliver_ack_wait_s: float = Field(
-        30.0,
+        4.0,
         ge=1,
-        description="Seconds after which another process gets a delivery of a process that ended.",
+        description="Seconds after which another process gets a delivery of a process that ended "
+        "or stands still.",
+    )
+    delivery_max_age_s: float = Field(
+        4 * 86_400.0,
+        ge=1,
+        description="Seconds after which a delivery that could not be made has failed, however few "
+        "attempts its receiver was available for. A pause of the rule does not count.",
     )
     retry_delays_s: Annotated[tuple[float, ...], Field(max_length=20)] = Field(
         (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400),

@@ -188,6 +188,7 @@ HOW: dict[str, list[How]] = {
     "GET /v1/automations/endpoints": [How()],
     "GET /v1/automations/deliveries": [How()],
     "POST /v1/automations/replay": [How(good=202)],
+    "POST /v1/automations/retry-now": [How(good=202)],
     "GET /v1/automations/{rule_id}": [How(404)],
     "PUT /v1/automations/{rule_id}": [How(404, body={**RULE, "id": "{rule_id}"})],
     "PATCH /v1/automations/{rule_id}": [How(404)],
@@ -202,6 +203,8 @@ HOW: dict[str, list[How]] = {
     "GET /v1/automations/{rule_id}/deliveries/{delivery_id}": [How(404)],
     "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/replay": [How(404, 202)],
     "POST /v1/automations/{rule_id}/replay": [How(404, 202)],
+    "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/retry-now": [How(404, 202)],
+    "POST /v1/automations/{rule_id}/retry-now": [How(404, 202)],
     # workflows
     "GET /v1/workflows": [How()],
     "GET /v1/workflows/{name}": [How()],

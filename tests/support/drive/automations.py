@@ -146,7 +146,8 @@ class Automations:
         pattern = subjects.raw_stored(run_id, "automations")
         async for stored in direct.replay(self.bus, streams.raw_for(run_id), pattern):
             event = orjson.loads(stored.payload)
-            found.append((event["type"], event["data"]["delivery_id"]))
+            if event["type"] != "system.warning":  # tells the owner of a rule that keeps failing
+                found.append((event["type"], event["data"]["delivery_id"]))
         return found
 
 

@@ -44,9 +44,9 @@ class DecideExecutor:
         self._bus = bus
 
     @asynccontextmanager
-    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Yield 0, because a decision is one short request and needs no limit."""
-        yield 0.0
+    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[None]:
+        """Yield None, because a decision is one short request and needs no limit."""
+        yield None
 
     async def attempt(
         self,

@@ -58,11 +58,17 @@ class Attempted:
     whole_answer: str | None = None
 
 
+# What a delivery waits for: its next attempt, the endpoint's breaker or rate, a place in a process
+# or a turn at the endpoint, or the end of the rule's pause.
+WaitsFor = Literal["retry", "breaker", "rate", "capacity", "pause"]
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptDeferred:
-    """Says that no attempt could be made now, and after how many seconds to try again."""
+    """Says that no attempt could be made now, why, and after how many seconds to try again."""
 
     wait_s: float
+    waits_for: WaitsFor = "capacity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +85,13 @@ class Occurrence:
 class ActionExecutor(Protocol):
     """Carries out one kind of action. The deliverer repeats attempts, and reports the outcome."""
 
-    def reserve_capacity(self, rule: CompiledRule, job: Job) -> AbstractAsyncContextManager[float]:
+    def reserve_capacity(
+        self, rule: CompiledRule, job: Job
+    ) -> AbstractAsyncContextManager[AttemptDeferred | None]:
         """Reserve capacity for one attempt of the job.
 
-        The context manager yields 0 if the attempt may be made now. If there is no capacity, it
-        yields the number of seconds after which the caller tries the job again.
+        The context manager yields None if the attempt may be made now. If there is no capacity, it
+        yields what the caller does with the job.
         """
         ...
 

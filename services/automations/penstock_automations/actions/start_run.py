@@ -65,9 +65,9 @@ class StartRunExecutor:
         self._plans = bus.bucket("deliveries")
 
     @asynccontextmanager
-    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Yield 0, because the start itself checks the limit of the owner's open runs."""
-        yield 0.0
+    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[None]:
+        """Yield None, because the start itself checks the limit of the owner's open runs."""
+        yield None
 
     async def attempt(
         self,

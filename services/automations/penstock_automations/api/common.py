@@ -30,7 +30,7 @@ B = TypeVar("B", bound=BaseModel)
 
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_PAGE: Final = 1000
-_RULE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+RULE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 operation = partial(Operation, tag="automations", scopes=("automate",))
 RULE_ID: Final = in_path("rule_id", "The rule's id")
@@ -50,7 +50,7 @@ async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
     """
     rule_id = request.path_params["rule_id"]
     # A client can send any id, also one with characters that the bus does not allow in a key.
-    rule = await or_problem(store.get(rule_id)) if _RULE_ID.fullmatch(rule_id) else None
+    rule = await or_problem(store.get(rule_id)) if RULE_NAME.fullmatch(rule_id) else None
     if rule is None or not may_use(identity_of(request), rule.record):
         raise Problem(404, f"there is no automation {rule_id}")
     return rule

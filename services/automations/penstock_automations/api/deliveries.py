@@ -1,10 +1,10 @@
-"""Serves the routes of deliveries: list them, show one, replay one or many."""
+"""Serves the routes of deliveries: list them, show one, replay or retry one or many."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -34,6 +34,7 @@ from penstock_automations.api.common import (
     MAX_BODY_BYTES,
     MAX_PAGE,
     RULE_ID,
+    RULE_NAME,
     a_page,
     answer,
     cursor_of,
@@ -54,9 +55,12 @@ from penstock_automations.delivery.listing import (
     record_of,
 )
 from penstock_automations.delivery.records import BUCKET, Attempt, DeliveryRecord
-from penstock_automations.delivery.replay import CannotReplay, replay_delivery
+from penstock_automations.delivery.replay import CannotReplay, replay_delivery, retry_delivery
+from penstock_automations.rules.deleted import deleted_rules
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
+
+Names = frozenset[tuple[str, str]]  # rules, each as its id and its `uid`
 
 MAX_REPLAYED: Final = 1000  # the greatest number of deliveries that one request replays
 AT_ONCE: Final = 50
@@ -80,14 +84,11 @@ class Query(BaseModel):
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
 
-class ReplayBody(BaseModel):
-    """Which deliveries are made again."""
+class RetryBody(BaseModel):
+    """Which waiting deliveries are tried now."""
 
     model_config = ConfigDict(extra="forbid")
 
-    status: Status = Field(
-        "failed", description="Deliveries of this status; `waiting` ones cannot be made again."
-    )
     since: str | None = Field(
         None, max_length=40, description="Only deliveries that began at this time or later."
     )
@@ -95,10 +96,18 @@ class ReplayBody(BaseModel):
         None, max_length=40, description="Only deliveries that began before this time."
     )
     limit: int = Field(
-        MAX_REPLAYED, ge=1, le=MAX_REPLAYED, description="How many are made again at most."
+        MAX_REPLAYED, ge=1, le=MAX_REPLAYED, description="How many are made at most."
     )
     after: str | None = Field(
         None, max_length=1000, description="`next` of the answer before, to continue."
+    )
+
+
+class ReplayBody(RetryBody):
+    """Which deliveries are made again."""
+
+    status: Status = Field(
+        "failed", description="Deliveries of this status; `waiting` ones cannot be made again."
     )
 
 
@@ -120,9 +129,15 @@ DELIVERY: Final[Json] = an_object(
     began_at=TEXT,
     ended_at=NULLABLE,
     next_at=NULLABLE,
+    waits_for=NULLABLE,
     last={"type": ["object", "null"]},
 )
 _REPLAYED: Final[Json] = an_object(replayed=_COUNT, left_out=_COUNT, next=NULLABLE)
+_RETRIED: Final[Json] = an_object(retried=_COUNT, left_out=_COUNT, next=NULLABLE)
+_IN_PARTS: Final = (
+    "Answers after at most 1,000 deliveries or 15 s. `next` is set if there are more: send it as "
+    "`after`."
+)
 _WHOLE: Final[Json] = {
     "allOf": [
         DELIVERY,
@@ -148,6 +163,7 @@ class Deliveries:
             method="GET",
             path="/v1/automations/{rule_id}/deliveries",
             summary="The deliveries of a rule, the newest first; failed ones are its dead letters",
+            description="Also of a rule that was deleted, until its deliveries expire.",
             answers={200: json("A page", a_page("deliveries", DELIVERY))},
             parameters=(RULE_ID, *_FILTERS),
             refusals=(404,),
@@ -155,7 +171,7 @@ class Deliveries:
     )
     async def index(self, request: Request) -> Response:
         """Return a page of the rule's deliveries."""
-        return await self._listed(request, [await found_rule(request, self._store)])
+        return await self._listed(request, await self._visible(request))
 
     @serves(
         operation(
@@ -169,7 +185,8 @@ class Deliveries:
     )
     async def all(self, request: Request) -> Response:
         """Return a page of the deliveries of the caller's rules."""
-        return await self._listed(request, await self._own(request))
+        deleted = await self._deleted(request, "*")
+        return await self._listed(request, _names(await self._own(request)) | deleted)
 
     @serves(
         operation(
@@ -201,7 +218,7 @@ class Deliveries:
     async def replay(self, request: Request) -> Response:
         """Begin to replay the delivery."""
         await ignore_body(request)
-        record = await self._found(request)
+        _, record = await self._repeatable(request)
         try:
             await or_problem(replay_delivery(self._bus, record))
         except CannotReplay as error:
@@ -213,8 +230,7 @@ class Deliveries:
             method="POST",
             path="/v1/automations/{rule_id}/replay",
             summary="Make failed deliveries of a rule again, all or those of a time",
-            description="Answers after at most 1,000 deliveries or 15 s. `next` is set if there "
-            "are more: send it as `after`.",
+            description=_IN_PARTS,
             answers={202: json("What was done", _REPLAYED)},
             parameters=(RULE_ID,),
             body=ReplayBody,
@@ -241,44 +257,139 @@ class Deliveries:
         """Begin to replay those deliveries of the caller's rules that the body selects."""
         return await self._replay(request, await self._own(request))
 
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/{rule_id}/deliveries/{delivery_id}/retry-now",
+            summary="Make the next attempt of a waiting delivery now",
+            description="Also if the circuit breaker of the receiver is open. The rate and the "
+            "concurrency of the rule hold. Refused while the rule is paused.",
+            answers={202: json("The delivery", DELIVERY)},
+            parameters=(RULE_ID, _DELIVERY_ID),
+            refusals=(404, 409),
+        )
+    )
+    async def retry(self, request: Request) -> Response:
+        """Let the delivery's next attempt be made now."""
+        await ignore_body(request)
+        rule, record = await self._repeatable(request)
+        _check_active(rule)
+        try:
+            await or_problem(retry_delivery(self._bus, record))
+        except CannotReplay as error:
+            raise Problem(409, f"the delivery cannot be tried now: {error}") from error
+        return answer(_shown(record), 202)
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/{rule_id}/retry-now",
+            summary="Make the next attempts of waiting deliveries of a rule now",
+            description=_IN_PARTS,
+            answers={202: json("What was done", _RETRIED)},
+            parameters=(RULE_ID,),
+            body=RetryBody,
+            example={"since": "2026-01-31T12:00:00Z"},
+            refusals=(404, 409),
+        )
+    )
+    async def retry_some(self, request: Request) -> Response:
+        """Let the next attempts of one rule's deliveries be made now."""
+        rule = await found_rule(request, self._store)
+        _check_active(rule)
+        return await self._retry(request, [rule])
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/retry-now",
+            summary="Make the next attempts of waiting deliveries of all rules of the caller now",
+            description="As for one rule, without paused rules. With the scope administer, "
+            "deliveries of all rules.",
+            answers={202: json("What was done", _RETRIED)},
+            body=RetryBody,
+            example={"since": "2026-01-31T12:00:00Z"},
+        )
+    )
+    async def retry_all(self, request: Request) -> Response:
+        """Let the next attempts of the deliveries of the caller's rules be made now."""
+        rules = await self._own(request)
+        return await self._retry(request, [rule for rule in rules if rule.matches_now])
+
     async def _own(self, request: Request) -> list[CompiledRule]:
         who = identity_of(request)
         await or_problem(self._current.refresh())
         return [rule for rule in self._current.all() if may_use(who, rule.record)]
 
-    async def _listed(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
+    async def _visible(self, request: Request) -> Names:
+        """Return the rules with the id in the path that the caller may see, also deleted rules.
+
+        Raises Problem 404 if there are none.
+        """
+        rule_id = request.path_params["rule_id"]
+        deleted = Names()
+        if RULE_NAME.fullmatch(rule_id):
+            deleted = await self._deleted(request, rule_id)
+        try:
+            return deleted | _names([await found_rule(request, self._store)])
+        except Problem as problem:
+            if problem.status != 404 or not deleted:
+                raise
+            return deleted
+
+    async def _deleted(self, request: Request, rule_id: str) -> Names:
+        who = identity_of(request)
+        found = await or_problem(deleted_rules(self._bus, rule_id))
+        return frozenset(
+            (each.rule, each.uid)
+            for each in found
+            if each.owner == who.user_id or who.has_scope("administer")
+        )
+
+    async def _listed(self, request: Request, rules: Names) -> Response:
         try:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
             raise invalid(error) from error
-        page = await self._page(request, rules, query)
+        page = await self._page(request, rules, query, query.status)
         return answer(
             {"deliveries": [_shown(each) for each in page.deliveries], "next": _next(page)}
         )
 
     async def _replay(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
         body = await read_model(request, ReplayBody, MAX_BODY_BYTES)
-        replayed = left_out = 0
+        return await self._each(request, _names(rules), body, body.status, "replayed")
+
+    async def _retry(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
+        body = await read_model(request, RetryBody, MAX_BODY_BYTES)
+        return await self._each(request, _names(rules), body, "waiting", "retried")
+
+    async def _each(
+        self, request: Request, rules: Names, body: RetryBody, status: Status, what: str
+    ) -> Response:
+        """Replay or retry each delivery that the body selects."""
+        step = replay_delivery if what == "replayed" else retry_delivery
+        count = left_out = 0
         until, after = time.monotonic() + REPLAY_S, body.after
-        while replayed + left_out < body.limit:
-            size = min(AT_ONCE, body.limit - replayed - left_out)
+        while count + left_out < body.limit:
+            size = min(AT_ONCE, body.limit - count - left_out)
             part = body.model_copy(update={"after": after, "limit": size})
-            page = await self._page(request, rules, part)
-            done = await or_problem(_replayed(self._bus, page.deliveries))
-            replayed += done
+            page = await self._page(request, rules, part, status)
+            done = await or_problem(_done(self._bus, step, page.deliveries))
+            count += done
             left_out += len(page.deliveries) - done
             after = _next(page)
             if after is None or time.monotonic() > until:
                 break
-        return answer({"replayed": replayed, "left_out": left_out, "next": after}, 202)
+        return answer({what: count, "left_out": left_out, "next": after}, 202)
 
     async def _page(
-        self, request: Request, rules: Sequence[CompiledRule], query: Query | ReplayBody
+        self, request: Request, rules: Names, query: Query | RetryBody, status: Status | None
     ) -> Page:
         place = cursor_parts(query.after, int, int) if query.after is not None else None
         wanted = Selection(
-            _names(rules),
-            query.status,
+            rules,
+            status,
             _ms(query.since, "since", -LAST_MS),
             _ms(query.until, "until", LAST_MS),
         )
@@ -286,32 +397,48 @@ class Deliveries:
             after = (place[0], place[1]) if place is not None else None
             return await or_problem(self._deliveries.page(wanted, after, query.limit))
 
+    async def _repeatable(self, request: Request) -> tuple[CompiledRule, DeliveryRecord]:
+        """Return the delivery that the path names, and its rule.
+
+        Raises Problem 404 if the rule or the delivery does not exist, and 409 if the delivery is
+        one of an earlier rule with this id.
+        """
+        rule = await found_rule(request, self._store)
+        record = await self._found(request)
+        if not Selection(_names([rule])).has(record):
+            raise Problem(409, "the delivery's rule was deleted, and this is another with its id")
+        return rule, record
+
     async def _found(self, request: Request) -> DeliveryRecord:
         """Return the delivery that the path names.
 
         Raises Problem 404 if there is no such delivery, or if the caller may not see it.
         """
-        rule = await found_rule(request, self._store)
+        rules = await self._visible(request)
         delivery_id = request.path_params["delivery_id"]
         name, _, source = delivery_id.partition(".")
         # The id of a delivery has a dot before the event's sequence, where the key in KV has a
         # dash.
         key = f"{name}.{source.replace('.', '-')}"
         record = None
-        if name == rule.id and _is_key(key):
+        if name == request.path_params["rule_id"] and _is_key(key):
             entry = await or_problem(self._bus.bucket(BUCKET).get(key))
             record = record_of(entry) if entry is not None else None
-        if record is None or not Selection(_names([rule])).has(record):
+        if record is None or not Selection(rules).has(record):
             raise Problem(404, f"there is no delivery {delivery_id}")
         return record
 
 
-async def _replayed(bus: Bus, records: list[DeliveryRecord]) -> int:
-    """Replay these deliveries; return how many were replayed."""
+async def _done(
+    bus: Bus,
+    step: Callable[[Bus, DeliveryRecord], Awaitable[object]],
+    records: list[DeliveryRecord],
+) -> int:
+    """Replay or retry these deliveries; return for how many this was possible."""
 
     async def one(record: DeliveryRecord) -> bool:
         try:
-            await replay_delivery(bus, record)
+            await step(bus, record)
         except CannotReplay:
             return False
         return True
@@ -319,7 +446,13 @@ async def _replayed(bus: Bus, records: list[DeliveryRecord]) -> int:
     return sum(await asyncio.gather(*map(one, records)))
 
 
-def _names(rules: Sequence[CompiledRule]) -> frozenset[tuple[str, str]]:
+def _check_active(rule: CompiledRule) -> None:
+    if not rule.matches_now:
+        text = f"the rule {rule.id} is paused or not enabled, so its deliveries wait: resume it"
+        raise Problem(409, text)
+
+
+def _names(rules: Sequence[CompiledRule]) -> Names:
     return frozenset((rule.id, rule.record.uid) for rule in rules)
 
 
@@ -333,6 +466,7 @@ def _shown(record: DeliveryRecord) -> dict[str, Any]:
         "began_at": _time(record.began_at),
         "ended_at": _time(record.ended_at),
         "next_at": _time(record.next_at) if record.status == "waiting" else None,
+        "waits_for": record.waits_for if record.status == "waiting" else None,
         "last": _attempt(last) if last is not None else None,
     }
 

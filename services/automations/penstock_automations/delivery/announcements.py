@@ -77,7 +77,7 @@ class Announcements:
         self,
         timeline: Timeline,
         job: Job,
-        what: Literal["triggered", "outcome"],
+        what: Literal["triggered", "failing", "outcome"],
         type_: str,
         data: Mapping[str, Any],
     ) -> bool:

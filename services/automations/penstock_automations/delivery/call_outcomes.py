@@ -38,11 +38,16 @@ async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) 
     await bus.publisher.publish(Message(called_subject(call.run_id), payload, headers))
 
 
-async def wants_answer(bus: Bus, call: CallJob) -> bool:
-    """Return whether the workflow's run has not ended; True if the run's record is missing.
+async def waiting_user(bus: Bus, call: CallJob) -> str | None:
+    """Return the owner of the workflow's run; None if the run has ended.
+
+    If the run's record is missing, the run counts as open, and the result is an empty text.
 
     Raises:
         BusError: the bucket cannot be read.
     """
     entry = await bus.bucket("runs").get(call.run_id)
-    return entry is None or RunRecord.model_validate_json(entry.value).status not in ENDED
+    if entry is None:
+        return ""
+    record = RunRecord.model_validate_json(entry.value)
+    return None if record.status in ENDED else record.user_id

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import orjson
 from pydantic import Field, PrivateAttr, ValidationError
 
 from penstock.bus import Bus
 from penstock.bus.records import Record
-from penstock_automations.actions.executor import RequestHead
-from penstock_automations.jobs.job import Job, SourceKind
+from penstock_automations.actions.executor import RequestHead, WaitsFor
+from penstock_automations.jobs.job import CallSource, EventSource, Job, SourceKind
 
 BUCKET = "deliveries"
 KEPT_ATTEMPTS = 30
@@ -52,6 +53,8 @@ class DeliveryRecord(Record):
     began_at: float = Field(description="When the first attempt of this replay began, Unix seconds")
     ended_at: float | None = None
     next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")
+    waits_for: WaitsFor | None = Field(None, description="What a waiting delivery waits for")
+    announced: bool = Field(False, description="Whether `automation.triggered` was written")
     job: dict[str, Any] = Field({}, description="The job of this replay's first attempt")
     answer: str | None = Field(
         None, description="Of a workflow's call: the first 64 KiB of the last answer"
@@ -65,6 +68,33 @@ class DeliveryRecord(Record):
         """Make this record replace an earlier record."""
         self._revision = earlier._revision if earlier is not None else 0
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether KV has a record of the delivery, perhaps of an earlier replay."""
+        return self._revision > 0
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the delivery ended because its rule was deleted."""
+        return self.last is not None and self.last.code == "rule_deleted"
+
+    def add(
+        self, attempt: Attempt, request: RequestHead | None, run_id: str | None, answer: str | None
+    ) -> None:
+        """Add an attempt that was made, with its request, the run it started, and its answer."""
+        self.attempts.append(attempt)
+        self.made = attempt.number
+        self.request, self.answer = request, answer
+        self.started_run_id = run_id or self.started_run_id
+
+    def end(self, status: Literal["delivered", "failed"], at: float) -> None:
+        """Give the delivery its outcome."""
+        self.status, self.ended_at, self.waits_for = status, at, None
+
+    def wait(self, what: WaitsFor, next_at: float | None) -> None:
+        """Let the delivery wait, until `next_at` if this time is known."""
+        self.status, self.waits_for, self.next_at = "waiting", what, next_at
+
     def has_done(self, job: Job) -> bool:
         """Return whether the job's attempt was made, or the delivery has its outcome."""
         if self.replay != job.replay:
@@ -75,6 +105,30 @@ class DeliveryRecord(Record):
     def last(self) -> Attempt | None:
         """The last attempt; None if the delivery failed without an attempt."""
         return self.attempts[-1] if self.attempts else None
+
+
+def new_record(job: Job, earlier: DeliveryRecord | None, now: float) -> DeliveryRecord:
+    """Return the record of a delivery for a job that was not done. It replaces `earlier`."""
+    if earlier is not None and earlier.replay == job.replay:
+        return earlier
+    record = DeliveryRecord(
+        id=job.webhook_id,
+        rule=job.rule,
+        name=earlier.name if earlier is not None else job.rule,
+        source=job.source.kind,
+        run_id=job.run_id,
+        sequence=job.source.sequence if isinstance(job.source, EventSource) else None,
+        type=job.type,
+        status="waiting",
+        replay=job.replay,
+        attempts=earlier.attempts if earlier is not None else [],
+        started_run_id=earlier.started_run_id if earlier is not None else None,
+        began_at=now,
+        # A call is not replayed, and its body may be large.
+        job={} if isinstance(job.source, CallSource) else orjson.loads(job.dump()),
+    )
+    record.replace(earlier)
+    return record
 
 
 class Records:

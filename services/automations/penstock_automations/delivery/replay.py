@@ -1,4 +1,4 @@
-"""Replays deliveries: makes a delivery again after it has ended."""
+"""Replays deliveries that have ended, and retries deliveries that wait."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from penstock.bus.state import deadletters
 from penstock.log_fields import run_of
 from penstock_automations.delivery.outcomes import traceback_id
 from penstock_automations.delivery.records import DeliveryRecord, Records
+from penstock_automations.delivery.waking import bring_forward
 from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class CannotReplay(Exception):
-    """A delivery cannot be made again now. The text has the reason."""
+    """A delivery cannot be made again, or tried, now. The text has the reason."""
 
 
 async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
@@ -39,7 +40,7 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
     except ValueError as error:
         raise CannotReplay("its record is of an earlier version, and has no job") from error
     if record.status == "waiting":
-        raise CannotReplay("it is still being made: wait until it was delivered or has failed")
+        raise CannotReplay("it still waits: retry-now sends it now")
     if failed.failure is not None:
         raise CannotReplay("the rule's condition failed, so there was nothing to deliver")
     job = replace(failed.replayed(), ordered=False)
@@ -47,6 +48,21 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
     if record.status == "failed":
         await deadletters.mark_key(bus, f"automations.{traceback_id(failed)}", "replayed")
     return job
+
+
+async def retry_delivery(bus: Bus, record: DeliveryRecord) -> None:
+    """Make the next attempt of a waiting delivery now, also if the receiver's breaker is open.
+
+    If the delivery is under way, this changes nothing. A repeated call is harmless.
+
+    Raises:
+        CannotReplay: the delivery has its outcome.
+        BusError: it is unknown whether the attempt is made now; repeat the call.
+    """
+    if record.status != "waiting":
+        raise CannotReplay(f"it does not wait, it is {record.status}: replay makes it again")
+    key = Job.parse(orjson.dumps(record.job)).key
+    await bring_forward(bus, f"{key}.*", lambda job: True)
 
 
 async def replay(bus: Bus, stored: Stored) -> None:

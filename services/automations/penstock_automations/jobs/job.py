@@ -19,6 +19,11 @@ TriggerKind = Literal["schedule", "hook"]
 SourceKind = Literal["event", "call", TriggerKind]
 FailureCode = Literal["condition", "depth", "queue_full"]
 
+# The TTL in seconds of a job that is due and waits in SCHEDULES for a process. By default, records
+# of deliveries are kept for the same time. If a process ends before it deletes the job's message,
+# the server deletes the message after this time.
+DUE_TTL_S: Final = 30 * 86_400.0
+
 _TRIGGER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -118,6 +123,8 @@ class Job:
     attempt: int = 1  # the number of the attempt to make
     deferrals: int = 0  # how often the delivery was put off without an attempt
     replay: int = 0  # how often the delivery was replayed by a person
+    since: float = 0.0  # when the delivery was begun or last paused, Unix seconds; 0: not yet
+    woken_at: float = 0.0  # when it was found that the receiver works, or a person asked to send
     failure: str | None = None  # the reason why the delivery fails at once, without an attempt
     failure_code: FailureCode = "condition"
 
@@ -193,17 +200,19 @@ class Job:
         """The KV key of the queue that an ordered rule has for this run."""
         return f"order.{self.rule}.{self.run_id}"
 
-    def next_attempt(self) -> Job:
-        """Return the job of the next attempt."""
-        return replace(self, attempt=self.attempt + 1, deferrals=0)
+    def attempt_after(self, made: int, since: float) -> Job:
+        """Return the job of the attempt after `made` attempts."""
+        return replace(self, attempt=made + 1, deferrals=0, since=since)
 
-    def deferred(self) -> Job:
+    def deferred(self, since: float) -> Job:
         """Return the job of the same attempt, with one more deferral."""
-        return replace(self, deferrals=self.deferrals + 1)
+        return replace(self, deferrals=self.deferrals + 1, since=since)
 
     def replayed(self) -> Job:
         """Return the job of a replay, which begins with the first attempt."""
-        return replace(self, attempt=1, deferrals=0, replay=self.replay + 1)
+        return replace(
+            self, attempt=1, deferrals=0, replay=self.replay + 1, since=0.0, woken_at=0.0
+        )
 
     def dump(self) -> bytes:
         """Return the job as JSON; fields with their default value are left out."""

@@ -24,9 +24,11 @@ class CallRefused(Exception):
         self.code = code
 
 
-def rule_of_call(call: CallJob, secrets: Mapping[str, CallSecret]) -> CompiledRule:
+def rule_of_call(
+    call: CallJob, secrets: Mapping[str, CallSecret], user_id: str = ""
+) -> CompiledRule:
     """Return a rule whose action is the call, so that the call is delivered like the webhook of a
-    rule.
+    rule. `user_id` is the owner of the workflow's run.
 
     Raises:
         CallRefused: the URL or a header cannot be used, there is no secret of this name, or the
@@ -46,7 +48,7 @@ def rule_of_call(call: CallJob, secrets: Mapping[str, CallSecret]) -> CompiledRu
     name = call.workflow or "workflow"
     rule = Rule.model_construct(id=CALLS, name=name, action=Action(webhook=webhook))
     record = RuleRecord.model_construct(
-        rule=rule, uid=CALLS, owner=Owner(user_id=""), created_at="", updated_at=""
+        rule=rule, uid=CALLS, owner=Owner(user_id=user_id), created_at="", updated_at=""
     )
     return CompiledRule(record, 0, frozenset(), None)
 

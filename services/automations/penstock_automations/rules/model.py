@@ -41,7 +41,7 @@ LINKED: Final = frozenset({DECIDED, "approval.escalated"})
 TRIGGERS: Final = ("subjects", "schedule", "hook")
 
 # The words that no rule may have as its id, because they follow /v1/automations/ in other paths.
-RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay"})
+RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay", "retry-now"})
 
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 

@@ -16,6 +16,7 @@ from penstock.bus.read import direct
 from penstock.bus.read.reader import Reader
 from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
+from penstock_automations.rules.deleted import remember_deleted
 from penstock_automations.rules.index import RuleIndex
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
@@ -115,6 +116,7 @@ class RuleStore:
         # The earlier rule if it has the same owner. Else None, because the rule counts as new.
         kept = earlier
         if kept is not None and not kept.record.has_rights_of(owner, all_users=all_users):
+            await remember_deleted(self._bus, kept.record)
             kept = None
         now = self._bus.clock.stamp()
         record = RuleRecord.model_validate(
@@ -183,6 +185,8 @@ class RuleStore:
     async def delete(self, rule_id: str, expected: int | None = None) -> bool:
         """Delete a rule; return False if there is no such rule.
 
+        Its deliveries that wait are dropped. Its owner can read its deliveries until they expire.
+
         Raises:
             VersionConflict: the rule has another revision than expected.
             BusError: the rule could not be read or deleted.
@@ -190,6 +194,9 @@ class RuleStore:
         while (entry := await self._bucket.get(rule_id)) is not None:
             if expected is not None and entry.revision != expected:
                 raise VersionConflict(f"the rule {rule_id} was changed at the same time")
+            rule = parse_rule(self._keys, rule_id, entry.value, entry.revision)
+            if rule is not None:
+                await remember_deleted(self._bus, rule.record)
             if await self._bucket.delete(rule_id, entry.revision):
                 return True
         return False

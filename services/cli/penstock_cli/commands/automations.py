@@ -168,8 +168,37 @@ def replay(
     filters = _filters(status, since, until)
     with _connected(url, as_json) as (api, output):
         if rule is not None and delivery:
-            raise typer.Exit(automations.replay_each(api, output, rule, delivery))
-        automations.replay_all(api, output, rule, filters)
+            raise typer.Exit(automations.repeat_each(api, output, "replay", rule, delivery))
+        automations.repeat_all(api, output, "replay", rule, filters)
+
+
+@app.command("retry-now")
+def retry_now(
+    rule: AnyRule = None,
+    delivery: Annotated[
+        list[str] | None, typer.Argument(help="The ids of waiting deliveries of the rule.")
+    ] = None,
+    all_of_them: Annotated[
+        bool, typer.Option("--all", help="All that wait, instead of ids.")
+    ] = False,
+    since: Since = None,
+    until: Until = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Make the next attempt of waiting deliveries now, past an open circuit breaker.
+
+    Name the deliveries, or select them with --all.
+    """
+    if bool(delivery) == all_of_them:
+        raise typer.BadParameter("name deliveries by their ids, or say --all (not both)")
+    if delivery and (since or until):
+        raise typer.BadParameter("--since and --until go with --all, not with ids")
+    filters = _filters(None, since, until)
+    with _connected(url, as_json) as (api, output):
+        if rule is not None and delivery:
+            raise typer.Exit(automations.repeat_each(api, output, "retry-now", rule, delivery))
+        automations.repeat_all(api, output, "retry-now", rule, filters)
 
 
 @app.command("pause")

@@ -7,11 +7,14 @@ from typing import Any
 
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import ApiError
-from penstock_cli.terminal.automations_api import AutomationsApi
+from penstock_cli.terminal.automations_api import AutomationsApi, Repeat
 from penstock_cli.terminal.output import MORE, Output
 from penstock_cli.terminal.rules_file import FileRule
 
 Record = Mapping[str, Any]
+
+_DONE: Mapping[Repeat, str] = {"replay": "replayed", "retry-now": "retried"}
+_SAID: Mapping[Repeat, str] = {"replay": "made again", "retry-now": "tried now"}
 
 DONE, FAILED = 0, 1
 
@@ -125,41 +128,47 @@ def delivery(output: Output, found: Record) -> None:
         output.pieces(render.fields(attempt))
 
 
-def replay_each(api: AutomationsApi, output: Output, rule: str, ids: Sequence[str]) -> int:
-    """Replay these deliveries; return the exit code."""
+def repeat_each(
+    api: AutomationsApi, output: Output, what: Repeat, rule: str, ids: Sequence[str]
+) -> int:
+    """Replay or retry these deliveries; return the exit code."""
     code = DONE
     for id in ids:
         try:
-            found = api.replay(rule, id)
+            found = api.repeat(what, rule, id)
         except ApiError as error:
             output.notice(f"{id}: {error}")
             code = FAILED
             continue
         if output.as_json:
-            output.json_line({"outcome": "replayed", **found})
+            output.json_line({"outcome": _DONE[what], **found})
         else:
-            output.text(f"{id}: is made again")
+            output.text(f"{id}: is {_SAID[what]}")
     return code
 
 
-def replay_all(
-    api: AutomationsApi, output: Output, rule: str | None, selection: Mapping[str, Any]
+def repeat_all(
+    api: AutomationsApi,
+    output: Output,
+    what: Repeat,
+    rule: str | None,
+    selection: Mapping[str, Any],
 ) -> None:
-    """Replay all selected deliveries, and show their number."""
-    replayed = left_out = 0
+    """Replay or retry all selected deliveries, and show their number."""
+    count = left_out = 0
     after: str | None = None
     while True:
-        done = api.replay_some(rule, {**selection, "after": after})
-        replayed += done["replayed"]
+        done = api.repeat_some(what, rule, {**selection, "after": after})
+        count += done[_DONE[what]]
         left_out += done["left_out"]
         after = done["next"]
         if after is None:
             break
     if output.as_json:
-        output.json_line({"replayed": replayed, "left_out": left_out})
+        output.json_line({_DONE[what]: count, "left_out": left_out})
     else:
-        rest = f"; {left_out} cannot be made again" if left_out else ""
-        output.text(f"{replayed} deliveries are made again{rest}")
+        rest = f"; {left_out} cannot be {_SAID[what]}" if left_out else ""
+        output.text(f"{count} deliveries are {_SAID[what]}{rest}")
 
 
 def endpoints(output: Output, found: Sequence[Record]) -> None:

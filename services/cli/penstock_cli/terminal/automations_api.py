@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from penstock_cli.terminal.api import Api
 
 ROOT = "/v1/automations"
 Json = dict[str, Any]
+
+
+Repeat = Literal["replay", "retry-now"]  # make a delivery again; make its next attempt now
 
 
 class AutomationsApi:
@@ -85,18 +88,18 @@ class AutomationsApi:
         """Return a delivery with all its attempts."""
         return self._api.call("GET", _path(rule_id, "deliveries", delivery_id))
 
-    def replay(self, rule_id: str, delivery_id: str) -> Json:
-        """Replay a delivery. A repeat within a short time has no further effect."""
-        path = _path(rule_id, "deliveries", delivery_id, "replay")
+    def repeat(self, what: Repeat, rule_id: str, delivery_id: str) -> Json:
+        """Replay or retry a delivery. A second call within a short time has no further effect."""
+        path = _path(rule_id, "deliveries", delivery_id, what)
         return self._api.call("POST", path, repeat=False)
 
-    def replay_some(self, rule_id: str | None, selection: Mapping[str, Any]) -> Json:
-        """Replay some of the selected deliveries.
+    def repeat_some(self, what: Repeat, rule_id: str | None, selection: Mapping[str, Any]) -> Json:
+        """Replay or retry some of the selected deliveries.
 
         Return their number, and the cursor for the next call.
         """
         body = {name: value for name, value in selection.items() if value is not None}
-        path = _path("replay") if rule_id is None else _path(rule_id, "replay")
+        path = _path(what) if rule_id is None else _path(rule_id, what)
         return self._api.call("POST", path, body=body, repeat=False)
 
     def endpoints(self) -> list[Json]:

@@ -21,8 +21,9 @@ class Fetching:
 
     `batch` is the most messages that one request asks for. `room` returns how many more messages
     the caller can take now; the caller calls `more` when this number has grown. Without `room`, the
-    next batch is fetched while a batch is handled. `stop` gives back messages that were fetched and
-    not handled.
+    next batch is fetched while a batch is handled. Until the caller calls `handled` for a message,
+    the server is told every third of `ack_wait_s` that the message is being worked on. `stop` gives
+    back messages that were fetched and not handled.
     """
 
     def __init__(
@@ -31,9 +32,11 @@ class Fetching:
         stream: str,
         durable: str,
         batch: int,
+        ack_wait_s: float,
         room: Callable[[], int] | None = None,
     ) -> None:
         self._bus = bus
+        self._ack_wait_s = ack_wait_s
         self._stream = stream
         self._durable = durable
         self._room = room if room is not None else (lambda: 2 * batch)
@@ -44,19 +47,23 @@ class Fetching:
         self._came = asyncio.Event()
         what = f"fetching from {durable}"
         self._pull = PullLoop(bus.jetstream, stream, self, batch=batch, look_s=CHECK_S, what=what)
-        self._loop: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to fetch."""
-        self._loop = asyncio.create_task(self._pull.run())
+        self._tasks = [
+            asyncio.create_task(self._pull.run()),
+            asyncio.create_task(self._report_work()),
+        ]
 
     async def stop(self) -> None:
         """Stop fetching, and give back the messages that were not handled."""
-        if self._loop is not None:
+        if self._tasks:
             await self._pull.finish()
-            self._loop.cancel()
-            await asyncio.wait([self._loop])
-            self._loop = None
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+            self._tasks = []
         for each in (*self._in_hand.values(), *self._fetched):
             await self.give_back(each, 0)
         self._in_hand.clear()
@@ -109,6 +116,12 @@ class Fetching:
     async def give_back(self, delivery: Delivery, delay_s: float) -> None:
         """Have the server deliver the message again after `delay_s` seconds."""
         await self._answer(delivery, b"-NAK " + orjson.dumps({"delay": int(delay_s * NANO)}))
+
+    async def _report_work(self) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            for each in (*self._in_hand.values(), *self._fetched):
+                await self.working(each)
 
     async def _answer(self, delivery: Delivery, answer: bytes) -> None:
         with suppress(NatsError):

@@ -30,6 +30,7 @@ class Breaker:
         self._first_open_s = first_open_s
         self._open_s = first_open_s
         self._until = 0.0
+        self._failed_at = 0.0
         self._failures = 0
 
     @property
@@ -41,8 +42,10 @@ class Breaker:
         """Return the seconds until the next probe is allowed; 0 if a probe is allowed now."""
         return 0.0 if self.state is State.CLOSED else max(self._until - now, 0.0)
 
-    def waits_s(self, now: float) -> float:
+    def waits_s(self, now: float, woken: float = 0.0) -> float:
         """Return the seconds until a request may be made, but admit no request."""
+        if woken > self._failed_at:
+            return 0.0
         match self.state:
             case State.OPEN if now < self._until:
                 return max(self._until - now, 1.0)
@@ -53,28 +56,33 @@ class Breaker:
             case _:
                 return 0.0
 
-    def admit(self, now: float) -> float:
+    def admit(self, now: float, woken: float = 0.0) -> float:
         """Return 0 if a request may be made now, otherwise the seconds to wait.
 
-        If the result is 0, the caller makes the request and reports its result with `succeeded` or
-        `failed`. If a caller never reports the result of a probe, another probe is admitted later.
+        `woken` is when a person, or a success of another process, showed that the endpoint works.
+        The breaker does not stop such a request until a later request fails. If the result is 0,
+        the caller makes the request and reports its result with `succeeded` or `failed`. If a
+        caller never reports the result of a probe, another probe is admitted later.
         """
-        if wait_s := self.waits_s(now):
+        if wait_s := self.waits_s(now, woken):
             return wait_s
-        if self.state is not State.CLOSED:
+        if self.state is not State.CLOSED and woken <= self._failed_at:
             self.state = State.HALF_OPEN
             self._until = now + self._open_s
         return 0.0
 
-    def succeeded(self) -> None:
-        """Report that the endpoint answered."""
+    def succeeded(self) -> bool:
+        """Report that the endpoint answered. Return whether the breaker was not closed."""
+        was_closed = self.state is State.CLOSED
         self.state = State.CLOSED
         self._failures = 0
         self._open_s = self._first_open_s
+        return not was_closed
 
     def failed(self, now: float) -> None:
         """Report that the endpoint did not answer, or answered that it cannot work."""
         self._failures += 1
+        self._failed_at = now
         if self.state is State.HALF_OPEN:
             self._open_s = min(self._open_s * 2, MAX_OPEN_S)
         elif self.state is State.OPEN or self._failures < FAILURES:

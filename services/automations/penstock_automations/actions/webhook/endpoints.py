@@ -1,6 +1,7 @@
-"""Keeps the limits of each endpoint in this process: breaker, rate, and concurrent requests.
+"""Keeps the limits of each rule's endpoint in this process: breaker, rate, concurrent requests.
 
 A delivery's turn begins when the endpoint may get its request, and ends when the answer has come.
+The endpoints of one host also share the places of this host, which no rule can change.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from penstock.runs.calls import CALLS
+from penstock_automations.actions.executor import AttemptDeferred
+from penstock_automations.actions.shares import Shares
 from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
 from penstock_automations.rules.model import Webhook
+from penstock_automations.rules.records import CompiledRule
 
 MAX_KNOWN = 1000
 SHORT_S = 1.0  # a delivery waits in memory if the rate allows a request within this many seconds
@@ -29,14 +34,17 @@ _WEIGHT = 0.2  # the weight of the newest turn in the average length of a turn
 
 
 class Endpoint:
-    """A receiver of webhooks (scheme, host and port), with the limits of the requests to it.
+    """A receiver of one rule's webhooks, with the limits of the rule's requests to it.
 
-    `busy` is the number of deliveries that are under way or wait for their turn. `concurrency` is
-    the number of requests that may be made at once. `concurrency` may change while requests are
-    under way.
+    `url` is the receiver's scheme, host and port. `busy` is the number of deliveries that are under
+    way or wait for their turn. `concurrency` is the number of requests that may be made at once.
+    `concurrency` may change while requests are under way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rule: str, owner: str, url: str) -> None:
+        self.rule = rule
+        self.owner = owner
+        self.url = url
         self.breaker = Breaker()
         self.rate: Rate | None = None
         self.concurrency = 1
@@ -44,6 +52,7 @@ class Endpoint:
         # the average length of a turn; None before the first turn has ended
         self._usual_s: float | None = None
         self._booked = 0.0
+        self._first_turn_at: float | None = None
         self._running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -71,7 +80,13 @@ class Endpoint:
     @property
     def _per_s(self) -> float:
         """The number of deliveries that the endpoint takes per second."""
-        per_s = self.concurrency / (self._usual_s or UNKNOWN_S)
+        usual_s = self._usual_s
+        if usual_s is None:
+            # A turn has taken this long at least. Without this, deliveries to an endpoint that is
+            # silent would be tried again many times before the first turn has ended.
+            begun = self._first_turn_at
+            usual_s = max(UNKNOWN_S, 0.0 if begun is None else time.monotonic() - begun)
+        per_s = self.concurrency / usual_s
         return per_s if self.rate is None else min(per_s, self.rate.per_s)
 
     @asynccontextmanager
@@ -79,6 +94,7 @@ class Endpoint:
         """Wait until one more request may be made, and count the request until the context ends."""
         await self._enter()
         begun = time.monotonic()
+        self._first_turn_at = self._first_turn_at or begun
         try:
             yield
         finally:
@@ -112,20 +128,27 @@ class Endpoint:
 
 
 class Endpoints:
-    """The endpoints to which this process has sent webhooks, at most `MAX_KNOWN`."""
+    """The endpoints to which this process has sent webhooks, at most `MAX_KNOWN`.
 
-    def __init__(self) -> None:
+    `per_host` is the number of requests that this process makes to one host at once, for all rules.
+    """
+
+    def __init__(self, per_host: int) -> None:
+        self._per_host = per_host
         self._known: OrderedDict[str, Endpoint] = OrderedDict()
+        self._hosts: dict[str, Shares] = {}
 
-    def of(self, webhook: Webhook) -> Endpoint:
-        """Return the endpoint of a webhook.
+    def of(self, rule: CompiledRule, webhook: Webhook) -> Endpoint:
+        """Return the endpoint of a rule; the calls of one user to one host have one endpoint.
 
         The webhook's concurrency and rate replace the endpoint's earlier concurrency and rate.
         """
-        key = origin(webhook.url)
+        url, owner = origin(webhook.url), rule.record.owner.user_id
+        who = f"{rule.id} {owner if rule.id == CALLS else rule.record.uid}"
+        key = f"{who} {url}"
         endpoint = self._known.get(key)
         if endpoint is None:
-            endpoint = self._known[key] = Endpoint()
+            endpoint = self._known[key] = Endpoint(rule.id, owner, url)
             if len(self._known) > MAX_KNOWN:
                 self._forget_one()
         self._known.move_to_end(key)
@@ -138,12 +161,22 @@ class Endpoints:
             endpoint.rate.per_s = webhook.rate_per_s
         return endpoint
 
-    def not_closed(self) -> dict[str, Breaker]:
-        """Return the breakers that are not closed, keyed by endpoint."""
+    @asynccontextmanager
+    async def place_at_host(self, endpoint: Endpoint) -> AsyncIterator[None]:
+        """Wait until the host may get one more request for the endpoint's owner, and count the
+        request until the context ends."""
+        host = self._hosts.setdefault(endpoint.url, Shares(self._per_host))
+        try:
+            async with host.place(endpoint.owner):
+                yield
+        finally:
+            if host.is_idle:
+                self._hosts.pop(endpoint.url, None)
+
+    def not_closed(self) -> dict[str, Endpoint]:
+        """Return the endpoints whose breakers are not closed, by a key that no two have."""
         return {
-            key: each.breaker
-            for key, each in self._known.items()
-            if each.breaker.state is not State.CLOSED
+            key: each for key, each in self._known.items() if each.breaker.state is not State.CLOSED
         }
 
     def open_breakers(self) -> int:
@@ -165,17 +198,18 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://[{host}]:{port}" if ":" in host else f"{parts.scheme}://{host}:{port}"
 
 
-async def admitted(endpoint: Endpoint) -> float:
-    """Return 0 if the breaker and the rate allow a request now; else the seconds to wait.
+async def admit(endpoint: Endpoint, woken: float) -> AttemptDeferred | None:
+    """Return None if the breaker and the rate allow a request now; else what puts it off.
 
-    If the rate allows a request within `SHORT_S` seconds, this function waits and returns 0.
+    `Breaker.admit` describes `woken`. If the rate allows a request within `SHORT_S` seconds, this
+    function waits and returns None.
     """
-    if wait_s := endpoint.breaker.waits_s(time.monotonic()):
-        return wait_s
+    if wait_s := endpoint.breaker.waits_s(time.monotonic(), woken):
+        return AttemptDeferred(wait_s, "breaker")
     if endpoint.rate is None or not (wait_s := endpoint.rate.admit(time.monotonic())):
-        return 0.0
+        return None
     if wait_s > SHORT_S:
-        return wait_s
+        return AttemptDeferred(wait_s, "rate")
     await asyncio.sleep(wait_s)
     wait_s = endpoint.rate.admit(time.monotonic())
-    return max(wait_s, SHORT_S) if wait_s else 0.0
+    return AttemptDeferred(max(wait_s, SHORT_S), "rate") if wait_s else None

@@ -11,7 +11,7 @@ from penstock import telemetry
 from penstock.bus import Bus
 from penstock_automations.actions.executor import AttemptDeferred, Attempted, Occurrence
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
-from penstock_automations.actions.webhook.endpoints import Endpoints, admitted
+from penstock_automations.actions.webhook.endpoints import Endpoints, admit
 from penstock_automations.actions.webhook.links import links_of
 from penstock_automations.actions.webhook.preparing import Request, request_of
 from penstock_automations.actions.webhook.request import Sender
@@ -32,24 +32,28 @@ class WebhookExecutor:
         sender: Sender,
         max_bytes: int,
         is_done: Callable[[Job], Awaitable[bool]],
+        requests_per_host: int,
     ) -> None:
         self._bus = bus
         self._sender = sender
         self._max_bytes = max_bytes
         self._is_done = is_done  # returns whether the attempt of a job was made already
-        self.endpoints = Endpoints()
+        self.endpoints = Endpoints(requests_per_host)
+        # called when an endpoint works again, or after a test or a replay
+        self.on_success: Callable[[CompiledRule], None] = lambda rule: None
 
     @asynccontextmanager
-    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Reserve capacity at the endpoint. If there is none, yield the seconds until capacity may
-        be free."""
-        endpoint = self.endpoints.of(_webhook_of(rule))
+    async def reserve_capacity(
+        self, rule: CompiledRule, job: Job
+    ) -> AsyncIterator[AttemptDeferred | None]:
+        """Reserve capacity at the endpoint. If there is none, yield when to try again."""
+        endpoint = self.endpoints.of(rule, _webhook_of(rule))
         if endpoint.busy >= endpoint.max_deliveries:
-            yield endpoint.reserve_wait_s(time.monotonic())
+            yield AttemptDeferred(endpoint.reserve_wait_s(time.monotonic()))
             return
         endpoint.busy += 1
         try:
-            yield await admitted(endpoint)
+            yield await admit(endpoint, self._woken(job))
         finally:
             endpoint.busy -= 1
 
@@ -62,24 +66,24 @@ class WebhookExecutor:
     ) -> Attempted | AttemptDeferred:
         """Send the webhook once, and judge the answer."""
         webhook = _webhook_of(rule)
-        endpoint = self.endpoints.of(webhook)
+        endpoint = self.endpoints.of(rule, webhook)
         begun = time.monotonic()
-        async with endpoint.request_capacity():
+        async with endpoint.request_capacity(), self.endpoints.place_at_host(endpoint):
             # If this delivery waited for long, the server may have given its job to another
             # process.
             if time.monotonic() - begun > LONG_S and await self._is_done(job):
                 return AttemptDeferred(0.0)
             # The endpoint may have failed while this delivery waited for its turn.
-            if wait_s := endpoint.breaker.admit(time.monotonic()):
-                return AttemptDeferred(wait_s)
+            if wait_s := endpoint.breaker.admit(time.monotonic(), self._woken(job)):
+                return AttemptDeferred(wait_s, "breaker")
             links = await links_of(self._bus, webhook, rule.record.owner, occurrence)
             request = self._request(rule, job, occurrence, links=links)
             is_call = isinstance(job.source, CallSource)
             result, attempted = await self._send(request, webhook, keeps_answer=is_call)
-        if is_up(result):
-            endpoint.breaker.succeeded()
-        else:
+        if not is_up(result):
             endpoint.breaker.failed(time.monotonic())
+        elif endpoint.breaker.succeeded() or job.replay:
+            self.on_success(rule)
         telemetry.DELIVERY_SECONDS.observe(attempted.seconds)
         return attempted
 
@@ -92,13 +96,21 @@ class WebhookExecutor:
     ) -> tuple[Request, Attempted]:
         """Send a webhook that is marked as a test; the breaker and the rate are ignored.
 
-        Nothing is counted or recorded. The request has to end within 20 s.
+        Nothing is counted or recorded. If the endpoint works, deliveries that the breaker stopped
+        are made. The request has to end within 20 s.
         """
         webhook = _webhook_of(rule)
         limited = webhook.model_copy(update={"timeout_s": min(webhook.timeout_s, MAX_TEST_S)})
         request = self._request(rule, job, occurrence, is_test=True)
-        _, attempted = await self._send(request, limited)
+        result, attempted = await self._send(request, limited)
+        if is_up(result):
+            self.endpoints.of(rule, webhook).breaker.succeeded()
+            self.on_success(rule)
         return request, attempted
+
+    def _woken(self, job: Job) -> float:
+        """Return on the monotonic clock when the job was woken."""
+        return time.monotonic() - (self._bus.clock.time() - job.woken_at) if job.woken_at else 0.0
 
     def _request(
         self,

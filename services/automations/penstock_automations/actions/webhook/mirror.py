@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from penstock.bus import Bus, BusError
 from penstock.bus.records import Record
 from penstock.events import timestamp
-from penstock_automations.actions.webhook.breaker import Breaker, State
-from penstock_automations.actions.webhook.endpoints import Endpoints
+from penstock_automations.actions.webhook.breaker import State
+from penstock_automations.actions.webhook.endpoints import Endpoint, Endpoints
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class EndpointRecord(Record):
     """KV `endpoints`, key `<pod>.<hash of the endpoint>`: a breaker that is not closed."""
 
     endpoint: str
+    rule: str = ""
+    owner: str = ""
     process: str
     state: Literal["open", "half_open"]
     failures: int
@@ -51,7 +53,7 @@ class Mirror:
         self._bucket = bus.bucket(BUCKET)
         self._pod = pod
         self._endpoints = endpoints
-        # The entries that were written, by endpoint: the state, the revision, and the time.
+        # The written entries, by the endpoint's key: the state, the revision, and the time.
         self._written: dict[str, tuple[State, int, float]] = {}
 
     async def run(self) -> None:
@@ -71,32 +73,35 @@ class Mirror:
         """
         now = time.monotonic()
         present = self._endpoints.not_closed()
-        for endpoint, breaker in present.items():
-            state, revision, at = self._written.get(endpoint, (State.CLOSED, 0, 0.0))
-            if state is not breaker.state or now - at > RENEW_S:
-                await self._write(endpoint, breaker, revision, now)
-        for endpoint in self._written.keys() - present.keys():
-            await self._bucket.delete(self._key(endpoint))
-            del self._written[endpoint]
+        for key, endpoint in present.items():
+            state, revision, at = self._written.get(key, (State.CLOSED, 0, 0.0))
+            if state is not endpoint.breaker.state or now - at > RENEW_S:
+                await self._write(key, endpoint, revision, now)
+        for key in self._written.keys() - present.keys():
+            await self._bucket.delete(self._key(key))
+            del self._written[key]
 
-    async def _write(self, endpoint: str, breaker: Breaker, revision: int, now: float) -> None:
+    async def _write(self, key: str, endpoint: Endpoint, revision: int, now: float) -> None:
+        breaker = endpoint.breaker
         next_at = self._bus.clock.time() + breaker.left_s(now)
         record = EndpointRecord(
-            endpoint=endpoint,
+            endpoint=endpoint.url,
+            rule=endpoint.rule,
+            owner=endpoint.owner,
             process=self._pod,
             state=_NAMES[breaker.state],
             failures=breaker.failures,
             next_at=timestamp(int(next_at * 1000)),
         )
-        written = await self._bucket.update(self._key(endpoint), record.dump(), revision, TTL_S)
+        written = await self._bucket.update(self._key(key), record.dump(), revision, TTL_S)
         # `written` is None if the entry has another revision: the entry has expired, or an earlier
         # write was stored but the answer to that write was lost. The next call of `update` then
         # writes the entry again.
         if written is not None:
-            self._written[endpoint] = (breaker.state, written, now)
+            self._written[key] = (breaker.state, written, now)
         else:
-            await self._bucket.delete(self._key(endpoint))
-            self._written.pop(endpoint, None)
+            await self._bucket.delete(self._key(key))
+            self._written.pop(key, None)
 
     def _key(self, endpoint: str) -> str:
         return f"{self._pod}.{sha256(endpoint.encode()).hexdigest()[:16]}"
@@ -114,4 +119,4 @@ async def endpoints_of(bus: Bus) -> list[EndpointRecord]:
             found.append(EndpointRecord.model_validate_json(entry.value))
         except ValidationError:
             log.warning("the entry %s of KV %s cannot be read, it is not shown", entry.key, BUCKET)
-    return sorted(found, key=lambda each: (each.endpoint, each.process))
+    return sorted(found, key=lambda each: (each.endpoint, each.rule, each.process))

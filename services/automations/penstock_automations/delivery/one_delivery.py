@@ -1,0 +1,453 @@
+"""Carries out one job: makes an attempt, records its result, and does what follows from it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import orjson
+
+from penstock import log_fields, telemetry
+from penstock.bus import Bus, BusError, ObjectGone, Stored
+from penstock.bus.state import deadletters
+from penstock.bus.streams import events_for
+from penstock.bus.write import objects
+from penstock.bus.write.schedules import schedule
+from penstock.runs.calls import CallJob
+from penstock.tracing import spans
+from penstock_automations.actions.executor import (
+    ActionExecutor,
+    AttemptDeferred,
+    Attempted,
+    Occurrence,
+)
+from penstock_automations.actions.shares import Shares
+from penstock_automations.delivery.announcements import Announcements, Timeline
+from penstock_automations.delivery.backoff import delay_s
+from penstock_automations.delivery.call_outcomes import publish_call_outcome, waiting_user
+from penstock_automations.delivery.delivery_span import context_of, span_of
+from penstock_automations.delivery.failing import FailingRules, warning_of
+from penstock_automations.delivery.outcomes import dead_letter, outcome_event, triggered_data
+from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records, new_record
+from penstock_automations.jobs.deferrals import deferral_delay_s
+from penstock_automations.jobs.job import DUE_TTL_S, CallSource, EventSource, Job, TriggerSource
+from penstock_automations.jobs.order import Order
+from penstock_automations.jobs.publish import publish
+from penstock_automations.rules.call_secrets import CallSecret
+from penstock_automations.rules.calls import CallRefused, rule_of_call
+from penstock_automations.rules.model import ActionKind
+from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.store import CurrentRules, RuleStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_S = 1.0
+# The first and the longest wait in seconds of a delivery whose rule is paused, and of a delivery
+# whose owner has no place in this process.
+PAUSED_S, NO_PLACE_S = (10.0, 3600.0), (1.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A delivery fails without an attempt.
+
+    An attempt may be `unrecorded`: a killed process may have made it without recording it.
+    """
+
+    code: str
+    text: str
+    unrecorded: bool = False
+
+
+Result = Attempted | AttemptDeferred | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all deliveries of a process use.
+
+    `places` are the deliveries that may be in memory, shared by owners. `delays_s` has the seconds
+    between the attempts of a delivery, and `max_age_s` the seconds after which there is no further
+    attempt.
+    """
+
+    bus: Bus
+    pod: str
+    rules: CurrentRules
+    store: RuleStore
+    order: Order
+    executors: Mapping[ActionKind, ActionExecutor]
+    call_secrets: Mapping[str, CallSecret]
+    announcements: Announcements
+    records: Records
+    failing: FailingRules
+    places: Shares
+    delays_s: Sequence[float]
+    max_age_s: float
+
+
+class Delivery:
+    """One delivery, while this process carries out one job of it."""
+
+    def __init__(self, parts: Parts, job: Job, stored: Stored) -> None:
+        self._parts = parts
+        self._bus = parts.bus
+        self._job = job
+        self._stored = stored
+        self._since = job.since or parts.bus.clock.time()
+        self._record: DeliveryRecord
+        self._traceparent: str | None = None  # of the event or trigger, once this was read
+
+    async def carry_out(self) -> None:
+        """Make the attempt that the job asks for, unless it was made before."""
+        job = self._job
+        earlier = await self._persist(lambda: self._parts.records.get(job))
+        if earlier is not None and earlier.has_done(job):
+            # An earlier process has made this attempt, and ended before it finished the other
+            # steps.
+            if earlier.replay == job.replay:
+                self._record = earlier
+                await self._follow()
+            return
+        self._record = new_record(job, earlier, self._bus.clock.time())
+        result = await self._result()
+        if isinstance(result, Failed) and result.unrecorded:
+            result = await self._unrecorded_attempt() or result
+        match result:
+            case Attempted():
+                await self._settle(result)
+            case AttemptDeferred():
+                await self._put_off(result)
+            case Failed():
+                await self._fail(result)
+
+    async def give_up(self, error: Exception) -> None:
+        """Record an unexpected error as the outcome, because other jobs may wait for it."""
+        record = await self._persist(lambda: self._parts.records.get(self._job))
+        if record is None or not record.has_done(self._job):
+            record = new_record(self._job, record, self._bus.clock.time())
+        self._record = record
+        await self._fail(Failed("internal", repr(error)[:200]))
+
+    async def _result(self) -> Result:
+        job = self._job
+        if job.failure is not None:
+            return Failed(job.failure_code, job.failure)
+        rule: CompiledRule | AttemptDeferred | Failed
+        if isinstance(job.source, CallSource):
+            rule = await self._rule_of_call(job.source.call)
+        else:
+            rule = await self._rule()
+        return await self._attempt_with_place(rule) if isinstance(rule, CompiledRule) else rule
+
+    async def _rule(self) -> CompiledRule | AttemptDeferred | Failed:
+        """Return the job's rule if its action may be carried out now."""
+        job = self._job
+        rule = self._parts.rules.get(job.rule)
+        if rule is None:
+            await self._persist(self._parts.rules.refresh)
+            rule = self._parts.rules.get(job.rule)
+        if rule is None or rule.record.uid != job.uid:
+            # A rule with another `uid` may belong to another user, who must not get this event.
+            text = "the rule was deleted"
+            if self._stored.delivered > 1:
+                text += ", perhaps after an attempt whose result was not recorded"
+            return Failed("rule_deleted", text, unrecorded=True)
+        self._record.name = rule.record.rule.name
+        if not rule.matches_now:
+            return AttemptDeferred(deferral_delay_s(PAUSED_S, job.deferrals), "pause")
+        return rule
+
+    async def _rule_of_call(self, call: CallJob) -> CompiledRule | Failed:
+        self._record.name = call.workflow
+        user_id = await self._persist(lambda: waiting_user(self._bus, call))
+        if user_id is None:
+            text = "the workflow's run has ended before the call was delivered"
+            return Failed("run_ended", text)
+        if call.give_up_at is not None and self._bus.clock.time() >= call.give_up_at:
+            text = "the time of the step was over before the call was delivered"
+            if self._record.last is not None:
+                text += f"; the last attempt failed: {self._record.last.text}"
+            return Failed("gave_up", text)
+        try:
+            return rule_of_call(call, self._parts.call_secrets, user_id)
+        except CallRefused as refused:
+            return Failed(refused.code, str(refused))
+
+    async def _attempt_with_place(self, rule: CompiledRule) -> Result:
+        """Make an attempt if the owner has a place here and the executor has capacity."""
+        owner, places = rule.record.owner.user_id, self._parts.places
+        if not places.take(owner):
+            return AttemptDeferred(deferral_delay_s(NO_PLACE_S, self._job.deferrals))
+        try:
+            executor = self._parts.executors[rule.record.rule.action.kind]
+            async with executor.reserve_capacity(rule, self._job) as put_off:
+                return put_off or await self._attempt(executor, rule)
+        finally:
+            places.give_back(owner)
+
+    async def _attempt(self, executor: ActionExecutor, rule: CompiledRule) -> Result:
+        job = self._job
+        occurrence = await self._persist(self._occurrence)
+        if occurrence is None:
+            text = "the event has expired or was deleted before it was delivered"
+            return Failed("event_expired", text, unrecorded=True)
+        if job.attempt == 1:
+            await self._announce_trigger()
+        if spans.is_on():
+            self._traceparent = occurrence.traceparent
+            occurrence = replace(occurrence, traceparent=context_of(job, occurrence.traceparent))
+        started, own = self._record.started_run_id, occurrence
+        return await self._persist(lambda: executor.attempt(rule, job, own, started))
+
+    async def _unrecorded_attempt(self) -> Attempted | None:
+        """Return the attempt that a killed process has made without recording it, if any."""
+        for executor in self._parts.executors.values():
+            step = partial(executor.complete_unrecorded_attempt, self._job)
+            if (attempted := await self._persist(step)) is not None:
+                return attempted
+        return None
+
+    async def _settle(self, attempted: Attempted) -> None:
+        """Record an attempt, and do what follows from it."""
+        job, record = self._job, self._record
+        meant, now = attempted.verdict, self._bus.clock.time()
+        telemetry.DELIVERY_ATTEMPTS.labels(meant.code or "delivered").inc()
+        is_final = meant.outcome in ("final", "gone")
+        record.add(
+            self._attempt_record(attempted.at, meant.code, meant.text, is_final).model_copy(
+                update={
+                    "seconds": round(attempted.seconds, 3),
+                    "status": meant.status,
+                    "answer": attempted.answer,
+                }
+            ),
+            attempted.request,
+            attempted.run_id,
+            attempted.whole_answer,
+        )
+        wait_s = self._wait_s(meant.retry_after_s, now)
+        if meant.outcome == "delivered":
+            record.end("delivered", now)
+        elif meant.outcome != "failed" or wait_s is None:
+            record.end("failed", now)
+        else:
+            record.wait("retry", now + wait_s)
+        if meant.outcome != "delivered":
+            following = f"; the next in {wait_s:.0f} s" if record.status == "waiting" else ""
+            log.warning(
+                "%s: %s: attempt %d failed: %s%s",
+                *(job.about, job.on_behalf, job.attempt, meant.text, following),
+            )
+        elif job.attempt > 1:
+            log.info("%s: %s: attempt %d was delivered", job.about, job.on_behalf, job.attempt)
+        await self._store_and_follow()
+        await self._tell_owner(meant.outcome == "delivered", meant.text)
+        if meant.outcome == "gone" and not isinstance(job.source, CallSource):
+            await self._persist(lambda: self._parts.store.pause(job.rule, meant.text, "penstock"))
+        self._trace()
+
+    def _wait_s(self, retry_after_s: float | None, now: float) -> float | None:
+        """Return the seconds until the next attempt; None if no further attempt may be made."""
+        delays_s, last = self._parts.delays_s, self._since + self._parts.max_age_s
+        if isinstance(self._job.source, CallSource):
+            call = self._job.source.call
+            delays_s = delays_s if call.retry_delays_s is None else call.retry_delays_s
+            last = math.inf if call.give_up_at is None else call.give_up_at
+        wait_s = delay_s(self._job.attempt, delays_s, retry_after_s, random.random())
+        # The server delivers scheduled messages at whole seconds, so the time is rounded up.
+        return None if wait_s is None or math.ceil(now + wait_s) >= last else wait_s
+
+    async def _put_off(self, put_off: AttemptDeferred) -> None:
+        """Put the job off without using an attempt."""
+        job, record, now = self._job, self._record, self._bus.clock.time()
+        if put_off.waits_for == "pause":
+            self._since = now  # a delivery does not grow too old during a pause
+        elif now - self._since > self._parts.max_age_s:
+            text = f"it could not be delivered for {self._parts.max_age_s:.0f} s"
+            if record.last is not None:
+                text += f"; the last attempt failed: {record.last.text}"
+            return await self._fail(Failed("too_old", text))
+        telemetry.DELIVERIES_DEFERRED.inc()
+        at = now + put_off.wait_s
+        if isinstance(job.source, CallSource) and job.source.call.give_up_at is not None:
+            at = min(at, job.source.call.give_up_at)  # the workflow waits no longer for the answer
+        # Of a delivery that waits for a short time, only the reason is recorded. Else each try
+        # would write the record, and there are many tries while a process is busy.
+        is_short = put_off.waits_for in ("capacity", "rate")
+        is_new = not record.is_stored or record.waits_for != put_off.waits_for
+        if (is_new or not is_short) and not isinstance(job.source, CallSource):
+            record.wait(put_off.waits_for, None if is_short else at)
+            # If another process has written the record meanwhile, its record is kept.
+            await self._persist(lambda: self._parts.records.put(job, record))
+        await self._schedule(job.deferred(self._since), at)
+
+    async def _fail(self, failed: Failed) -> None:
+        """End a delivery that no attempt can complete."""
+        record = self._record
+        at, is_final = self._bus.clock.stamp(), failed.code != "internal"
+        record.attempts.append(self._attempt_record(at, failed.code, failed.text, is_final))
+        record.made = max(record.made, self._job.attempt - 1)
+        record.end("failed", self._bus.clock.time())
+        await self._store_and_follow()
+        if spans.is_on() and self._traceparent is None:
+            occurrence = await self._persist(self._occurrence)
+            self._traceparent = occurrence.traceparent if occurrence is not None else None
+        self._trace()
+
+    def _attempt_record(self, at: str, code: str, text: str, is_final: bool) -> Attempt:
+        number, replay = self._job.attempt, self._job.replay
+        return Attempt(
+            number=number, replay=replay, at=at, seconds=0, code=code, text=text, final=is_final
+        )
+
+    async def _store_and_follow(self) -> None:
+        while not await self._persist(lambda: self._parts.records.put(self._job, self._record)):
+            # This process did not answer in time, so the server has delivered the job to another
+            # process. The record that the other process has written is kept.
+            found = await self._persist(lambda: self._parts.records.get(self._job))
+            if found is not None and found.has_done(self._job):
+                self._record = found
+                break
+            self._record.replace(found)
+        await self._follow()
+
+    async def _follow(self) -> None:
+        """Do the steps that follow from the record. Every step may be repeated."""
+        job, record = self._job, self._record
+        if record.status == "waiting":
+            # If the next attempt was put off already, its job is scheduled.
+            if record.waits_for in (None, "retry"):
+                at = record.next_at or self._bus.clock.time()
+                await self._schedule(job.attempt_after(record.made, self._since), at)
+            return
+        if isinstance(job.source, CallSource):
+            call = job.source.call
+            await self._persist(lambda: publish_call_outcome(self._bus, call, record))
+            telemetry.DELIVERIES.labels(record.status).inc()
+            log.info("%s: %s: %s", job.about, job.on_behalf, record.status)
+            return
+        if record.is_dropped:
+            await self._drop()
+        else:
+            await self._tell_outcome()
+        if job.ordered:
+            first = await self._persist(lambda: self._parts.order.done(job))
+            if first is not None:
+                await self._persist(partial(publish, self._bus, first))
+
+    async def _drop(self) -> None:
+        """End a delivery of a deleted rule. Its outcome is told only if its beginning was."""
+        telemetry.DELIVERIES.labels("dropped").inc()
+        if self._record.announced or self._record.made or self._stored.delivered > 1:
+            await self._announce_outcome()
+
+    async def _tell_outcome(self) -> None:
+        job, record = self._job, self._record
+        is_dead = record.status == "failed" and job.can_be_repeated
+        if is_dead:
+            letter = dead_letter(self._parts.pod, job, self._stored, record)
+            await self._persist(lambda: deadletters.store_dead_letter(self._bus, letter))
+        if not await self._announce_outcome():
+            return
+        telemetry.DELIVERIES.labels(record.status).inc()
+        result = outcome_event(job, record)[1]["result"]
+        if is_dead:
+            telemetry.DEADLETTERS.labels("automations").inc()
+            text = "%s: %s: delivery %s has failed: %s"
+            log.error(text, job.about, job.on_behalf, job.webhook_id, result)
+        elif self._timeline is None:  # such an outcome is in no event
+            log.info("%s: %s: %s: %s", job.about, job.on_behalf, record.status, result)
+
+    @property
+    def _timeline(self) -> Timeline | None:
+        """The timeline of the delivery; None for a trigger that has started no run."""
+        source, started = self._job.source, self._record.started_run_id
+        if isinstance(source, EventSource):
+            return Timeline(source.run_id, source.raw, source.leg)
+        return Timeline(started) if started is not None else None
+
+    async def _announce_trigger(self) -> None:
+        timeline, data = self._timeline, triggered_data(self._job, self._record.name)
+        if timeline is not None:
+            once = self._parts.announcements.once
+            await self._persist(
+                lambda: once(timeline, self._job, "triggered", "automation.triggered", data)
+            )
+            self._record.announced = True
+
+    async def _announce_outcome(self) -> bool:
+        """Write the outcome to the timeline; return False if an earlier call has written it.
+
+        A delivery without a timeline has its outcome only in the delivery's record, the log and the
+        metrics. For such a delivery, the result is always True.
+        """
+        timeline = self._timeline
+        if timeline is None:
+            return True
+        if self._job.run_id is None:
+            # This attempt has started the run, so `automation.triggered` can be written only now.
+            await self._announce_trigger()
+        type_, data = outcome_event(self._job, self._record)
+        once = self._parts.announcements.once
+        return await self._persist(lambda: once(timeline, self._job, "outcome", type_, data))
+
+    async def _tell_owner(self, is_delivered: bool, text: str) -> None:
+        """Warn the owner on the run's timeline if the rule has begun to fail again and again."""
+        job, failing = self._job, self._parts.failing
+        if isinstance(job.source, CallSource):
+            return
+        if is_delivered:
+            failing.succeeded(job.rule)
+        elif failing.failed(job.rule) and (timeline := self._timeline) is not None:
+            data, once = warning_of(job, text), self._parts.announcements.once
+            await self._persist(lambda: once(timeline, job, "failing", "system.warning", data))
+
+    def _trace(self) -> None:
+        if spans.is_on():
+            spans.record(span_of(self._job, self._record, self._traceparent))
+
+    async def _schedule(self, job: Job, at: float) -> None:
+        names = job.schedule_subject, job.due_subject
+        await self._persist(lambda: schedule(self._bus, *names, at, job.dump(), DUE_TTL_S))
+
+    async def _occurrence(self) -> Occurrence | None:
+        """Return the event or trigger of the job; None if the event has expired."""
+        source = self._job.source
+        if isinstance(source, TriggerSource):
+            return Occurrence(orjson.dumps(source.body))
+        if isinstance(source, CallSource):
+            log_fields.traced(source.call.run_id, source.call.traceparent)
+            return Occurrence(b"{}", source.call.traceparent)
+        stored = await self._bus.at(events_for(source.run_id), source.event)
+        if stored is None or not stored.subject.endswith(source.run_id):
+            return None
+        try:
+            payload = await objects.unwrap(self._bus, stored.payload)
+        except ObjectGone:
+            return None
+        traceparent = stored.headers.get("traceparent")
+        log_fields.traced(source.run_id, traceparent)
+        return Occurrence(payload, traceparent)
+
+    async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a step until the bus answers, so that the result of an attempt is not lost."""
+        for tries in itertools.count(1):
+            try:
+                return await step()
+            except BusError as error:
+                # Many deliveries may wait at once. So each delivery logs only its failed tries 1,
+                # 2, 4, 8 and so on.
+                if tries.bit_count() == 1:
+                    log.warning("a delivery waits until NATS answers (try %d): %s", tries, error)
+                await asyncio.sleep(RETRY_S)
+        raise AssertionError("unreachable")

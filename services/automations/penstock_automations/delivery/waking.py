@@ -1,0 +1,126 @@
+"""Brings scheduled jobs forward, so that waiting deliveries are tried now.
+
+A job waits as a scheduled message in SCHEDULES. A job is brought forward by one write, which
+replaces its message. The write is refused if the message is due already, or was replaced by another
+process. So a job is never scheduled twice, and none is lost if the process ends in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Final
+
+from penstock.bus import Bus, BusError, FenceConflict, Stored, subjects
+from penstock.bus.read import direct
+from penstock.bus.streams import SCHEDULES
+from penstock.bus.write.schedules import reschedule
+from penstock_automations.delivery.failing import FailingRules
+from penstock_automations.jobs.job import DUE_TTL_S, Job
+from penstock_automations.rules.store import CurrentRules
+
+log = logging.getLogger(__name__)
+
+PER_S: Final = 100  # how many jobs of a rule become due in one second
+SETTLE_S: Final = 0.5  # seconds in which several reasons to wake a rule become one
+
+
+class Waking:
+    """Wakes the waiting deliveries of rules that were resumed or deleted, or whose receiver works
+    again."""
+
+    def __init__(self, bus: Bus, rules: CurrentRules, failing: FailingRules) -> None:
+        self._bus = bus
+        self._rules = rules
+        self._failing = failing
+        # by id and `uid`: whether the rule is active
+        self._active: dict[tuple[str, str], bool] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def rules_changed(self) -> None:
+        """Wake the deliveries of rules that were resumed or deleted since the last call."""
+        before = self._active
+        self._active = {
+            (rule.id, rule.record.uid): rule.record.is_active for rule in self._rules.all()
+        }
+        for rule, was_active in before.items():
+            if rule not in self._active:
+                self._failing.forget(rule[0])
+                self._begin(rule, is_deleted=True)
+            elif self._active[rule] and not was_active:
+                self._begin(rule)
+
+    def wake(self, rule_id: str, uid: str) -> None:
+        """Wake deliveries that were put off, because the rule's receiver works."""
+        self._begin((rule_id, uid))
+
+    async def stop(self) -> None:
+        """Stop. Deliveries that were not woken are made at their own time."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin(self, rule: tuple[str, str], *, is_deleted: bool = False) -> None:
+        if rule in self._tasks and not is_deleted:
+            return
+        task = asyncio.create_task(self._wake(rule, is_deleted))
+        self._tasks[rule] = task
+        task.add_done_callback(lambda done: self._done(rule, done))
+
+    def _done(self, rule: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._tasks.get(rule) is task:
+            del self._tasks[rule]
+
+    async def _wake(self, rule: tuple[str, str], is_deleted: bool) -> None:
+        await asyncio.sleep(SETTLE_S)
+        rule_id, uid = rule
+
+        def is_wanted(job: Job) -> bool:
+            return job.uid == uid and (is_deleted or job.deferrals > 0)
+
+        try:
+            count = await bring_forward(self._bus, f"{rule_id}.>", is_wanted)
+        except BusError as error:
+            log.warning("rule %s: deliveries wait until their own time: %s", rule_id, error)
+            return
+        if count and is_deleted:
+            log.info("rule %s was deleted: %d waiting deliveries are dropped", rule_id, count)
+        elif count:
+            log.info("rule %s: %d deliveries that were put off are tried now", rule_id, count)
+
+
+async def bring_forward(bus: Bus, key: str, is_wanted: Callable[[Job], bool]) -> int:
+    """Let scheduled jobs become due, `PER_S` in each second; return their number.
+
+    `key` is the key of a delivery or a pattern of keys.
+
+    Raises:
+        BusError: not all jobs were brought forward; repeat the call.
+    """
+    begun, count = bus.clock.time(), 0
+    async for stored, job in _scheduled(bus, key):
+        if is_wanted(job):
+            count += await _reschedule(bus, stored, job, begun + count // PER_S)
+    return count
+
+
+async def _scheduled(bus: Bus, key: str) -> AsyncIterator[tuple[Stored, Job]]:
+    async for stored in direct.replay(bus, SCHEDULES, subjects.schedule("automations", key)):
+        try:
+            yield stored, Job.parse(stored.payload)
+        except ValueError:
+            log.warning("%s cannot be read, it is left as it is", stored.subject)
+
+
+async def _reschedule(bus: Bus, stored: Stored, job: Job, at: float) -> bool:
+    payload = replace(job, woken_at=bus.clock.time()).dump()
+    names = job.schedule_subject, job.due_subject
+    try:
+        await reschedule(bus, *names, at, payload, stored.sequence, DUE_TTL_S)
+    except FenceConflict:
+        return False  # it is due already, or another process has brought it forward
+    return True
