@@ -12,6 +12,7 @@ from penstock.bus import Message, Stored, streams, subjects
 from penstock.bus.admin import replay
 from penstock.bus.state import deadletters
 from penstock_automations.actions.webhook.request import Sender
+from penstock_automations.broker import Taken
 from penstock_automations.delivery import deliverer
 from support.drive.automations import automations, rule
 from support.drive.waiting import eventually
@@ -57,6 +58,24 @@ async def test_an_event_is_delivered_and_said_on_the_runs_timeline(nats_server: 
         assert (outcome.data["status_code"], outcome.data["attempts"]) == (200, 1)
         record = await made.delivery("hook", run.run_id, completed.sequence)
         assert record.status == "delivered"
+        assert len(made.receiver.requests) == 1
+
+
+async def test_a_delivery_whose_reports_are_lost_is_not_sent_twice_by_its_process(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_lost(_: Taken) -> None:
+        pass
+
+    monkeypatch.setattr(Taken, "working", is_lost)
+    async with automations(nats_server.url, deliver_ack_wait_s=1) as made:
+        made.receiver.usual["/hook"] = late(4)
+        await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
+        run = await made.run()
+        await run.open()
+        await run.complete()
+        events = await made.penstock.events_until(run.run_id, "automation.completed")
+        assert events[-1].data["attempts"] == 1
         assert len(made.receiver.requests) == 1
 
 

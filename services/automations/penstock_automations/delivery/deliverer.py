@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from penstock import log_fields
 from penstock.bus import NeverFinished, Stored
@@ -37,7 +38,7 @@ class Deliverer:
         self._at_once = at_once
         self._ack_wait_s = ack_wait_s
         self._give_up = give_up
-        self._working: set[asyncio.Task[None]] = set()
+        self._working: dict[int, asyncio.Task[None]] = {}  # by the sequence of the job's message
         self.on_room: Callable[[], None] = lambda: None  # called when `room` has grown
 
     def room(self) -> int:
@@ -51,22 +52,27 @@ class Deliverer:
         batch.
         """
         for taken in batch:
-            task = asyncio.create_task(self._work(taken))
-            self._working.add(task)
-            task.add_done_callback(self._done)
+            sequence = taken.stored.sequence
+            if sequence in self._working:
+                # The server got no report in time. A second attempt beside the first would send
+                # the webhook twice.
+                log.warning("%s: delivered again while it is carried out", taken.stored.subject)
+                continue
+            self._working[sequence] = task = asyncio.create_task(self._work(taken))
+            task.add_done_callback(partial(self._done, sequence))
 
     async def finish(self, grace_s: float) -> None:
         """Wait up to `grace_s` seconds for the jobs in work; then give the unfinished jobs back."""
         if not self._working:
             return
-        _, left = await asyncio.wait(set(self._working), timeout=grace_s)
+        _, left = await asyncio.wait(set(self._working.values()), timeout=grace_s)
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._working.discard(task)
+    def _done(self, sequence: int, _: asyncio.Task[None]) -> None:
+        del self._working[sequence]
         self.on_room()
 
     async def _work(self, taken: Taken) -> None:
