@@ -296,8 +296,9 @@ class Deliveries:
     async def retry_some(self, request: Request) -> Response:
         """Let the next attempts of one rule's deliveries be made now."""
         rule = await found_rule(request, self._store)
+        body = await read_model(request, RetryBody, MAX_BODY_BYTES)
         _check_active(rule)
-        return await self._retry(request, [rule])
+        return await self._each(request, _names([rule]), body, "waiting", "retried")
 
     @serves(
         operation(
@@ -313,8 +314,9 @@ class Deliveries:
     )
     async def retry_all(self, request: Request) -> Response:
         """Let the next attempts of the deliveries of the caller's rules be made now."""
-        rules = await self._own(request)
-        return await self._retry(request, [rule for rule in rules if rule.matches_now])
+        rules = [rule for rule in await self._own(request) if rule.matches_now]
+        body = await read_model(request, RetryBody, MAX_BODY_BYTES)
+        return await self._each(request, _names(rules), body, "waiting", "retried")
 
     async def _own(self, request: Request) -> list[CompiledRule]:
         who = identity_of(request)
@@ -359,10 +361,6 @@ class Deliveries:
     async def _replay(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
         body = await read_model(request, ReplayBody, MAX_BODY_BYTES)
         return await self._each(request, _names(rules), body, body.status, "replayed")
-
-    async def _retry(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
-        body = await read_model(request, RetryBody, MAX_BODY_BYTES)
-        return await self._each(request, _names(rules), body, "waiting", "retried")
 
     async def _each(
         self, request: Request, rules: Names, body: RetryBody, status: Status, what: str
