@@ -361,7 +361,7 @@ async def test_an_event_of_a_deleted_rule_does_not_reach_the_next_owner_of_its_i
 async def test_a_slow_receiver_does_not_hold_up_another_and_gets_few_requests_at_once(
     nats_server: NatsServer,
 ) -> None:
-    async with automations(nats_server.url, deliveries_at_once=12) as made, receiver() as other:
+    async with automations(nats_server.url, deliveries_at_once=24) as made, receiver() as other:
         made.receiver.usual["/slow"] = late(1)
         slow = rule("slow", made.receiver.url("/slow"), "llm.tool_call", webhook={"concurrency": 1})
         await made.apply(slow)

@@ -123,7 +123,7 @@ async def test_another_users_run_is_as_one_that_does_not_exist(penstock: Secured
 async def test_a_caller_with_the_scopes_is_served(penstock: Secured, row: Row) -> None:
     scopes = " ".join(row.needs) or "read"
     answer = await penstock.ask(row, bearer(scope=scopes))
-    assert answer.status_code == row.how.good, answer.text
+    assert answer.status_code in (row.how.good, row.how.later), answer.text
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class How:
     `good`: the status that Alice gets. It is a 4xx only if her request passes all checks of
     authentication and fails afterwards. `also`: scopes that this request needs in addition to those
     that the operation always needs. `body`: the body, if it is not the operation's example. `bob`:
-    Bob's body, if the body names Alice.
+    Bob's body, if the body names Alice. `later`: the status that Alice gets some time later.
     """
 
     foreign: int = 0
@@ -34,6 +34,7 @@ class How:
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     bob: Any = None
+    later: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ HOW: dict[str, list[How]] = {
     "GET /v1/automations/{rule_id}/deliveries/{delivery_id}": [How(404)],
     "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/replay": [How(404, 202)],
     "POST /v1/automations/{rule_id}/replay": [How(404, 202)],
-    "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/retry-now": [How(404, 202)],
+    "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/retry-now": [How(404, 202, later=409)],
     "POST /v1/automations/{rule_id}/retry-now": [How(404, 202)],
     # workflows
     "GET /v1/workflows": [How()],

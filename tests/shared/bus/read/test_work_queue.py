@@ -527,7 +527,11 @@ async def test_a_queue_whose_consumer_is_deleted_makes_it_again(commands: Comman
         await commands.until(1)
         await commands.bus.api(f"CONSUMER.DELETE.COMMANDS.{commands.target}")
         await commands.send(b"two")
-        assert await commands.until(2) == [b"one", b"two"]
+        # `one` comes again if its acknowledgement came after the consumer was deleted.
+        handled = await commands.until(2)
+        if handled == [b"one", b"one"]:
+            handled = (await commands.until(3))[1:]
+        assert list(dict.fromkeys(handled)) == [b"one", b"two"]
 
 
 async def test_messages_of_an_ended_process_are_handled_before_their_ack_wait(
