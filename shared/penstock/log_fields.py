@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from logging import LogRecord
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from structlog.typing import EventDict
+if TYPE_CHECKING:  # subscribers have no structlog
+    from structlog.typing import EventDict
 
 # The greatest number of traces of runs, and of runs of approvals, that a process remembers. All
 # these together take about 3 MB. The oldest entries are forgotten.

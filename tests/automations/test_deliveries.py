@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -77,6 +78,34 @@ async def test_a_delivery_whose_reports_are_lost_is_not_sent_twice_by_its_proces
         events = await made.penstock.events_until(run.run_id, "automation.completed")
         assert events[-1].data["attempts"] == 1
         assert len(made.receiver.requests) == 1
+
+
+@pytest.mark.parametrize(("unsurvived", "outcome"), [(0, "completed"), (5, "failed")])
+async def test_a_job_is_given_up_for_processes_that_did_not_survive_it_and_not_for_deliveries(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, unsurvived: int, outcome: str
+) -> None:
+    take = deliverer.Deliverer.take
+
+    async def take_at_last(self: deliverer.Deliverer, batch: Sequence[Taken]) -> None:
+        for taken in batch:
+            if taken.stored.delivered < 25:
+                await taken.give_back(0)
+                continue
+            if unsurvived:
+                key = f"attempts.automations.deliver.{taken.stored.sequence}.{taken.subject}"
+                bucket = made.penstock.bus.bucket("claims")
+                await bucket.put(key, str(unsurvived).encode())
+            await take(self, [taken])
+
+    monkeypatch.setattr(deliverer.Deliverer, "take", take_at_last)
+    async with automations(nats_server.url) as made:
+        await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
+        run = await made.run()
+        await run.open()
+        await run.complete()
+        [told] = await made.outcomes(run.run_id, 1)
+    assert told.type == f"automation.{outcome}"
+    assert len(made.receiver.requests) == (1 if outcome == "completed" else 0)
 
 
 @pytest.mark.parametrize("ordered", ["none", "run"])

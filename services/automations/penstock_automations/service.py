@@ -134,7 +134,11 @@ class AutomationsService(Service):
             max_age_s=settings.delivery_max_age_s,
         )
         self._deliverer = Deliverer(
-            parts, settings.deliveries_at_once, settings.deliver_ack_wait_s, self.give_up
+            parts,
+            self.attempts,
+            settings.deliveries_at_once,
+            settings.deliver_ack_wait_s,
+            self.give_up,
         )
         self._waking = Waking(self.bus, self._rules, failing)
         webhooks.on_success = self._on_success

@@ -88,7 +88,7 @@ class AutomationsSettings(StartSettings):
         4 * 86_400.0,
         ge=1,
         description="Seconds after which a delivery that could not be made has failed, however few "
-        "attempts its receiver was available for. A pause of the rule does not count.",
+        "attempts its receiver was available for. A pause of the rule begins the time anew.",
     )
     retry_delays_s: Annotated[tuple[float, ...], Field(max_length=20)] = Field(
         (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400),

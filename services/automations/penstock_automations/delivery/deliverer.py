@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from penstock import log_fields
-from penstock.bus import NeverFinished, Stored
+from penstock.bus import BusError, NeverFinished, Stored
+from penstock.bus.state.attempts import Attempts
 from penstock.bus.subjects import run_id_of
 from penstock_automations.broker import Taken
 from penstock_automations.delivery.one_delivery import Delivery, Parts
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0  # seconds until a job is handled again after an unexpected error
 MAX_FAILURES = 5  # after so many deliveries by NATS, a job with unexpected errors is given up
-MAX_UNFINISHED = 20  # after so many deliveries by NATS, a job that no process finishes is given up
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
@@ -30,11 +30,15 @@ class Deliverer:
     """Carries out the jobs of DELIVERIES.
 
     `at_once` is the greatest number of jobs in memory. If no process reports for `ack_wait_s`
-    seconds that it works on a job, the server gives the job to another process.
+    seconds that it works on a job, the server gives the job to another process. `attempts` finds
+    the jobs that kill the processes that carry them out.
     """
 
-    def __init__(self, parts: Parts, at_once: int, ack_wait_s: float, give_up: GiveUp) -> None:
+    def __init__(
+        self, parts: Parts, attempts: Attempts, at_once: int, ack_wait_s: float, give_up: GiveUp
+    ) -> None:
         self._parts = parts
+        self._attempts = attempts
         self._at_once = at_once
         self._ack_wait_s = ack_wait_s
         self._give_up = give_up
@@ -85,7 +89,8 @@ class Deliverer:
             raise
         except Exception as error:
             stored = taken.stored
-            if stored.delivered < MAX_FAILURES:
+            # After a BusError the job is not given up, because NATS has failed and not the job.
+            if stored.delivered < MAX_FAILURES or isinstance(error, BusError):
                 log.exception("%s: not carried out, it is tried again", stored.subject)
                 await taken.give_back(AGAIN_S)
                 return
@@ -106,10 +111,11 @@ class Deliverer:
         except ValueError as error:
             await self._give_up(stored, error)
         else:
-            if stored.delivered > MAX_UNFINISHED:
-                await self._end(stored, NeverFinished(stored.delivered - 1))
-            else:
-                await Delivery(self._parts, job, stored).carry_out()
+            try:
+                async with self._attempts.at("deliver", stored):
+                    await Delivery(self._parts, job, stored).carry_out()
+            except NeverFinished as error:
+                await self._end(stored, error)
         await taken.ack()
 
     async def _end(self, stored: Stored, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Finds rules that keep failing, so that their owners are told."""
+"""Counts the failed attempts in a row of each rule, by which the service warns the owner."""
 
 from __future__ import annotations
 

@@ -346,7 +346,7 @@ class Delivery:
                 await self._persist(partial(publish, self._bus, first))
 
     async def _drop(self) -> None:
-        """End a delivery of a deleted rule. Its outcome is told only if its beginning was."""
+        """End a delivery of a deleted rule, with an outcome event only if it may have begun."""
         telemetry.DELIVERIES.labels("dropped").inc()
         if self._record.announced or self._record.made or self._stored.delivered > 1:
             await self._announce_outcome()

@@ -15,7 +15,7 @@ import typer
 from penstock_cli.commands.options import AsJson, Url, connected
 from penstock_cli.terminal import automations
 from penstock_cli.terminal.api import DEFAULT_URL
-from penstock_cli.terminal.automations_api import AutomationsApi
+from penstock_cli.terminal.automations_api import AutomationsApi, Repeat
 from penstock_cli.terminal.output import Output
 from penstock_cli.terminal.rules_file import InvalidFile, read_rules
 from penstock_cli.terminal.since import parse_since
@@ -151,7 +151,7 @@ def replay(
     all_of_them: Annotated[
         bool, typer.Option("--all", help="All that match, instead of ids.")
     ] = False,
-    status: Annotated[str, typer.Option(help="failed or delivered.")] = "failed",
+    status: Annotated[str | None, typer.Option(help="failed (default) or delivered.")] = None,
     since: Since = None,
     until: Until = None,
     url: Url = DEFAULT_URL,
@@ -161,15 +161,8 @@ def replay(
 
     Name the deliveries, or select them with --all.
     """
-    if bool(delivery) == all_of_them:
-        raise typer.BadParameter("name deliveries by their ids, or say --all (not both)")
-    if delivery and (since or until or status != "failed"):
-        raise typer.BadParameter("--status, --since and --until go with --all, not with ids")
-    filters = _filters(status, since, until)
-    with _connected(url, as_json) as (api, output):
-        if rule is not None and delivery:
-            raise typer.Exit(automations.repeat_each(api, output, "replay", rule, delivery))
-        automations.repeat_all(api, output, "replay", rule, filters)
+    selection = _filters(status, since, until)
+    _repeat("replay", rule, delivery, selection, all_of_them=all_of_them, url=url, as_json=as_json)
 
 
 @app.command("retry-now")
@@ -190,15 +183,10 @@ def retry_now(
 
     Name the deliveries, or select them with --all.
     """
-    if bool(delivery) == all_of_them:
-        raise typer.BadParameter("name deliveries by their ids, or say --all (not both)")
-    if delivery and (since or until):
-        raise typer.BadParameter("--since and --until go with --all, not with ids")
-    filters = _filters(None, since, until)
-    with _connected(url, as_json) as (api, output):
-        if rule is not None and delivery:
-            raise typer.Exit(automations.repeat_each(api, output, "retry-now", rule, delivery))
-        automations.repeat_all(api, output, "retry-now", rule, filters)
+    selection = _filters(None, since, until)
+    _repeat(
+        "retry-now", rule, delivery, selection, all_of_them=all_of_them, url=url, as_json=as_json
+    )
 
 
 @app.command("pause")
@@ -251,6 +239,27 @@ def endpoints(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 def _connected(url: str, as_json: bool) -> Iterator[tuple[AutomationsApi, Output]]:
     with connected(url, as_json) as (api, output):
         yield AutomationsApi(api), output
+
+
+def _repeat(
+    what: Repeat,
+    rule: str | None,
+    ids: list[str] | None,
+    selection: dict[str, Any],
+    *,
+    all_of_them: bool,
+    url: str,
+    as_json: bool,
+) -> None:
+    if bool(ids) == all_of_them:
+        raise typer.BadParameter("name deliveries by their ids, or say --all (not both)")
+    if ids and selection:
+        text = "options that select deliveries, such as --since, go with --all, not with ids"
+        raise typer.BadParameter(text)
+    with _connected(url, as_json) as (api, output):
+        if rule is not None and ids:
+            raise typer.Exit(automations.repeat_each(api, output, what, rule, ids))
+        automations.repeat_all(api, output, what, rule, selection)
 
 
 def _filters(status: str | None, since: str | None, until: str | None) -> dict[str, Any]:

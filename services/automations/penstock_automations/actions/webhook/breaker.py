@@ -73,11 +73,11 @@ class Breaker:
 
     def succeeded(self) -> bool:
         """Report that the endpoint answered. Return whether the breaker was not closed."""
-        was_closed = self.state is State.CLOSED
+        was_stopping = self.state is not State.CLOSED
         self.state = State.CLOSED
         self._failures = 0
         self._open_s = self._first_open_s
-        return not was_closed
+        return was_stopping
 
     def failed(self, now: float) -> None:
         """Report that the endpoint did not answer, or answered that it cannot work."""

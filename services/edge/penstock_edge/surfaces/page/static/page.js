@@ -59,7 +59,7 @@ function showRuns(runs) {
     ...runs.map((run) => {
       const row = make("li");
       const link = make("a", "", short(run.message, 60) || run.run_id);
-      link.href = `#${encodeURIComponent(run.run_id)}`;
+      link.href = `#${run.run_id}`;
       row.append(link, make("span", "tag", run.agent), make("span", run.status, run.status));
       return row;
     }),
@@ -68,7 +68,7 @@ function showRuns(runs) {
 
 // Show the run that the address names after `#`.
 function showChosen() {
-  const id = decodeURIComponent(location.hash.slice(1));
+  const id = location.hash.slice(1);
   chosen.card.hidden = !id;
   if (id) chosen.show(id);
   else chosen.close();
