@@ -23,11 +23,9 @@ from support.real.nats import NatsServer, write_passwords
 from support.real.nats_choice import NotPossible, chosen, new_server
 from support.real.upstreams import Recipe, Upstream
 
-# Hypothesis uses fixed examples in CI and never a deadline for an example, so that a slow machine
-# or an unlucky example does not fail CI.
-hypothesis.settings.register_profile(
-    "penstock", deadline=None, derandomize=os.environ.get("CI") == "true"
-)
+# Hypothesis uses fixed examples, so that `make test` is the same each time. An example has no
+# deadline, so that a slow machine fails no test. Deep searches have the mark `chaos`.
+hypothesis.settings.register_profile("penstock", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("penstock")
 
 

@@ -70,7 +70,12 @@ class WorkflowsService(Service):
             callers_known=settings.auth.requires_credentials,
             max_runs_per_root=settings.max_runs_per_root,
         )
-        timers = Timers(self.bus, settings.journal_kept_s)
+        self._timers = timers = Timers(
+            self.bus,
+            settings.journal_kept_s,
+            self._handle_short_timer,
+            settings.inputs_at_once,
+        )
         children = Children(self.bus, context.config, starter)
         self._listens = Listens(self.bus, Owners(self.bus), settings.input_ack_wait_s)
         performer = Performer(self.bus, children, timers, self._listens)
@@ -125,11 +130,13 @@ class WorkflowsService(Service):
     async def drain(self, grace_s: float) -> None:
         """Take no new inputs, and finish the inputs that are under way."""
         await self.cancel("shards", "replays", *self._inputs)
+        await self._timers.stop()
 
     async def stop(self) -> None:
         """Stop taking inputs, and give unfinished inputs back."""
         await self.cancel("shards", "replays", "listens", *self._inputs)
         await self.cancel("open runs", "waiting inputs")
+        await self._timers.stop()
         self._stop_forgetting()
 
     def _take(
@@ -171,6 +178,9 @@ class WorkflowsService(Service):
         """Make a dead letter of an input whose run has begun, and fail the run."""
         await self.give_up(stored, error)
         await self._message_handler.fail(stored, error)
+
+    async def _handle_short_timer(self, run_id: str, timer: str) -> None:
+        await self._message_handler.short_timer(run_id, timer)
 
     def _listen_to(self, stream: str) -> None:
         queue = ListenQueue(

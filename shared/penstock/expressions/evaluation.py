@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.library.budget import Budget, Function
+from penstock.expressions.library.budget import KEYS_PER_STEP, Budget, Function
 from penstock.expressions.library.functions import FUNCTIONS
 from penstock.expressions.library.kinds import kind_of
 from penstock.expressions.library.operators import select
@@ -147,6 +147,11 @@ def _loop(node: Loop) -> Program:
         elements = range_(budget, variables)
         if not isinstance(elements, list | dict):
             raise ExpressionError(f"{macro} takes a list or an object, not {kind_of(elements)}")
+        if isinstance(elements, dict):
+            # CEL leaves the order of an object's keys open, and its runtime takes another order
+            # each time. A workflow must give the same value in every process.
+            budget.take(len(elements) // KEYS_PER_STEP)
+            elements = sorted(elements)
         inner = dict(variables)
 
         def scopes() -> Iterable[Variables]:

@@ -74,8 +74,12 @@ class Instances:
         self._running.add(service)
         await service.run()
         if dies_at is not None:
-            dies_before(service.bus, dies_at, lambda: self._die(service))
+            self.let_die(service, dies_at)
         return service
+
+    def let_die(self, service: WorkflowsService, dies_at: int = 1) -> None:
+        """Let an instance die before its n-th write from now on."""
+        dies_before(service.bus, dies_at, lambda: self._die(service))
 
     def _die(self, service: WorkflowsService) -> None:
         self._dead.add(service)

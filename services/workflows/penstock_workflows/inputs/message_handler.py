@@ -15,7 +15,7 @@ from penstock.bus.streams import JOURNAL
 from penstock.bus.subjects import WORKFLOWS
 from penstock.bus.write import objects
 from penstock_workflows.effects.listens import Listens
-from penstock_workflows.effects.timers import PURGE, Timers, timer_of
+from penstock_workflows.effects.timers import PURGE, Timers, timer_of, was_short
 from penstock_workflows.engine.inputs import CancelInput, FailInput, Input, TimerInput
 from penstock_workflows.engine.records import UnknownRecord
 from penstock_workflows.inputs.decisions import Decisions
@@ -70,6 +70,10 @@ class MessageHandler:
     async def due(self, stored: Stored) -> None:
         """Handle a timer that is due."""
         await self._once(stored, self._on_due)
+
+    async def short_timer(self, run_id: str, timer: str) -> None:
+        """Handle a timer for which this process has waited. Raises as `Decisions.take` does."""
+        await self._decisions.take(run_id, TimerInput(timer), repeated=False)
 
     async def take_event(self, stream: str, stored: Stored) -> None:
         """Handle an event for which steps may listen."""
@@ -251,5 +255,8 @@ class MessageHandler:
         if timer == PURGE:
             await self._journals.purge(run_id)
         else:
+            # A process that waited for the timer itself may have died between its records and their
+            # effects.
+            repeated = repeated or was_short(stored)
             await self._decisions.take(run_id, TimerInput(timer), repeated=repeated)
         await self._timers.delete_due(stored.sequence)

@@ -9,8 +9,9 @@ from typing import Any, Final
 MAX_STEPS: Final = 200_000  # A step takes a microsecond or two.
 MAX_BUILT: Final = 4 * 1024 * 1024  # Characters of all texts that one evaluation makes.
 # Amounts of work that take the time of one step: the characters that are copied, the elements that
-# are compared, and the characters that are matched with a pattern of size 1.
-CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, PATTERN_PER_STEP = 2000, 50, 25
+# are compared, the keys that are sorted, and the characters that are matched with a pattern of
+# size 1.
+CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, KEYS_PER_STEP, PATTERN_PER_STEP = 2000, 50, 3, 25
 
 
 class TooMuch(Exception):
