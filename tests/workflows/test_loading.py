@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bus.streams import Retention
-from penstock_workflows.definition import InvalidDefinition, load, load_value
+from penstock_workflows.definition import (
+    Definition,
+    InvalidDefinition,
+    compile,
+    load,
+    load_value,
+)
 from penstock_workflows.definition.checks import unknown_references
 from penstock_workflows.definition.document import read_document
 from penstock_workflows.definition.names import MAX_DURATION_S, seconds
@@ -248,6 +254,63 @@ def test_a_mistake_is_named(name: str) -> None:
     found = told(text)
     assert any(reason in each for each in found), found
     assert all(each.startswith("line ") for each in found), "without a place"
+
+
+TYPED = """input:
+  type: object
+  properties:
+    n: {type: integer}
+    x: {type: number}
+    maybe: {type: [number, "null"]}
+    names: {type: array, items: {type: string}}
+    inner: {type: object, properties: {x: {type: number}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("run: {agent: x, message: input.n}", "run.message: gives INT, must be a text"),
+        ("run: {agent: x, message: 'input.names[0] + input.n'}", "applied to '(string, int)'"),
+        ("set: input.x * 2", "'(double, int)'; write an integer as a double, as in 2.0"),
+        ("set: input.n * 1.5", "'(int, double)'; write an integer as a double"),
+        ("set: input.inner.x + 'a'", "applied to '(double, string)'"),
+        ("set: input.x > 1 && input.x * 2 == input.x", "applied to '(double, int)'"),
+        ("set: 'input.x == null'", "applied to '(double, null_type)'"),
+        ("{wait: 1s, when: input.x}", "when: gives DOUBLE, must be true or false"),
+        ("for_each: {in: input.n}\n  set: item", "for_each.in: gives INT, must be a list"),
+    ],
+)
+def test_an_operation_that_the_types_of_the_input_do_not_have_is_a_mistake(
+    text: str, mistake: str
+) -> None:
+    body = text if text.startswith("{") else f"\n    {text}".replace("\n  set", "\n    set")
+    [found] = told(f"{HEAD}{TYPED}steps:\n  a: {body}\n")
+    assert mistake in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "input.x * 1.5",
+        "input.n + 1",
+        "input.x > 1 && input.n == 2.0 && input.x in [1, 2]",
+        "has(input.x) ? input.x : 0",
+        "has(input.inner.x) && input.inner.x > 1",
+        "input.maybe == null ? 0 : input.maybe",
+        "input['x'] == 'a'",
+        "size(input.names) + input.n",
+        "input.names.map(each, each + '!')",
+        "input.other * 2",
+    ],
+)
+def test_operations_that_the_types_of_the_input_have_are_compiled(text: str) -> None:
+    load(f'{HEAD}{TYPED}steps:\n  a: {{set: "{text}"}}\n'.encode())
+
+
+def test_a_stored_definition_is_compiled_without_the_types_of_its_input() -> None:
+    text = f"{HEAD}{TYPED}steps:\n  a: {{set: input.x * 2}}\n"
+    compile(Definition.model_validate(yaml.safe_load(text)))
 
 
 def test_all_mistakes_are_named_in_the_order_of_the_document() -> None:

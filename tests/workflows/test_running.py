@@ -82,6 +82,25 @@ async def test_a_run_whose_definition_cannot_be_compiled_any_more_fails_and_canc
     assert (await journals.read(run_id))[0] == records
 
 
+@pytest.mark.parametrize("x", [2, 2.0])
+async def test_a_number_of_the_input_can_be_multiplied_however_the_client_has_written_it(
+    penstock: Pipeline, x: float
+) -> None:
+    flow = """
+    name: numbers
+    input: {type: object, properties: {x: {type: number}, n: {type: integer}}}
+    steps:
+      a: {set: 'input.x * 1.5'}
+      b: {needs: [a], set: 'input.n + 1'}
+    output: '[a.output, b.output]'
+    """
+    await define(penstock.bus, definition(flow))
+    run_id = await start_workflow(penstock.bus, "numbers", {"x": x, "n": x})
+    ended = (await penstock.ended(run_id))[-1]
+    assert ended.type == "lifecycle.completed", ended.data
+    assert repr(ended.data["value"]) == "[3.0, 3]"
+
+
 async def test_a_start_that_comes_again_after_its_journal_is_gone_starts_nothing(
     penstock: Pipeline, server: CountingServer
 ) -> None:

@@ -6,13 +6,19 @@ expressions that give values. The modules `condition` and `value` compile both w
 data. The placeholders of templates are paths, not CEL.
 """
 
-from penstock.expressions.condition import Condition, Conditions, VariableType
+from penstock.expressions.condition import Condition, Conditions
 from penstock.expressions.errors import ExpressionError, MissingField, Position
 from penstock.expressions.library.budget import MAX_STEPS, Budget, TooMuch
 from penstock.expressions.patterns import is_found
 from penstock.expressions.required import RequiredText
 from penstock.expressions.template import Template
-from penstock.expressions.value import ReadPath, Scope, ValueExpression, ValueType
+from penstock.expressions.value import (
+    ReadPath,
+    Scope,
+    ValueExpression,
+    ValueType,
+    VariableType,
+)
 
 __all__ = [
     "MAX_STEPS",

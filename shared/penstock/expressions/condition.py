@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any
 
 from cel_expr_python import cel
 
@@ -12,18 +12,7 @@ from penstock.expressions.evaluation import boolean, program_of
 from penstock.expressions.library.budget import Budget
 from penstock.expressions.required import has_other_text, required_texts
 from penstock.expressions.syntax import Node
-from penstock.expressions.value import OWN_FUNCTIONS, checked_tree
-
-VariableType = Literal["object", "objects", "text", "texts", "integer", "time"]
-_OBJECT: Final = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
-_TYPES: Final[Mapping[VariableType, Any]] = {
-    "object": _OBJECT,
-    "objects": cel.Type.List(_OBJECT),
-    "text": cel.Type.STRING,
-    "texts": cel.Type.List(cel.Type.STRING),
-    "integer": cel.Type.INT,
-    "time": cel.Type.TIMESTAMP,
-}
+from penstock.expressions.value import OWN_FUNCTIONS, TYPES, VariableType, checked
 
 
 class Conditions:
@@ -39,7 +28,7 @@ class Conditions:
         )
         self._variables = typed
         self._env = cel.NewEnv(
-            variables={name: _TYPES[type_] for name, type_ in typed.items()},
+            variables={name: TYPES[type_] for name, type_ in typed.items()},
             functions=OWN_FUNCTIONS,
         )
 
@@ -50,10 +39,10 @@ class Conditions:
             ExpressionError: the text is no expression, is too long, uses an unknown variable or
                 function, or gives no boolean.
         """
-        tree, _, found = checked_tree(self._env, self._variables, text)
-        if found != "BOOL":
-            raise ExpressionError(_not_boolean(found), Position(1, 1))
-        return Condition(text, tree.root)
+        parsed = checked(self._env, self._variables, text)
+        if parsed.type != "BOOL":
+            raise ExpressionError(_not_boolean(parsed.type), Position(1, 1))
+        return Condition(text, parsed.root)
 
 
 class Condition:

@@ -11,6 +11,9 @@ from typing import Final
 
 _WHERE: Final = re.compile(r"ERROR: <input>:(\d+):(-?\d+): ([^\n]*)")
 _STATUS: Final = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]\s*$")
+# The end of the reason of an operation with an integer and a double.
+_MIXED_NUMBERS: Final = re.compile(r"'\((?:\w+, )?(?:int, double|double, int)\)'")
+_MIXED_HINT: Final = "; write an integer as a double, as in 2.0 or double(n)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,21 @@ class MissingField(ExpressionError):
     """The error for an expression that reads a field or an element which the data does not have."""
 
 
-def compile_error(text: str) -> ExpressionError:
-    """Return the error that a message of CEL's compiler describes, with the error's position."""
+def compile_error(text: str, ignored: re.Pattern[str] | None = None) -> ExpressionError | None:
+    """Return the first error in a message of CEL's compiler, with the error's position.
+
+    Errors whose reason begins with a match of `ignored` are left out; the result is None if no
+    other error remains.
+    """
     if "recursion" in text:
         return ExpressionError("it is nested too deep, or has too many operators in a row (32)")
-    found = _WHERE.search(text)
-    if found is None:
+    found = list(_WHERE.finditer(text))
+    if not found:
         return ExpressionError(_STATUS.sub("", _STATUS.sub("", text)).strip())
-    line, column = int(found[1]), max(int(found[2]), 1)
-    return ExpressionError(found[3].removesuffix(" (in container '')"), Position(line, column))
+    for line, column, reason in (each.groups() for each in found):
+        if ignored is not None and ignored.match(reason):
+            continue
+        hint = _MIXED_HINT if _MIXED_NUMBERS.search(reason) else ""
+        position = Position(int(line), max(int(column), 1))
+        return ExpressionError(reason.removesuffix(" (in container '')") + hint, position)
+    return None

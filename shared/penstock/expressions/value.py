@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -31,8 +33,22 @@ MAX_CHARACTERS: Final = 2000
 
 # The JSON types that an expression can be required to give.
 ValueType = Literal["any", "boolean", "text", "object", "list"]
-# The types of variables. "any" stands for any JSON value.
-ScopeType = Literal["any", "time"]
+# The types of variables and of their fields. "any" stands for any JSON value.
+VariableType = Literal[
+    "any",
+    "object",
+    "text",
+    "boolean",
+    "integer",
+    "number",
+    "time",
+    "list",
+    "objects",
+    "texts",
+    "booleans",
+    "integers",
+    "numbers",
+]
 # A path that an expression reads, such as ("input", "files"). If the expression uses an index, the
 # path ends before the index.
 ReadPath = tuple[str, ...]
@@ -43,8 +59,28 @@ _GIVES: Final[Mapping[ValueType, tuple[str, type, str]]] = {
     "object": ("MAP", dict, "an object"),
     "list": ("LIST", list, "a list"),
 }
-_TYPES: Final[Mapping[ScopeType, Any]] = {"any": cel.Type.DYN, "time": cel.Type.TIMESTAMP}
 _DYN, _TEXT = cel.Type.DYN, cel.Type.STRING
+_OBJECT: Final = cel.Type.Map(_TEXT, _DYN)
+TYPES: Final[Mapping[VariableType, Any]] = {
+    "any": _DYN,
+    "object": _OBJECT,
+    "text": _TEXT,
+    "boolean": cel.Type.BOOL,
+    "integer": cel.Type.INT,
+    "number": cel.Type.DOUBLE,
+    "time": cel.Type.TIMESTAMP,
+    "list": cel.Type.List(_DYN),
+    "objects": cel.Type.List(_OBJECT),
+    "texts": cel.Type.List(_TEXT),
+    "booleans": cel.Type.List(cel.Type.BOOL),
+    "integers": cel.Type.List(cel.Type.INT),
+    "numbers": cel.Type.List(cel.Type.DOUBLE),
+}
+# The errors of CEL for comparisons of an integer with a double, which the evaluator can compare.
+_COMPARED_NUMBERS: Final = re.compile(
+    r"found no matching overload for '(?:_[<>!=]=?_|@in)' applied to "
+    r"'\((?:int|double), (?:list\()?(?:int|double)\)?\)'"
+)
 # The functions that Penstock adds to CEL.
 OWN_FUNCTIONS: Final = [
     cel.FunctionDecl("json", [cel.Overload("json", return_type=_TEXT, parameters=[_DYN])]),
@@ -63,10 +99,21 @@ OWN_FUNCTIONS: Final = [
 ]
 
 
-def checked_tree(
-    env: Any, variables: Mapping[str, Any], text: str
-) -> tuple[Tree, frozenset[ReadPath], str]:
-    """Return the tree of an expression, the paths that it reads, and the name of its CEL type.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The tree of an expression, the paths that it reads, and the name of its CEL type.
+
+    `tested` are the paths whose presence the expression tests with `has`; `reads` has them, too.
+    """
+
+    root: Node
+    reads: frozenset[ReadPath]
+    tested: frozenset[ReadPath]
+    type: str
+
+
+def checked(env: Any, variables: Mapping[str, Any], text: str) -> Checked:
+    """Parse and check an expression.
 
     Raises:
         ExpressionError: the text is no expression, is too long, or uses an unknown variable or
@@ -79,18 +126,36 @@ def checked_tree(
     try:
         compiled = env.compile(text)
     except RuntimeError as error:
-        raise compile_error(str(error)) from None
+        raise compile_error(str(error)) or ExpressionError(str(error)) from None
     tree = read_tree(compiled.serialize(), text)
-    return tree, frozenset(_check(tree, variables)), compiled.return_type().name()
+    read = list(_check(tree, variables))
+    return Checked(
+        tree.root,
+        frozenset(path for path, _ in read),
+        frozenset(path for path, is_tested in read if is_tested),
+        compiled.return_type().name(),
+    )
 
 
 class Scope:
-    """Compiles expressions that may use variables with these names and types."""
+    """Compiles expressions that may use variables with these names and types.
 
-    def __init__(self, variables: Mapping[str, ScopeType]) -> None:
-        types = {name: _TYPES[type_] for name, type_ in variables.items()}
+    `fields` has the types of fields of variables, by their paths. With it, `compile` also finds
+    operations that these types do not have.
+    """
+
+    def __init__(
+        self,
+        variables: Mapping[str, VariableType],
+        fields: Mapping[ReadPath, VariableType] | None = None,
+    ) -> None:
         self._variables = dict(variables)
-        self._env = cel.NewEnv(variables=types, functions=OWN_FUNCTIONS)
+        self._fields = fields or {}
+        self._env = self._environment({})
+
+    def _environment(self, fields: Mapping[str, VariableType]) -> Any:
+        types = {name: TYPES[type_] for name, type_ in {**self._variables, **fields}.items()}
+        return cel.NewEnv(variables=types, functions=OWN_FUNCTIONS)
 
     def compile(self, text: str, gives: ValueType = "any") -> ValueExpression:
         """Return the compiled expression.
@@ -99,12 +164,38 @@ class Scope:
             ExpressionError: the text is no expression, is too long, uses an unknown variable or
                 function, or gives another type than `gives`.
         """
-        tree, reads, found = checked_tree(self._env, self._variables, text)
+        parsed = checked(self._env, self._variables, text)
+        found = self._type_with_fields(text, parsed) or parsed.type
         if gives != "any" and found.partition("<")[0] not in ("DYN", _GIVES[gives][0]):
             wanted = _GIVES[gives][2]
             raise ExpressionError(f"gives {found}, must be {wanted}", Position(1, 1))
         times = frozenset(name for name, type_ in self._variables.items() if type_ == "time")
-        return ValueExpression(text, gives, tree.root, reads, times)
+        return ValueExpression(text, gives, parsed.root, parsed.reads, times)
+
+    def _type_with_fields(self, text: str, parsed: Checked) -> str | None:
+        """Return the type of an expression by the types of the fields that it reads; None if the
+        fields say nothing about the type.
+
+        CEL takes a declared name such as `input.x` for a variable. `has(input.x)` would then be no
+        test any more. So a field whose presence the expression tests has no type.
+
+        Raises:
+            ExpressionError: an operation does not exist for the types of its operands.
+        """
+        fields: dict[str, VariableType] = {
+            ".".join(path): self._fields[path]
+            for path in {begin for path in parsed.reads for begin in _begins(path)}
+            if path in self._fields and parsed.tested.isdisjoint(_begins(path))
+        }
+        if not fields:
+            return None
+        try:
+            return str(self._environment(fields).compile(text).return_type().name())
+        except RuntimeError as error:
+            mistake = compile_error(str(error), _COMPARED_NUMBERS)
+            if mistake is not None:
+                raise mistake from None
+            return None
 
 
 class ValueExpression:
@@ -159,8 +250,13 @@ class ValueExpression:
         return value
 
 
-def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[ReadPath]:
-    """Yield the paths that a tree reads.
+def _begins(path: ReadPath) -> list[ReadPath]:
+    """Return the path's fields and the path itself: `a.b` and `a.b.c` of `a.b.c`."""
+    return [path[:size] for size in range(2, len(path) + 1)]
+
+
+def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[tuple[ReadPath, bool]]:
+    """Yield the paths that a tree reads, and whether it only tests the presence of the path.
 
     Raises:
         ExpressionError: the tree has a function that values may not use.
@@ -171,7 +267,7 @@ def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[ReadPath]:
         if (path := _path(node)) is not None and path[0] not in inner:
             if path[0] not in variables:  # the path is the name of a type, such as `string`
                 raise ExpressionError(f"{path[0]} is no variable", tree.position(node))
-            yield path
+            yield path, isinstance(node, Select) and node.is_test
             continue
         match node:
             case Constant() | Name():

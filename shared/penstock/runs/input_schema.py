@@ -8,11 +8,12 @@ most `MAX_STEPS` steps of about a microsecond each.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from penstock.expressions import is_found
+from penstock.expressions import ReadPath, VariableType, is_found
 from penstock.expressions.patterns import size_of
 from penstock.settings.agents import did_you_mean
 
@@ -61,6 +62,24 @@ KEYWORDS: Final = (
     *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
     *("pattern", *_BOUNDS, *_LENGTHS, *_ALTERNATIVES, *_NOTES, *_MORE_NOTES),
 )
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The types of CEL for the types of a schema, and for lists of them.
+_VARIABLE_TYPES: Final[Mapping[str, VariableType]] = {
+    "object": "object",
+    "array": "list",
+    "string": "text",
+    "boolean": "boolean",
+    "number": "number",
+    "integer": "integer",
+}
+_LIST_TYPES: Final[Mapping[str, VariableType]] = {
+    "object": "objects",
+    "string": "texts",
+    "boolean": "booleans",
+    "number": "numbers",
+    "integer": "integers",
+}
 
 Path = tuple[str | int, ...]
 
@@ -259,6 +278,51 @@ class _Check:
                 yield Misfit(path, f"must fit one of the {len(schema[keyword])} of {keyword}")
             elif keyword == "oneOf" and fitting > 1:
                 yield Misfit(path, f"must fit one of oneOf only, but fits {fitting}")
+
+
+def with_numbers(schema: Any, value: Any) -> Any:
+    """Return the value with the numbers that the types of the schema name: integers or doubles.
+
+    A client may send 2 for a `number`, or 2.0 for an `integer`. CEL has no operation that takes an
+    integer and a double. The schema must have passed `schema_mistakes`.
+    """
+    if not isinstance(schema, dict):
+        return value
+    types = schema.get("type", ())
+    types = types if isinstance(types, list) else [types]
+    match value:
+        case int() if "number" in types and not isinstance(value, bool) and abs(value) < 2**63:
+            return float(value)
+        case float() if "integer" in types and "number" not in types and value.is_integer():
+            return int(value)
+        case list():
+            items = schema.get("items")
+            return [with_numbers(items, each) for each in value]
+        case dict():
+            properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+            return {
+                name: with_numbers(properties.get(name, others), each)
+                for name, each in value.items()
+            }
+    return value
+
+
+def types_of_fields(schema: Any, path: ReadPath) -> Iterator[tuple[ReadPath, VariableType]]:
+    """Yield the type of each field that the schema of an object describes, by the field's path.
+
+    `path` is the path of the object. Fields whose names cannot stand in an expression are left out,
+    and so are fields that may have several types.
+    """
+    for name, field in schema.get("properties", {}).items():
+        if not _NAME.fullmatch(name) or not isinstance(field, dict):
+            continue
+        place, type_ = (*path, name), _VARIABLE_TYPES.get(str(field.get("type")))
+        if type_ == "object":
+            yield from types_of_fields(field, place)
+        if type_ == "list" and isinstance(items := field.get("items"), dict):
+            type_ = _LIST_TYPES.get(str(items.get("type")), type_)
+        if type_ is not None:
+            yield place, type_
 
 
 def _is_texts(value: Any) -> bool:

@@ -10,7 +10,7 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.records import LatestWorkflow, WorkflowRecord
-from penstock.runs.input_schema import TooMuchWork, misfits, shown_path
+from penstock.runs.input_schema import TooMuchWork, misfits, shown_path, with_numbers
 from penstock.web.problems import Problem
 
 BUCKET: Final = "workflows"
@@ -112,11 +112,12 @@ def input_of(
 ) -> dict[str, Any]:
     """Return the variable `input` of a workflow's expressions.
 
-    The result has the fields of the start's input. A message becomes the field `message`, unless
-    the input already has this field or the schema forbids the field.
+    The result has the fields of the start's input, and numbers have the types that the schema
+    names. A message becomes the field `message`, unless the input already has this field or the
+    schema forbids the field.
     """
     given = dict(input or {})
     allows = "message" in schema.get("properties", {}) or schema.get("additionalProperties", True)
     if message and "message" not in given and allows is not False:
         given["message"] = message
-    return given
+    return dict(with_numbers(schema, given))

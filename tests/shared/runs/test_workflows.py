@@ -92,3 +92,33 @@ def test_the_message_is_part_of_the_input_unless_the_schema_forbids_it() -> None
     assert input_of(closed, {"a": 1}, "hi") == {"a": 1}
     closed["properties"]["message"] = {}
     assert input_of(closed, None, "hi") == {"message": "hi"}
+
+
+def test_numbers_of_the_input_have_the_types_of_the_schema() -> None:
+    number, integer = {"type": "number"}, {"type": "integer"}
+    schema = {
+        "properties": {
+            "x": number,
+            "n": integer,
+            "maybe": {"type": ["number", "null"]},
+            "either": {"type": ["integer", "number"]},
+            "yes": number,
+            "large": number,
+            "list": {"items": {"properties": {"x": number}}},
+            "rest": {"additionalProperties": number},
+            "any": {},
+        }
+    }
+    sent = {
+        **{"x": 2, "n": 2.0, "maybe": 2, "either": 2, "yes": True, "large": 2**70, "any": 2},
+        **{"list": [{"x": 2, "y": 2}], "rest": {"a": 2}},
+    }
+    found = input_of(schema, sent, "")
+    assert repr(found) == repr(
+        {
+            **{"x": 2.0, "n": 2, "maybe": 2.0, "either": 2.0, "yes": True, "large": 2**70},
+            **{"any": 2, "list": [{"x": 2.0, "y": 2}], "rest": {"a": 2.0}},
+        }
+    )
+    assert sent["x"] == 2
+    assert type(sent["x"]) is int

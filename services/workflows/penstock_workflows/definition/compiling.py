@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from penstock.expressions import ExpressionError, Scope, ValueExpression, ValueType
+from penstock.runs.input_schema import types_of_fields
 from penstock.settings.agents import did_you_mean
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.checks import check, check_graph, misread
@@ -189,7 +190,11 @@ class _Compiler:
     def _scope(self, names: frozenset[str]) -> Scope:
         found = self.scopes.get(names)
         if found is None:
-            found = Scope({"input": "any", "now": "time", **dict.fromkeys(names, "any")})
+            # A stored definition may be older than the types of its input's fields.
+            fields = types_of_fields(self.definition.input, ("input",)) if self.is_new else ()
+            found = Scope(
+                {"input": "any", "now": "time", **dict.fromkeys(names, "any")}, dict(fields)
+            )
             self.scopes[names] = found
         return found
 
