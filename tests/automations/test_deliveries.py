@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 import pytest
 
+from penstock import telemetry
 from penstock.bus import Message, Stored, streams, subjects
 from penstock.bus.admin import replay
 from penstock.bus.state import deadletters
+from penstock_automations.actions.webhook.breaker import Breaker
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.broker import Taken
 from penstock_automations.delivery import deliverer
 from support.drive.automations import automations, rule
+from support.drive.pipeline import Event
 from support.drive.waiting import eventually
 from support.fakes.receiver import (
     OK,
@@ -318,6 +322,51 @@ async def test_a_rule_that_fails_is_reported_and_blocks_no_other(nats_server: Na
         assert "divide by zero" in outcomes["bad"].data["error"]["message"]
         assert outcomes.keys() == {"good", "bad"}
         assert len(made.receiver.requests) == 1
+
+
+async def test_a_delivery_ends_at_its_age_limit_also_if_the_breaker_lets_no_attempt_be_made(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Breaker.__init__, "__defaults__", (1.0,))
+    async with automations(nats_server.url, delivery_max_age_s=4) as made:
+        made.receiver.usual["/hook"] = answers(500, retry_after="60")
+        webhook = {"concurrency": 1}
+        await made.apply(rule("hook", made.receiver.url(), "llm.tool_call", webhook=webhook))
+        run = await made.run()
+        await run.open()
+        for number in range(9):
+            await run.tool(number)
+        failed = await made.outcomes(run.run_id, 9, timeout_s=60)
+        codes = Counter(each.data["error"]["code"] for each in failed)
+        assert codes["http_500"] >= 5, "no attempt may be made after the age limit"
+        assert codes["too_old"] >= 1, codes
+        assert codes.total() == 9
+
+
+async def test_the_owner_of_a_rule_that_keeps_failing_is_told_once_and_the_metric_names_the_rule(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url, retry_delays_s=[]) as made:
+        made.receiver.plans["/hook"] = [answers(404)] * 7
+        await made.apply(rule("hook", made.receiver.url(), "llm.tool_call"))
+        run = await made.run()
+        await run.open()
+        for number in range(7):
+            await run.tool(number)
+            await made.outcomes(run.run_id, number + 1)
+        gauge = telemetry.RULE_FAILURES.labels("hook")._value
+        assert gauge.get() == 7
+        events = await made.penstock.events_until(run.run_id, is_warning)
+        [warning] = [each for each in events if is_warning(each)]
+        assert warning.data["detail"]["automation"] == "hook"
+        assert "404" in warning.data["message"]
+        await run.tool(7)
+        await made.outcomes(run.run_id, 8)
+        assert "hook" not in str(telemetry.RULE_FAILURES.collect())
+
+
+def is_warning(event: Event) -> bool:
+    return event.type == "system.warning" and event.data["code"] == "automation_failing"
 
 
 async def test_deliveries_of_an_ordered_rule_wait_for_the_one_before(

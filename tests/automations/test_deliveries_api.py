@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 import pytest_asyncio
 
 from penstock.bus.state import deadletters
+from penstock_automations.actions.webhook.breaker import Breaker
+from penstock_automations.delivery import one_delivery
 from penstock_automations.delivery.records import Attempt, DeliveryRecord
 from penstock_automations.rules.store import RuleStore
 from support.drive.automations_api import ADMIN, AutomationsApi, automations_api, caller
 from support.drive.bus import new_run_id
 from support.drive.waiting import eventually
-from support.fakes.receiver import answers, echoes
+from support.fakes.receiver import answers, echoes, hangs
 from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -339,6 +342,65 @@ async def test_a_waiting_delivery_is_tried_at_once_past_the_breaker(api: Automat
     over = await api.ask("POST", f"/hook/deliveries/{waiting[0]['id']}/retry-now")
     assert over.status_code == 409
     assert "replay makes it again" in over.json()["detail"]
+
+
+async def test_what_waits_for_a_silent_receiver_is_listed_with_the_reason(
+    api: AutomationsApi,
+) -> None:
+    api.receiver.usual["/hook"] = hangs()
+    await api.make("hook", "llm.tool_call", webhook={"concurrency": 1, "timeout_s": 5})
+    run = await api.run()
+    await run.open()
+    for number in range(5):
+        await run.tool(number)
+    await until(api, "waiting", 5)
+    assert {(each["waits_for"], each["attempts"]) for each in await listed(api)} == {
+        ("receiver", 0)
+    }
+    assert (await api.ask("DELETE", "/hook")).status_code == 204
+
+
+@pytest.mark.parametrize("way", ["test", "replay", "resume"])
+async def test_deliveries_that_were_put_off_are_tried_when_the_receiver_works(
+    api: AutomationsApi, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Without being woken, they would be tried after an hour."""
+    monkeypatch.setattr(one_delivery, "PAUSED_S", (3600.0, 3600.0))
+    monkeypatch.setattr(Breaker.__init__, "__defaults__", (3600.0,))
+    await api.make("hook", "llm.tool_call", webhook={"concurrency": 1})
+    run = await api.run()
+    await run.open()
+    await run.tool(0)
+    [first] = await until(api, "delivered")
+    reason = "pause" if way == "resume" else "breaker"
+    api.receiver.usual["/hook"] = answers(500, retry_after="1" if way == "resume" else "3600")
+    for number in range(1, 8):
+        await run.tool(number)
+    if way == "resume":
+        await until(api, "waiting", 7)
+        assert (await api.ask("POST", "/hook/pause", body={})).status_code == 200
+    put_off = await until_put_off(api, reason, 2)
+    api.receiver.usual.clear()
+    path = {"replay": f"/hook/deliveries/{first['id']}/replay"}.get(way, f"/hook/{way}")
+    assert (await api.ask("POST", path)).is_success
+    ids = {each["id"] for each in put_off}
+
+    async def delivered() -> bool:
+        return ids <= {each["id"] for each in await listed(api) if each["status"] == "delivered"}
+
+    await eventually(delivered, what="what was put off is delivered")
+    if way != "resume":  # what waits for its next attempt keeps its time
+        assert Counter(each["waits_for"] for each in await listed(api))["retry"] == 5
+
+
+async def until_put_off(api: AutomationsApi, reason: str, count: int) -> list[dict[str, Any]]:
+    async def probe() -> list[dict[str, Any]] | None:
+        found = [each for each in await listed(api) if each["waits_for"] == reason]
+        return found if len(found) >= count else None
+
+    found = await eventually(probe, what=f"{count} deliveries that wait for {reason}")
+    assert found is not None
+    return found
 
 
 async def _waits_for(api: AutomationsApi, reasons: set[str]) -> bool:

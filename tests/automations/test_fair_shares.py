@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from support.drive.automations import rule, user, without_service
-from support.fakes.receiver import answers
+from support.fakes.receiver import OK, Received, answers
 from support.real.automating import automations_process
 from support.real.nats import NatsServer
 
@@ -100,3 +100,76 @@ async def test_no_rule_lifts_the_rate_of_another_rule(fresh_nats: NatsServer) ->
             took_s = time.monotonic() - begun
             sent = len(made.receiver.got("/limited"))
         assert sent <= 2 * took_s + 3
+
+
+class Busy:
+    """Counts the requests that a path has under way, and answers each late."""
+
+    def __init__(self) -> None:
+        self.now, self.most = 0, 0
+
+    async def __call__(self, writer: asyncio.StreamWriter, received: Received) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.2)
+        self.now -= 1
+        await OK(writer, received)
+
+
+async def test_each_rule_has_its_own_concurrency_and_none_loosens_the_cap_of_the_host(
+    fresh_nats: NatsServer,
+) -> None:
+    async with without_service(fresh_nats.url) as made:
+        whole, careful = Busy(), Busy()
+
+        async def both(writer: asyncio.StreamWriter, received: Received) -> None:
+            whole.now += 1
+            whole.most = max(whole.most, whole.now)
+            await careful(writer, received)
+            whole.now -= 1
+
+        made.receiver.usual |= {"/careful": both, "/greedy": whole}
+        for name, most in (("careful", 1), ("greedy", 32)):
+            url, webhook = made.receiver.url(f"/{name}"), {"concurrency": most}
+            await made.store.apply(rule(name, url, "llm.tool_call", webhook=webhook), user("u1"))
+        async with automations_process(fresh_nats.url, webhook_requests_per_host=8):
+            run = await made.run("u1")
+            await run.open()
+            for number in range(20):
+                await run.tool(number)
+            await made.receiver.count(20, "/greedy", 60)
+            await made.receiver.count(20, "/careful", 60)
+        assert careful.most == 1, "the rule that came last does not set the limit of the other"
+        assert whole.most == 4, "one user gets half of the eight requests"
+
+
+async def test_a_thousand_rules_of_one_user_do_not_delay_another(
+    fresh_nats: NatsServer, record_property: Callable[[str, object], None]
+) -> None:
+    """Ten of the rules match each event; the others are found by their text, or looked at."""
+    conditions = (
+        None,
+        'event.data.tool == "none"',
+        "event.data.args.n > 5",
+        'event.data.tool != "get_weather"',
+    )
+    async with without_service(fresh_nats.url) as made, silent_servers(1) as [silent]:
+        for number in range(1000):
+            where = None if number % 100 == 0 else conditions[number % 3 + 1]
+            each = rule(f"r{number}", silent, "llm.tool_call", where=where)
+            await made.store.apply(each, user("u1"))
+        await made.store.apply(rule("good", made.receiver.url(), "llm.tool_call"), user("u2"))
+        async with automations_process(fresh_nats.url):
+            attack, other = await made.run("u1"), await made.run("u2")
+            await attack.open()
+            await other.open()
+            waits_s = []
+            for number in range(CALLS // 2):
+                for step in range(5):
+                    await attack.tool(5 * number + step, n=1)
+                begun = time.monotonic()
+                await other.tool(number)
+                await made.receiver.count(number + 1, timeout_s=120)
+                waits_s.append(time.monotonic() - begun)
+        record_property("latencies_s", [round(each, 3) for each in waits_s])
+        assert max(waits_s) < SLOWEST_S, waits_s

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.expressions import MAX_STEPS
@@ -21,12 +22,24 @@ from penstock_automations.matching.evaluations import (
 )
 from penstock_automations.matching.lanes import Lanes
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
-from support.drive.automations import Automations, automations, rule
+from support.drive.automations import (
+    Automations,
+    automations,
+    rule,
+    rule_with,
+    user,
+    without_service,
+)
 from support.drive.waiting import eventually
+from support.fakes.receiver import SECRET
+from support.real.automating import automations_process
 from support.real.nats import NatsServer
+from support.real.ports import free_port
 
 SLOW = "event.data.args.l.all(a, event.data.args.l.all(b, a == b))"
 LIST = [0] * 400  # over 160,000 comparisons, each of several steps
+TOKEN = "a-token-that-nobody-guesses"
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
 QUICK = 'event.data.tool == "quick"'
 
 
@@ -169,3 +182,34 @@ async def test_many_slow_conditions_of_one_user_do_not_delay_another_users_webho
             return any(each.record.paused for each in await made.store.all())
 
         await eventually(paused, what="a slow rule is paused")
+
+
+async def test_slow_conditions_of_hooks_do_not_delay_another_users_hook(
+    nats_server: NatsServer,
+) -> None:
+    """Requests of 10 kB to one user's hooks have blocked the process for 40 s."""
+    port = free_port()
+    where = "event.data.all(a, event.data.all(b, a == b))"
+    async with without_service(nats_server.url) as made:
+        action = {"webhook": {"url": made.receiver.url(), "secrets": [SECRET]}}
+        for number in range(16):
+            hooked = rule_with(f"slow-{number}", action, hook={"tokens": [TOKEN]}, where=where)
+            await made.store.apply(hooked, user("alice"))
+        await made.store.apply(rule_with("bob", action, hook={"tokens": [TOKEN]}), user("bob"))
+        async with automations_process(nats_server.url, port=port), httpx.AsyncClient() as http:
+
+            async def call(id: str, body: list[int]) -> float:
+                begun = time.monotonic()
+                url = f"http://127.0.0.1:{port}/v1/hooks/{id}"
+                answer = await http.post(url, headers=HEADERS, json=body, timeout=60)
+                assert answer.status_code in (202, 503)  # 503: the rule is paused meanwhile
+                return time.monotonic() - begun
+
+            attack = [
+                asyncio.create_task(call(f"slow-{number % 16}", [0] * 5000)) for number in range(48)
+            ]
+            late_s = []
+            while not all(each.done() for each in attack):
+                late_s.append(await call("bob", [0]))
+            await asyncio.gather(*attack)
+        assert sorted(late_s)[int(len(late_s) * 0.99) - 1] < 1, late_s

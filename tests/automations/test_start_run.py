@@ -350,6 +350,42 @@ async def test_a_rule_does_not_see_the_runs_that_it_started_unless_it_says_loops
         assert child.parent_run_id == run.run_id
 
 
+async def test_a_rule_with_loops_starts_no_more_runs_than_one_run_may_lead_to(
+    nats_server: NatsServer,
+) -> None:
+    """A rule with `loops` on `llm.stream` has made 1,252 calls in 30 s."""
+    budget: dict[str, Any] = {
+        "max_runs_per_root": 8,
+        "max_open_runs_per_user": 0,
+        "max_queued_runs_per_user": 0,
+    }
+    async with automations(nats_server.url, config=CONFIG, **budget) as made:
+        loop = {"run": {**RUN, "message": "{{ event.data.content }}"}}
+        await made.apply(rule_with("loop", loop, "llm.stream", loops=True))
+        root = await made.run()
+        await talk(root)
+        assert {each.type for each in await made.outcomes(root.run_id, 3)} == {
+            "automation.completed"
+        }
+        # Each run says as much as its parent: without a budget, 9 runs follow, then 27.
+        children = await started_by(made, "loop")
+        outcomes = []
+        for command in children:
+            child = DrivenRun(made.bus, command.run_id, command.user_id)
+            await talk(child)
+            outcomes += await made.outcomes(child.run_id, 3)
+        refused = [each for each in outcomes if each.type == "automation.failed"]
+        assert {each.data["error"]["code"] for each in refused} == {"limit_exceeded"}
+        assert len(refused) == 3 * 3 - (8 - 3)
+        assert len(await started_by(made, "loop")) == 8
+
+
+async def talk(run: DrivenRun) -> None:
+    await run.open()
+    for number in range(3):
+        await run.text(f"token {number}")
+
+
 async def played(made: Automations, rule_id: str, count: int) -> list[StartCommand]:
     """Wait for this many starts by the rule; act as the connector of the last run."""
 

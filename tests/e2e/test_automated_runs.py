@@ -106,6 +106,12 @@ async def test_rules_approve_and_start_a_run_and_the_unified_stream_says_so(
             if is_outcome_of("next")(each)
         ]
         child = str(outcome.data["started_run_id"])
+        shown = (await http.get(f"/v1/runs/{parent['run_id']}")).json()["deliveries"]
+        assert [(each["automation"], each["status"]) for each in shown] == [
+            ("gate", "delivered"),
+            ("next", "delivered"),  # its outcome came after the run's end
+        ]
+        assert shown[1]["started_run_id"] == child
         approval_id = next(
             each.data["approval_id"]
             for each in await penstock.events_until(parent["run_id"], "approval.requested")

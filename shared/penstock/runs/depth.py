@@ -16,17 +16,23 @@ MAX_DEPTH: Final = 4  # an event to which this many rules have led triggers no r
 HEADER: Final = "penstock-depth"
 
 
-def depth_of_header(value: str | None) -> int:
+def depth_of_request(value: str | None, most: int) -> int:
     """Return the number of rules that led to a request with this header; 0 without the header.
 
     The number in the header does not include the rule that sent the webhook, so the result is the
     number plus one.
 
     Raises:
-        Problem: 422 if the header is no number.
+        Problem: 422 if the header is no number, or if more than `most` rules led to the request.
     """
     if value is None:
         return 0
     if not re.fullmatch("[0-9]{1,3}", value):
         raise Problem(422, f"{HEADER}: must be the number that Penstock's webhook had")
-    return int(value) + 1
+    depth = int(value) + 1
+    if depth > most:
+        rules = f"{depth} rules led to this request ({HEADER} {value}, and the rule that sent it)"
+        # the docs name the one limit, so an error does not name another number for a hook
+        hook = ", the rule of the hook among them" if most < MAX_DEPTH else ""
+        raise Problem(422, f"{rules}; at most {MAX_DEPTH} may act one after another{hook}")
+    return depth

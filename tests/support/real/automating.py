@@ -62,9 +62,9 @@ class AutomationsProcess:
 
 @asynccontextmanager
 async def automations_process(
-    nats_url: str, *, dies_before: int | None = None, **settings: Any
+    nats_url: str, *, dies_before: int | None = None, service: str = "automations", **settings: Any
 ) -> AsyncIterator[AutomationsProcess]:
-    """Run the service; yield when it is ready.
+    """Run the service, or another service; yield when it is ready.
 
     `dies_before`: the number of the write before which the process kills itself.
     """
@@ -80,7 +80,7 @@ async def automations_process(
         **settings,
     }
     variables = {f"PENSTOCK_{name.upper()}": _text(value) for name, value in given.items()}
-    program = ["-m", "penstock_automations"] if dies_before is None else ["-c", _DIES]
+    program = ["-m", f"penstock_{service}"] if dies_before is None else ["-c", _DIES]
     arguments = [] if dies_before is None else [str(dies_before)]
     process = Forked([*program, *arguments], {**os.environ, **variables})
     made = AutomationsProcess(process)
@@ -96,7 +96,7 @@ async def automations_process(
                     return False
                 return answer.status_code == 200
 
-            await eventually(ready, 30, "the automations service")
+            await eventually(ready, 30, f"the service {service}")
         yield made
     finally:
         await made.kill()

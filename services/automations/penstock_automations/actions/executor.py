@@ -59,8 +59,8 @@ class Attempted:
 
 
 # What a delivery waits for: its next attempt, the endpoint's breaker or rate, a place in a process
-# or a turn at the endpoint, or the end of the rule's pause.
-WaitsFor = Literal["retry", "breaker", "rate", "capacity", "pause"]
+# or at the endpoint, a turn at the receiver or its answer, or the end of the rule's pause.
+WaitsFor = Literal["retry", "breaker", "rate", "capacity", "receiver", "pause"]
 
 
 @dataclass(frozen=True, slots=True)

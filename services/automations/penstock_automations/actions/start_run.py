@@ -155,7 +155,7 @@ class StartRunExecutor:
         if (reason := missing_right(record.rule, record.owner)) is not None:
             raise Problem(403, reason)
         if job.depth + 1 > MAX_DEPTH:
-            raise Problem(508, f"{job.depth} rules led to this event; at most {MAX_DEPTH} may")
+            raise Problem(508, f"{job.depth} rules led to this event, so it triggers nothing")
         agent = self._config.agent(action.agent)
         if agent is None:
             raise Problem(404, self._config.no_agent(action.agent))

@@ -7,7 +7,8 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -54,6 +55,9 @@ RETRY_S = 1.0
 # The first and the longest wait in seconds of a delivery whose rule is paused, and of a delivery
 # whose owner has no place in this process.
 PAUSED_S, NO_PLACE_S = (10.0, 3600.0), (1.0, 60.0)
+# Seconds after which a delivery that waits for its receiver gets a record, so that lists have it.
+# Most deliveries end sooner, and need one write less.
+LISTED_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,8 @@ class Delivery:
                 await self._follow()
             return
         self._record = new_record(job, earlier, self._bus.clock.time())
-        result = await self._result()
+        async with self._listed_if_slow():
+            result = await self._result()
         if isinstance(result, Failed) and result.unrecorded:
             result = await self._unrecorded_attempt() or result
         match result:
@@ -208,6 +213,27 @@ class Delivery:
             occurrence = replace(occurrence, traceparent=context_of(job, occurrence.traceparent))
         started, own = self._record.started_run_id, occurrence
         return await self._persist(lambda: executor.attempt(rule, job, own, started))
+
+    @asynccontextmanager
+    async def _listed_if_slow(self) -> AsyncIterator[None]:
+        """Store the record of a delivery that waits for longer than `LISTED_AFTER_S` seconds."""
+        if isinstance(self._job.source, CallSource):  # calls are in no list
+            yield
+            return
+        writes: list[asyncio.Task[bool]] = []
+        timer = asyncio.get_running_loop().call_later(
+            LISTED_AFTER_S, lambda: writes.append(asyncio.create_task(self._list()))
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
+            # The next write needs the revision of this one.
+            await asyncio.gather(*writes)
+
+    async def _list(self) -> bool:
+        self._record.wait("receiver", None)
+        return await self._persist(lambda: self._parts.records.put(self._job, self._record))
 
     async def _unrecorded_attempt(self) -> Attempted | None:
         """Return the attempt that a killed process has made without recording it, if any."""

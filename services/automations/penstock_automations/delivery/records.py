@@ -92,7 +92,7 @@ class DeliveryRecord(Record):
         self.status, self.ended_at, self.waits_for = status, at, None
 
     def wait(self, what: WaitsFor, next_at: float | None) -> None:
-        """Let the delivery wait, until `next_at` if this time is known."""
+        """Record that the delivery waits, until `next_at` if this time is known."""
         self.status, self.waits_for, self.next_at = "waiting", what, next_at
 
     def has_done(self, job: Job) -> bool:

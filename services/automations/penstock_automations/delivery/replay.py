@@ -26,7 +26,8 @@ class CannotReplay(Exception):
 async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
     """Replay a delivery that has its outcome; return the job of the replay.
 
-    The receiver gets the same `webhook-id`. Two calls at the same time cause only one replay,
+    The receiver gets the same `webhook-id`. The request is sent also if the receiver's breaker is
+    open, because a person asks for it. Two calls at the same time cause only one replay,
     because both publish a job with the same id, and DELIVERIES discards the second job. The next
     replay gets a new id only after an attempt of this replay was recorded. The dead letter of the
     failure is marked as replayed.
@@ -43,7 +44,7 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
         raise CannotReplay("it still waits: retry-now sends it now")
     if failed.failure is not None:
         raise CannotReplay("the rule's condition failed, so there was nothing to deliver")
-    job = replace(failed.replayed(), ordered=False)
+    job = replace(failed.replayed(), ordered=False, woken_at=bus.clock.time())
     await publish(bus, job)
     if record.status == "failed":
         await deadletters.mark_key(bus, f"automations.{traceback_id(failed)}", "replayed")
@@ -80,4 +81,5 @@ async def replay(bus: Bus, stored: Stored) -> None:
     if record is not None and record.replay > job.replay:
         log.info("delivery %s was replayed before", job.webhook_id, extra=run_of(job.key))
         return
-    await publish(bus, replace(job.replayed(), ordered=False, failure=None))
+    again = replace(job.replayed(), ordered=False, failure=None, woken_at=bus.clock.time())
+    await publish(bus, again)

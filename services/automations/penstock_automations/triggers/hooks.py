@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError
-from penstock.runs.depth import MAX_DEPTH, depth_of_header
+from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.web.auth.credentials import header_of
 from penstock.web.bodies import is_deep, read_pieces, require_few_values, require_json
 from penstock.web.operation import (
@@ -132,7 +132,7 @@ class Hooks:
         body = await self._checked(rule_id, rule, head, request)
         assert rule is not None
         data = _document(body)
-        depth = _depth(header_of(request.scope, b"penstock-depth"))
+        depth = _depth(header_of(request.scope, HEADER.encode()))
         id = trigger_id(rule.record.uid, head.id)
         found = body_of_request(data, head.id, self._bus.clock.stamp())
         match = await self._evaluations.matched(rule, event_of(found))
@@ -261,14 +261,10 @@ def _depth(header: str | None) -> int:
     would fire for ever. The problem 422 is also raised for a header that is no number.
     """
     try:
-        depth = depth_of_header(header)
+        return depth_of_request(header, MAX_DEPTH - 1)  # the hook's own rule is one more
     except Problem:
-        _count("invalid")
-        raise
-    if depth >= MAX_DEPTH:
         _count("depth")
-        raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH - 1} may")
-    return depth
+        raise
 
 
 def _not_found(rule_id: str) -> NoReturn:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus.records import RunRecord
-from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_header
+from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start, Starter
 from penstock.settings import WorkflowAgent
 from penstock.web.auth import acting_user, identity_of
@@ -90,9 +90,7 @@ class Starts:
         who, name = identity_of(request), name_of(request)
         body = await read_model(request, RunBody, self._max_body_bytes)
         user_id = acting_user(who, body.user_id)
-        depth = depth_of_header(request.headers.get(HEADER))
-        if depth > MAX_DEPTH:
-            raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH} may")
+        depth = depth_of_request(request.headers.get(HEADER), MAX_DEPTH)
         started = await or_problem(
             self._starter.start(
                 Start(

@@ -16,7 +16,7 @@ from penstock import start_fields
 from penstock.bus import Bus
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
-from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_header
+from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start
 from penstock.web.auth import Identity, acting_user, identity_of
 from penstock.web.bodies import ignore_body, read_json
@@ -38,6 +38,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
+from penstock_edge.runs.deliveries import deliveries_of
 from penstock_edge.runs.run_access import require_dialect, run_of
 from penstock_edge.runs.trees import unfinished_descendants
 from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
@@ -133,7 +134,7 @@ class Runs:
             raise Problem(404, edge.config.no_agent(asked.agent))
         with unaccepted_as_422("input"):
             start_fields.accepted_input(agent.protocol, agent.accepts, asked.input)
-        depth = _depth(request)
+        depth = depth_of_request(request.headers.get(HEADER), MAX_DEPTH)
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)
         include = include_of(request, dialect)
@@ -208,6 +209,9 @@ class Runs:
             method="GET",
             path="/v1/runs/{run_id}",
             summary="One run",
+            description="`deliveries` has what automations have sent or done for the run's events, "
+            "also after its end: `id`, `automation` (the rule), `status` (waiting, delivered, "
+            "failed), `result` and `attempts`.",
             answers={200: json("The run", RunRecord)},
             scopes=("read",),
             parameters=(by.RUN_ID,),
@@ -215,10 +219,10 @@ class Runs:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with the run's record."""
-        who = identity_of(request)
-        record = await run_of(self._edge.bus, who, request.path_params["run_id"])
-        return _shown(who, record)
+        """Respond with the run's record and its `deliveries`."""
+        who, bus = identity_of(request), self._edge.bus
+        record = await run_of(bus, who, request.path_params["run_id"])
+        return _shown(who, record, deliveries=await deliveries_of(bus, record))
 
     @serves(
         Operation(
@@ -317,12 +321,13 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
+def _shown(who: Identity, record: RunRecord, status: int = 200, **more: object) -> Response:
     """Return a response with the record; only administrators get the field `unredacted`."""
     if not who.has_scope("administer"):
         record = record.model_copy(update={"unredacted": None})
     headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
-    return Response(record.dump(), status, headers, "application/json")
+    body = orjson.dumps({**orjson.loads(record.dump()), **more})
+    return Response(body, status, headers, "application/json")
 
 
 def _key(request: Request, asked: StartRequest) -> str | None:
@@ -332,13 +337,6 @@ def _key(request: Request, asked: StartRequest) -> str | None:
     if header == "":
         raise Problem(422, "Idempotency-Key: must not be empty")
     return header or asked.idempotency_key
-
-
-def _depth(request: Request) -> int:
-    depth = depth_of_header(request.headers.get(HEADER))
-    if depth > MAX_DEPTH:
-        raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH} may")
-    return depth
 
 
 def _dialect(request: Request) -> tuple[str, bool]:
