@@ -184,6 +184,7 @@ class Approvals:
             agent=run.agent,
             session_id=run.session_id,
             user_id=run.user_id,
+            started_by=run.started_by,
             leg=int(str(body["leg"])),
             digest=data["digest"],
             target=run.target,

@@ -10,7 +10,7 @@ from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY
 from penstock_approvals.audiences import audiences
 from penstock_approvals.listing import Viewer
-from penstock_approvals.policy import may_decide, may_see, person_of
+from penstock_approvals.policy import earlier_vote, may_decide, may_see, person_of
 
 
 def may_see_approval(who: Identity, record: ApprovalRecord) -> bool:
@@ -25,9 +25,8 @@ def may_vote_on(who: Identity, record: ApprovalRecord) -> bool:
     """Return whether the caller may decide the pending approval, and has not voted on it."""
     if record.status != "pending":
         return False
-    voted = {vote.by for vote in record.votes if not vote.void}
     return any(
-        may_decide(record, decider) is None and person_of(decider) not in voted
+        may_decide(record, decider) is None and earlier_vote(record, decider) is None
         for decider in _deciders(who, record)
     )
 

@@ -70,6 +70,9 @@ class StartCommand(Record):
     roles: list[str] | None = Field(
         None, description="For workflows: the user's roles, which the run's children inherit"
     )
+    started_by: list[str] | None = Field(
+        None, description="For workflows: as in the run's record, for the run's children"
+    )
     automations: list[str] | None = Field(
         None, description="For workflows: as in the run's record, for the run's children"
     )
@@ -155,6 +158,12 @@ class RunRecord(Record):
     agent: str
     session_id: str
     user_id: str
+    started_by: list[str] | None = Field(
+        None,
+        description="The people behind the run besides `user_id`: the caller that started it for "
+        "this user, the maker of the caller's service token, and the requesters of the run whose "
+        "event led here. To an approvals policy, they are requesters, too",
+    )
     roles: list[str] | None = Field(
         None, description="The user's roles when the run was started, for the approvals policy"
     )
@@ -271,6 +280,7 @@ class Decider(Record):
     )
     limits: DeciderLimits | None = Field(None, description="The limits of a service token")
     token_id: str | None = Field(None, description="The id of a service token or a link")
+    token_maker: str | None = Field(None, description="Who made the service token or the link")
 
     def is_same(self, other: Decider) -> bool:
         """Return whether the other is the same caller, acting for the same user."""
@@ -367,6 +377,7 @@ class ApprovalRecord(Record):
     )
     session_id: str
     user_id: str
+    started_by: list[str] | None = Field(None, description="As in the run's record")
     leg: int
     status: Literal["pending", "decided", "withdrawn", "expired"] = "pending"
     digest: str

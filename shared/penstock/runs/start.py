@@ -10,7 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -91,6 +91,9 @@ class Start:
     session_id: str | None  # None for a new session
     user_id: str
     roles: Sequence[str] = ()  # the user's roles, which an approvals policy may ask for
+    # Who is behind the run besides the user, as in `RunRecord`. There is no default, because a
+    # caller that is left out could approve what its own run asks for.
+    started_by: Sequence[str] = field(kw_only=True)
     input: dict[str, Any] | None = None
     body: str | None = None
     key: str | None = None
@@ -305,6 +308,7 @@ class Starter:
             session_id=command.session_id,
             user_id=command.user_id,
             roles=list(start.roles) or None,
+            started_by=list(start.started_by) or None,
             target="workflows" if command.workflow is not None else None,
             message=command.message[:SHOWN_CHARACTERS],
             created_at=command.created_at,
@@ -417,6 +421,7 @@ def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
         "version": agent.version,
         "workflow_places": start.origin.workflow_places,
         "roles": list(start.roles) or None,
+        "started_by": list(start.started_by) or None,
         "automations": list(start.origin.automations) or None,
         "depth": start.origin.depth or None,
     }

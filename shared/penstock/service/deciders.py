@@ -22,6 +22,7 @@ def decider_of(who: Identity, channel: Channel, acts_for: str | None = None) -> 
         on_behalf_of=acts_for if acts_for != who.user_id else None,
         limits=_limits(who),
         token_id=who.token_id,
+        token_maker=who.service.made_by if who.service is not None else None,
     )
 
 

@@ -30,6 +30,7 @@ FINANCE = approval(Deciders(roles=["finance"], excluded=["requester"]))
 ANYBODY = approval(Deciders())
 NAMED = approval(Deciders(users=["carla", "requester"]))
 ADMIN = approval(Deciders(scope="administer"))
+STARTED = approval(Deciders(roles=["finance"], excluded=["requester"]), started_by=["eve"])
 BOTH = approval(Deciders(roles=["finance"]), Deciders(roles=["legal"]))
 TWO_ROLES = ["finance", "legal"]
 ACT_AS = ["read", "decide", "act-as"]
@@ -62,6 +63,18 @@ ACT_AS = ["read", "decide", "act-as"]
         (NAMED, who_is("bob", on_behalf_of="carla"), False, False),
         (ADMIN, who_is("ada"), False, True),
         (ADMIN, who_is("root", scopes=["administer"]), True, True),
+        (STARTED, who_is("eve", roles=["finance"]), False, False),
+        (STARTED, who_is("bot", roles=["finance"], token_maker="eve"), False, False),
+        (FINANCE, who_is("bot", roles=["finance"], token_maker="ada"), False, False),
+        (FINANCE, who_is("bot", roles=["finance"], token_maker="root"), True, True),
+        (DEFAULT, who_is("bot", on_behalf_of="ada", token_id="t", token_maker="ada"), True, True),
+        (NAMED, who_is("bot", on_behalf_of="carla", token_id="t", token_maker="ada"), True, True),
+        (
+            approval(Deciders(users=["carla"])),
+            who_is("bot", on_behalf_of="carla", token_id="t", token_maker="ada"),
+            False,
+            False,
+        ),
         (BOTH, who_is("bob", roles=["finance"]), False, False),
         (BOTH, who_is("bob", roles=TWO_ROLES), True, True),
     ],

@@ -32,7 +32,7 @@ async def test_a_run_that_cannot_be_prepared_is_not_in_the_list(bus: Bus) -> Non
         max_runs_per_root=1000,
     )
     with pytest.raises(BusUnavailable):
-        await starter.start(Start(AGENT, "Hello", None, "alice", prepare=prepare))
+        await starter.start(Start(AGENT, "Hello", None, "alice", started_by=(), prepare=prepare))
     assert await bus.bucket("runs").get(prepared[0]) is None
 
 

@@ -48,6 +48,8 @@ class Entry:
     roles: tuple[str, ...] | None = None
     channel: str | None = None
     token_id: str | None = None
+    token_maker: str | None = None
+    started_by: tuple[str, ...] | None = None  # who is behind the run, besides its user
     ip_hash: str | None = None
     policy: Mapping[str, Any] | None = None
     digest: str | None = None  # the digest of the items that were requested, sent, or run

@@ -73,6 +73,7 @@ def _requested(record: ApprovalRecord, with_details: bool) -> Entry:
         event="requested",
         at=record.requested_at,
         by=record.user_id,
+        started_by=tuple(record.started_by) if record.started_by else None,
         # A vote that changes arguments also changes the record's `digest`. The original digest of
         # the request is then in `requested_digest`.
         digest=record.requested_digest or record.digest,
@@ -169,6 +170,7 @@ def _who(decider: Decider | None) -> dict[str, Any]:
         "roles": tuple(decider.roles),
         "channel": decider.channel,
         "token_id": decider.token_id,
+        "token_maker": decider.token_maker,
     }
 
 

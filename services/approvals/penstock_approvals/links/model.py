@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from penstock.bus.records import ApprovalRecord, Decider, Record
-from penstock_approvals.policy import may_decide
+from penstock_approvals.policy import earlier_vote, may_decide
 
 ROLE_PREFIX: Final = "link:"
 
@@ -48,6 +48,7 @@ class LinkRecord(Record):
             scopes=["decide"],
             channel="link",
             token_id=self.id,
+            token_maker=self.created_by,
         )
 
     def signature(self) -> str:
@@ -92,12 +93,13 @@ def state_of(link: LinkRecord, record: ApprovalRecord | None, now: datetime) -> 
     if record.status != "pending":
         return _ENDED[record.status]
     decider = link.decider()
+    vote = earlier_vote(record, decider)
     checks = (
         (State.EXPIRED, now.timestamp() >= link.expires_at),
         (State.LATE, _is_late(record, now)),
-        (State.VOTED, any(not vote.void and vote.by == decider.name for vote in record.votes)),
+        (State.VOTED, vote is not None and vote.by == decider.name),
         (State.CHANGED, record.digest != link.digest),
-        (State.REFUSED, may_decide(record, decider) is not None),
+        (State.REFUSED, vote is not None or may_decide(record, decider) is not None),
     )
     return next((state for state, holds in checks if holds), State.OPEN)
 

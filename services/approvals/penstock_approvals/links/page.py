@@ -134,7 +134,11 @@ def _unusable_text(view: View) -> tuple[str, str]:
             "The request has changed",
             "Somebody has edited it since this link was made. Ask for a new link.",
         ),
-        State.REFUSED: ("Not for you", "The policy does not let the holder of this link decide."),
+        State.REFUSED: (
+            "Not for you",
+            "The policy does not let the holder of this link decide, or the person who made the "
+            "link has voted already.",
+        ),
         State.GONE: ("No longer there", "The request is no longer kept."),
     }
     return texts[view.state]

@@ -23,7 +23,13 @@ from penstock.bus.records import (
 )
 from penstock.digests import item_digest, request_digest
 from penstock_approvals.outcomes.rules import DecisionMismatch, check, outcome
-from penstock_approvals.policy import NotEditable, check_edit, may_decide, person_of
+from penstock_approvals.policy import (
+    NotEditable,
+    check_edit,
+    earlier_vote,
+    may_decide,
+    voter_of,
+)
 from penstock_approvals.policy.edits import is_same
 from penstock_approvals.policy.kinds import NEEDS_VALUE
 
@@ -63,10 +69,10 @@ def with_vote(
     decider = request.made_by
     if (reason := may_decide(record, decider)) is not None:
         raise VoteRefused(403, reason)
-    earlier = _earlier(record, decider)
+    earlier = earlier_vote(record, decider)
     if earlier is not None and _repeats(earlier, request):
         return record
-    _check_number(record, earlier)
+    _check_number(record, decider, earlier)
     _check_digest(record, request)
     request = _completed(record, request)
     try:
@@ -80,12 +86,6 @@ def with_vote(
     if require_digest and saw_it and request.digest is None:
         raise VoteRefused(422, "digest: send the `digest` of the approval that was shown")
     return _counted(edited, request, now)
-
-
-def _earlier(record: ApprovalRecord, decider: Decider) -> Vote | None:
-    """Return this person's earlier vote that still counts; None if there is none."""
-    person = person_of(decider)
-    return next((vote for vote in record.votes if vote.by == person and not vote.void), None)
 
 
 def _repeats(vote: Vote, request: DecideRequest) -> bool:
@@ -128,10 +128,12 @@ def _is_same_item(given: Decided, item: Decided) -> bool:
     )
 
 
-def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
+def _check_number(record: ApprovalRecord, decider: Decider, earlier: Vote | None) -> None:
     """Raise VoteRefused if the person has voted, or if there are too many votes."""
     if earlier is not None:
         text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
+        if earlier.by != voter_of(record, decider):
+            text += ": a token or link gives no vote beside that of the person who made it"
         raise VoteRefused(409, text)
     if len(record.votes) >= MAX_VOTES:
         raise VoteRefused(409, f"{MAX_VOTES} votes were cast; cancel the run")
@@ -277,7 +279,7 @@ def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> Approv
     """
     decider = request.made_by
     vote = Vote(
-        by=person_of(decider),
+        by=voter_of(record, decider),
         decider=request.decider,
         at=now,
         digest=record.digest,

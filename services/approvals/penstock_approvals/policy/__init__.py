@@ -8,7 +8,13 @@ decision a run waits. The resulting terms are kept in the approval's record. `ma
 `may_decide` apply the terms in the record.
 """
 
-from penstock_approvals.policy.deciding_rights import may_decide, may_see, person_of
+from penstock_approvals.policy.deciding_rights import (
+    earlier_vote,
+    may_decide,
+    may_see,
+    person_of,
+    voter_of,
+)
 from penstock_approvals.policy.document import InvalidPolicy, Mistake, from_value, parse
 from penstock_approvals.policy.edits import NotEditable, check_edit
 from penstock_approvals.policy.model import BUILTIN, Document
@@ -24,9 +30,11 @@ __all__ = [
     "Question",
     "Ruling",
     "check_edit",
+    "earlier_vote",
     "from_value",
     "may_decide",
     "may_see",
     "parse",
     "person_of",
+    "voter_of",
 ]

@@ -1,4 +1,4 @@
-"""Decide who may see an approval, and who may decide it. Pure.
+"""Decide who may see an approval, who may decide it, and as whose vote a decision counts. Pure.
 
 Every caller counts as one person, under one name. A caller with the scope `act-as` may name another
 user, but still counts under the caller's own name. Otherwise one caller could cast the votes of
@@ -6,15 +6,20 @@ several people. A caller with a service token counts as the person that the call
 operator made the token for this purpose. A rule of automations counts as the rule's owner.
 Otherwise a person could cast several votes with several rules. Without authentication, callers are
 not known. A caller then counts as the user that the caller names.
+
+The maker of a service token or a link knows its secret, and so may use it, too. So if the maker is
+a requester, the token or link counts as the maker. And if the maker has voted, it gives no other
+vote. Requesters are the user whose run asks, and all who are behind the run: who started it for
+that user, the maker of a service token that started it, and the requesters of a run whose event
+started it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decider, Deciders
+from penstock.bus.records import ApprovalRecord, Decider, Deciders, Vote
 from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock_approvals.policy.model import DEFAULT_ID
 
@@ -29,6 +34,26 @@ def person_of(who: Decider) -> str:
         who.token_id is not None or who.channel == "automation" or who.name == ANONYMOUS_USER
     )
     return (who.on_behalf_of or who.name) if speaks_for_others else who.name
+
+
+def voter_of(record: ApprovalRecord, who: Decider) -> str:
+    """Return the name under which the caller's vote on this approval counts."""
+    maker = who.token_maker
+    return maker if maker is not None and maker in _requesters(record) else person_of(who)
+
+
+def earlier_vote(record: ApprovalRecord, who: Decider) -> Vote | None:
+    """Return the counting vote after which the caller has no vote; None if there is none.
+
+    This is the caller's own vote, a vote by the maker of the caller's token or link, or a vote with
+    a token or link that the caller has made.
+    """
+    voter = voter_of(record, who)
+    for vote in record.votes:
+        maker = vote.decider.token_maker if vote.decider is not None else None
+        if not vote.void and (vote.by in (voter, who.token_maker) or maker == voter):
+            return vote
+    return None
 
 
 def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
@@ -58,7 +83,11 @@ def may_see(record: ApprovalRecord, who: Decider) -> bool:
         return True
     if may_decide(record, who) is None:
         return True
-    return any(person_of(who) == vote.by for vote in record.votes)
+    return any(voter_of(record, who) == vote.by for vote in record.votes)
+
+
+def _requesters(record: ApprovalRecord) -> frozenset[str]:
+    return frozenset({record.user_id, *(record.started_by or ())})
 
 
 def _beyond_limits(record: ApprovalRecord, who: Decider) -> str | None:
@@ -94,22 +123,36 @@ def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
 
 def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:
     """Return why the person is not one of these deciders; None if the person is one of them."""
-    excluded = _named(deciders.excluded, record)
-    if excluded & {who.name, who.on_behalf_of}:
-        is_requester = record.user_id in (who.name, who.on_behalf_of)
-        subject = "the user whose run asks" if is_requester else person_of(who)
-        return f"the policy does not let {subject} decide"
+    if (reason := _exclusion(deciders, record, who)) is not None:
+        return reason
     if deciders.scope not in who.scopes:
         return f"this needs the scope {deciders.scope}"
-    if not deciders.users and not deciders.roles:
+    users = {record.user_id if name == REQUESTER else name for name in deciders.users}
+    if voter_of(record, who) in users or not (users or deciders.roles):
         return None
-    if REQUESTER in deciders.users and _FOR_REQUESTER & set(who.scopes):
-        return None
-    if person_of(who) in _named(deciders.users, record) or set(deciders.roles) & set(who.roles):
+    if who.token_maker in _requesters(record):
+        return f"a token or link of {_subject(record, who.token_maker)} does not decide for others"
+    acts_for_requester = REQUESTER in deciders.users and _FOR_REQUESTER & set(who.scopes)
+    if acts_for_requester or set(deciders.roles) & set(who.roles):
         return None
     wanted = [f"the role {role}" for role in deciders.roles] + list(deciders.users)
     return f"the policy lets only {' or '.join(wanted)} decide"
 
 
-def _named(names: Collection[str], record: ApprovalRecord) -> frozenset[str]:
-    return frozenset(record.user_id if name == REQUESTER else name for name in names)
+def _exclusion(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:
+    """Return why these terms exclude the person; None if they do not."""
+    excluded = set(deciders.excluded)
+    if REQUESTER in excluded:
+        excluded |= _requesters(record)
+    for name in (who.name, who.on_behalf_of, who.token_maker):
+        if name in excluded:
+            also = ", nor a token or link that this user made" if name == who.token_maker else ""
+            return f"the policy does not let {_subject(record, name)} decide{also}"
+    return None
+
+
+def _subject(record: ApprovalRecord, name: str | None) -> str:
+    """Return the words for a person in a refusal."""
+    if name == record.user_id:
+        return "the user whose run asks"
+    return f"{name}, who started the run," if name in _requesters(record) else str(name)

@@ -52,6 +52,7 @@ class Plan(Record):
     input: dict[str, Any] | None = None
     automations: list[str]
     depth: int
+    started_by: list[str] | None = None
     root_run_id: str | None = None
 
 
@@ -177,6 +178,8 @@ class StartRunExecutor:
             input=input,
             automations=[*(parent.automations or () if parent else ()), rule.id],
             depth=job.depth + 1,
+            # Whoever made the event happen may have chosen what the run does.
+            started_by=_requesters(parent, record.owner.user_id) if parent else None,
             root_run_id=parent.root_run_id or parent.run_id if parent else job.run_id,
         )
 
@@ -208,6 +211,7 @@ class StartRunExecutor:
                 plan.session_id,
                 user_id,
                 roles=roles,
+                started_by=plan.started_by or (),
                 input=plan.input,
                 key=job.webhook_id,
                 run_id=plan.run_id,
@@ -220,3 +224,9 @@ class StartRunExecutor:
                 traceparent=traceparent,
             )
         )
+
+
+def _requesters(parent: RunRecord, owner: str) -> list[str]:
+    """Return the requesters of the run whose event led here, without the rule's owner."""
+    names = dict.fromkeys([parent.user_id, *(parent.started_by or ())])
+    return [name for name in names if name != owner]

@@ -57,6 +57,7 @@ class Children:
                     child.session_id,
                     str(command.get("user_id", "anonymous")),
                     roles=command.get("roles") or (),
+                    started_by=command.get("started_by") or (),
                     input=child.input,
                     run_id=child.child,
                     shard=subjects.shard_of(child.child),

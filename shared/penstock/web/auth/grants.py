@@ -87,6 +87,7 @@ class ServiceGrant:
     tools: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     on_behalf_of: tuple[str, ...] = ()
+    made_by: str | None = None  # the user who made the token
 
     @property
     def is_limited(self) -> bool:

@@ -76,6 +76,17 @@ class Identity:
         """
         return tuple(sorted(self.roles)) if user_id == self.user_id else ()
 
+    def starters_for(self, user_id: str) -> tuple[str, ...]:
+        """Return who is behind a run that the caller starts for this user, besides the user.
+
+        These are the caller, and the maker of the caller's service token, who knows the token, too.
+        If callers are not authenticated, the result is empty.
+        """
+        if self.kind == "anonymous":
+            return ()
+        maker = self.service.made_by if self.service is not None else None
+        return tuple(name for name in (self.user_id, maker) if name not in (None, user_id))
+
 
 ANONYMOUS: Final = Identity(ANONYMOUS_USER, ANONYMOUS_SCOPES, "anonymous")
 NOBODY: Final = Identity(ANONYMOUS_USER, frozenset(), "anonymous")

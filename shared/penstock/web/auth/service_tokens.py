@@ -113,7 +113,7 @@ class ServiceToken:
             "service",
             self.expires_at,
             roles=frozenset(self.roles),
-            service=ServiceGrant(self.id, *limits),
+            service=ServiceGrant(self.id, *limits, made_by=self.created_by),
         )
 
 

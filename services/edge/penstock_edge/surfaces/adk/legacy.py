@@ -87,9 +87,16 @@ class Legacy:
             raise invalid_body(error) from error
         with unaccepted_as_422():
             start_fields.refuse_answers(asked.model_extra)
-        roles = identity_of(request).roles_of(named.user_id)
+        who = identity_of(request)
         started = await edge.starter.start(
-            Start(named.agent, asked.query, named.id, named.user_id, roles=roles)
+            Start(
+                named.agent,
+                asked.query,
+                named.id,
+                named.user_id,
+                roles=who.roles_of(named.user_id),
+                started_by=who.starters_for(named.user_id),
+            )
         )
         run_id = started.record.run_id
         # The run is added before the response. If it were added after the response, the client's

@@ -158,6 +158,7 @@ class Legs:
             asked.session_id,
             asked.user_id,
             roles=who.roles_of(asked.user_id),
+            started_by=who.starters_for(asked.user_id),
             # A workflow has no state, so the input of a workflow comes in `stateDelta`, the field
             # in which ADK's clients send data.
             input=asked.state_delta if isinstance(agent, WorkflowAgent) else None,

@@ -108,6 +108,7 @@ class Runs:
             asked.thread_id,
             who.user_id,
             roles=who.roles_of(who.user_id),
+            started_by=who.starters_for(who.user_id),
             input=given,
             body=body.decode() if agent.protocol == AGUI else None,
             key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),

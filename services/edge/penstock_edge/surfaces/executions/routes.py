@@ -97,6 +97,7 @@ class TriggerAndCancel:
                 None,
                 who.user_id,
                 roles=who.roles_of(who.user_id),
+                started_by=who.starters_for(who.user_id),
                 shard=shard,
             )
         )

@@ -152,6 +152,7 @@ class Runs:
                 asked.session_id,
                 user_id,
                 roles=who.roles_of(user_id),
+                started_by=who.starters_for(user_id),
                 input=asked.input,
                 key=_key(request, asked),
                 request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
