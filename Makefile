@@ -13,13 +13,13 @@ OLDER_UPSTREAMS := agno_older adk_older
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Make .venv from the lock; does nothing when it is current
-	@deploy/venv.sh .venv deploy/requirements-dev.txt $(MEMBERS)
+setup: ## Make .venv from the locks, or add to that of `make run`; does nothing when it is current
+	@deploy/venv.sh .venv deploy/requirements-run.txt:deploy/requirements-dev.txt $(MEMBERS)
 
-upstreams: ## Make the environments of the real agent servers (demo and tests)
-	@for name in $(UPSTREAMS); do \
-		deploy/venv.sh .penstock/venvs/$$name deploy/upstreams/$$name.txt || exit 1; \
-	done
+upstreams: $(UPSTREAMS:%=upstream-%) ## Make the environments of the real agent servers (demo and tests)
+
+upstream-%:
+	@deploy/venv.sh .penstock/venvs/$* deploy/upstreams/$*.txt
 
 upstreams-older: ## Make the environments of Agno 2.3 and ADK 1.16, for tests that are skipped without
 	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(OLDER_UPSTREAMS)"
@@ -43,9 +43,14 @@ n8n: n8n-packages ## Start a real n8n with the workflows of deploy/n8n on http:/
 n8n-check: setup upstreams n8n-packages ## Try the workflows of deploy/n8n in a real n8n
 	@$(BIN)/python -m pytest tests/e2e/test_n8n.py -m n8n -p no:xdist -rs
 
-run: setup ## Start everything with demo agents on http://127.0.0.1:8000
-	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(DEMO_UPSTREAMS)"
-	@exec $(BIN)/penstock up --demo
+# The agents' environments are made meanwhile, with what is left of the processor; the page says so.
+run: ## Start everything with demo agents on http://127.0.0.1:8000
+	@mkdir -p .penstock/venvs; \
+	for name in $(DEMO_UPSTREAMS); do \
+		nice deploy/venv.sh .penstock/venvs/$$name deploy/upstreams/$$name.txt \
+			>.penstock/venvs/$$name.log 2>&1 & \
+	done; \
+	deploy/venv.sh .venv deploy/requirements-run.txt $(MEMBERS) && exec $(BIN)/penstock up --demo
 
 # Tests wait longer than they compute, so eight workers keep two cores busy.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
@@ -61,7 +66,8 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 	--ignore tests/shared/bus/test_cluster.py \
 	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
 
-test: setup upstreams node agui-client ## Run all that CI runs (15 minutes of CPU time)
+test: ## Set up what is not there yet, and run all that CI runs (15 minutes of CPU time)
+	@$(MAKE) --no-print-directory -j4 setup upstreams node agui-client
 	@$(MAKE) --no-print-directory -j2 checks bytecode
 	@$(PYTEST_N) -rs
 
@@ -164,6 +170,7 @@ lock: setup ## Resolve the locks again, with hashes (ARGS=--upgrade for newer ve
 	@cd deploy && $(COMPILE) $(ARGS) requirements.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-dev.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-build.in
+	@cd deploy && $(COMPILE) $(ARGS) requirements-run.in
 	@for name in $(UPSTREAMS) $(OLDER_UPSTREAMS) bench_naive; do \
 		(cd deploy && $(COMPILE) $(ARGS) upstreams/$$name.in) || exit 1; \
 	done

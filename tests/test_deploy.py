@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ LOCKS = [
     "deploy/requirements.txt",
     "deploy/requirements-dev.txt",
     "deploy/requirements-build.txt",
+    "deploy/requirements-run.txt",
     "deploy/upstreams/agno.txt",
     "deploy/upstreams/adk.txt",
     "deploy/upstreams/langgraph.txt",
@@ -36,6 +38,7 @@ LOCKS = [
     "deploy/upstreams/agno_older.txt",
     "deploy/upstreams/adk_older.txt",
 ]
+LAYERS = ("", "-run", "-dev")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 # Each stage's name and its text.
@@ -74,8 +77,21 @@ def test_images_are_built_with_the_build_backend_that_is_tested() -> None:
     assert all(tested[name] == builds[name] for name in builds.keys() & tested.keys())
 
 
-def test_what_is_tested_is_what_ships() -> None:
-    assert pins(ROOT / LOCKS[0]).items() <= pins(ROOT / LOCKS[1]).items()
+def test_what_is_tested_is_what_ships_and_what_make_run_installs() -> None:
+    ships, runs, tested = (pins(ROOT / f"deploy/requirements{part}.txt") for part in LAYERS)
+    assert ships.items() <= runs.items() <= tested.items()
+
+
+def test_make_run_installs_no_more_than_what_runs_and_what_installs_this_workspace() -> None:
+    ships, runs, _ = (pins(ROOT / f"deploy/requirements{part}.txt") for part in LAYERS)
+    backend = {"hatchling", "editables"} | {
+        "packaging",
+        "pathspec",
+        "pluggy",
+        "tomlkit",
+        "trove-classifiers",
+    }
+    assert runs.keys() - ships.keys() <= backend
 
 
 def test_the_compose_file_fits_the_schema_of_the_compose_specification() -> None:
@@ -305,10 +321,10 @@ def test_setting_up_says_how_far_it_is(tmp_path: Path) -> None:
     code, said = set_up(tmp_path, terminal=False)
     assert code == 0
     assert said.splitlines()[1:] == [
-        "  making the environment with Python 3.11.0",
-        "  fetching 25 of 30",
-        "  installing 30",
-        f"  done: {tmp_path / 'venv'}",
+        "  venv: making the environment with Python 3.11.0",
+        "  venv: fetching 25 of 30",
+        "  venv: installing 30",
+        "  venv: done",
     ]
     assert set_up(tmp_path, terminal=False) == (0, "")  # the environment exists already
 
@@ -316,7 +332,7 @@ def test_setting_up_says_how_far_it_is(tmp_path: Path) -> None:
 def test_setting_up_at_a_terminal_counts_every_package(tmp_path: Path) -> None:
     code, said = set_up(tmp_path, terminal=True)
     assert code == 0
-    assert "\r  fetching 7 of 30: package-7==1.0" in said
+    assert "\r  venv: fetching 7 of 30: package-7==1.0" in said
 
 
 def test_a_setup_that_failed_is_done_again(tmp_path: Path) -> None:
@@ -368,3 +384,48 @@ def test_a_lock_that_lacks_a_package_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "user 1.0 requires auth, which is not installed" in done.stderr
     assert f"{tmp_path / 'lock.txt'} lacks a package on this system" in done.stderr
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+    """Return a function that starts deploy/venv.sh for these locks; nothing is installed."""
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    for lock in ("run", "test"):
+        (tmp_path / lock).write_text(f"{lock}==1.0\n")
+
+    def start(locks: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["sh", ROOT / "deploy/venv.sh", "venv", locks],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHON": str(python)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def test_the_tools_of_tests_are_added_to_the_environment_of_a_run_and_do_no_harm_to_it(
+    tmp_path: Path, layers: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    assert "making the environment" in layers("run").communicate(timeout=60)[0]
+    added = layers("run:test").communicate(timeout=60)[0]
+    assert "installing" in added
+    assert "making the environment" not in added
+    for locks in ("run", "run:test"):
+        assert layers(locks).communicate(timeout=60)[0] == ""  # everything is there
+    (tmp_path / "run").write_text("run==2.0\n")
+    assert "making the environment" in layers("run").communicate(timeout=60)[0]
+
+
+def test_two_setups_of_a_folder_do_not_work_on_it_at_the_same_time(
+    tmp_path: Path, layers: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "venv.pid").write_text("0999999999\n")  # of a process that was killed
+    both = [layers("run"), layers("run")]
+    said = "".join(process.communicate(timeout=100)[0] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert said.count("making the environment") == 1
+    assert not (tmp_path / "venv.pid").exists()

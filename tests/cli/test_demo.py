@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock_cli.demo.script import Call, Fail, Say, Think
 from penstock_cli.local.child import StartFailed
 from penstock_workflows.definition import Definition, compile
 from penstock_workflows.definition.compiled import Run, SubWorkflow
+from support.real.upstreams import AGNO
 
 WORKFLOWS = Path(demo.__file__).parent / "workflows"
 AGNO_DEMO, ADK_DEMO = RECIPES
@@ -108,6 +110,49 @@ async def test_a_missing_environment_says_what_to_run(
     monkeypatch.setenv("PENSTOCK_DEMO_ADK_PYTHON", str(tmp_path / "python"))
     with pytest.raises(StartFailed, match="run `make upstreams`, or start without --demo"):
         await DemoServer(ADK_DEMO).start(tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(180)
+async def test_a_server_follows_as_soon_as_its_environment_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_DEMO_AGNO_PYTHON", raising=False)
+    monkeypatch.chdir(tmp_path)
+    venvs = tmp_path / ".penstock" / "venvs"
+    venvs.mkdir(parents=True)
+    being_made = venvs / "agno.pid"
+    being_made.write_text(f"{os.getpid()}\n")
+    server = DemoServer(AGNO_DEMO)
+    await server.start(tmp_path)
+    try:
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            answer = await client.post(f"{server.url}/agents/assistant/runs", data={"message": "x"})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert "still being set up" in answer.text
+            assert server.is_being_set_up
+            (venvs / "agno").symlink_to(AGNO.python.parents[1])
+            being_made.unlink()
+            await server.healthy()
+            assert (await client.get(f"{server.url}/health")).status_code == 200
+    finally:
+        await server.stop()
+
+
+async def test_an_environment_that_could_not_be_made_names_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_DEMO_AGNO_PYTHON", raising=False)
+    monkeypatch.chdir(tmp_path)
+    being_made = tmp_path / ".penstock" / "venvs" / "agno.pid"
+    being_made.parent.mkdir(parents=True)
+    being_made.write_text(f"{os.getpid()}\n")
+    server = DemoServer(AGNO_DEMO)
+    await server.start(tmp_path)
+    being_made.unlink()
+    with pytest.raises(StartFailed, match=r"venvs/agno\.log says why"):
+        await server.healthy()
+    await server.stop()
 
 
 async def test_a_server_that_ends_tells_its_last_words(

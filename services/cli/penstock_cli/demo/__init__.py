@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from penstock_cli.local.child import Child, StartFailed
 
 # seconds; a server needs several seconds for its imports, and more on a busy machine
 START_TIMEOUT_S = 120.0
+_LOOK_AGAIN_S = 0.5
+_WHY = b"this demo server is still being set up; try again in a minute"
+_NOT_YET = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_WHY), _WHY)
+)
 _HERE = Path(__file__).parent
 
 
@@ -37,11 +43,34 @@ class Recipe:
     agents: Sequence[Mapping[str, Any]]
 
     @property
+    def environment(self) -> Path:
+        """The folder of the server's environment, which deploy/venv.sh makes."""
+        return (Path(".penstock") / "venvs" / self.name).absolute()
+
+    @property
     def python(self) -> Path:
-        """The path of Python in the server's environment; `PENSTOCK_DEMO_<NAME>_PYTHON` overrides
-        the path."""
-        given = os.environ.get(f"PENSTOCK_DEMO_{self.name.upper()}_PYTHON")
-        return Path(given or Path(".penstock") / "venvs" / self.name / "bin" / "python").absolute()
+        """The path of Python in the environment; `PENSTOCK_DEMO_<NAME>_PYTHON` overrides it."""
+        return Path(self._override or self.environment / "bin" / "python").absolute()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the environment has all its packages."""
+        return (self.python if self._override else self.environment / "made-from").exists()
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether deploy/venv.sh is at work on the environment, as `make run` starts it."""
+        if self._override:
+            return False
+        try:
+            os.kill(int(Path(f"{self.environment}.pid").read_text()), 0)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    @property
+    def _override(self) -> str | None:
+        return os.environ.get(f"PENSTOCK_DEMO_{self.name.upper()}_PYTHON")
 
 
 RECIPES = (
@@ -74,14 +103,16 @@ RECIPES = (
 class DemoServer:
     """One agent server.
 
-    The server's port is open as soon as the process starts, and requests wait until the server can
-    answer.
+    The server's port is open from `start` on. While the server's environment is being made,
+    requests are answered with 503. While the server itself starts, they wait.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.url = ""
+        self._data = Path()
         self._child: Child | None = None
+        self._start: asyncio.Task[None] | None = None
 
     @property
     def agents(self) -> list[AgentConfig]:
@@ -94,37 +125,71 @@ class DemoServer:
             for agent in self.recipe.agents
         ]
 
+    @property
+    def is_being_set_up(self) -> bool:
+        """Whether the server waits for its environment."""
+        return self._start is not None and not self._start.done()
+
     async def start(self, data: Path) -> None:
-        """Bind a free port and start the server on it. Raises StartFailed."""
-        python = self.recipe.python
-        if not python.exists():
+        """Bind a free port, and start the server on it as soon as its environment is made.
+
+        Raises:
+            StartFailed: there is no environment, and none is being made.
+        """
+        recipe = self.recipe
+        if not recipe.is_complete and not recipe.is_being_made:
             raise StartFailed(
-                f"no environment for the demo {self.recipe.name} server ({python} is missing): "
+                f"no environment for the demo {recipe.name} server ({recipe.python} is missing): "
                 "run `make upstreams`, or start without --demo"
             )
-        folder = (data / "demo").absolute()
+        self._data = data
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        if recipe.is_being_made:
+            self._start = asyncio.create_task(self._start_later(listener))
+        else:
+            with listener:
+                await self._start_child(listener)
+
+    async def _start_later(self, listener: socket.socket) -> None:
+        recipe = self.recipe
+        with listener:
+            refusing = await asyncio.start_server(_refuse, sock=listener.dup())
+            async with refusing:
+                while recipe.is_being_made:
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+            if not recipe.is_complete:
+                raise StartFailed(
+                    f"the environment of the demo {recipe.name} server could not be made: "
+                    f"{recipe.environment}.log says why; then run `make upstreams`, and start again"
+                )
+            await self._start_child(listener)
+
+    async def _start_child(self, listener: socket.socket) -> None:
+        folder = (self._data / "demo").absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            fd = listener.fileno()
-            self._child = await Child.start(
-                f"the demo {self.recipe.name} server",
-                [python, _HERE / "serve.py", self.recipe.app, "--fd", str(fd)],
-                log=data / "logs" / f"{self.recipe.name}.log",
-                pass_fds=[fd],
-                env=os.environ
-                | {
-                    "DEMO_DATA": str(folder),
-                    "PYTHONPATH": "",  # the server must not import Penstock's packages
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                },
-            )
+        fd = listener.fileno()
+        name = self.recipe.name
+        self._child = await Child.start(
+            f"the demo {name} server",
+            [self.recipe.python, _HERE / "serve.py", self.recipe.app, "--fd", str(fd)],
+            log=self._data / "logs" / f"{name}.log",
+            pass_fds=[fd],
+            env=os.environ
+            | {
+                "DEMO_DATA": str(folder),
+                "PYTHONPATH": "",  # the server must not import Penstock's packages
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+        )
 
     async def healthy(self) -> None:
         """Wait until the server answers.
 
-        Raises StartFailed if the server has ended or takes too long.
+        Raises StartFailed if the server has ended, takes too long or has no environment.
         """
+        if self._start is not None:
+            await self._start
         assert self._child is not None, "not started"
         asked = asyncio.create_task(self._ask())
         ended = asyncio.create_task(self._child.ended())
@@ -144,6 +209,19 @@ class DemoServer:
 
     async def stop(self) -> None:
         """Stop the server."""
+        if self._start is not None:
+            self._start.cancel()
+            await asyncio.gather(self._start, return_exceptions=True)
+            self._start = None
         if self._child is not None:
             await self._child.stop()
             self._child = None
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer a request with 503. `Retry-After` tells the edge that the server is starting."""
+    with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_NOT_YET)
+        await writer.drain()
+    writer.close()

@@ -199,8 +199,10 @@ async def _show_addresses(
     has_workflows: bool,
 ) -> None:
     await ready.wait()
+    missing = [demo for demo in demos if demo.is_being_set_up]
     for demo in demos:
-        await demo.healthy()
+        if demo not in missing:
+            await demo.healthy()
     url = url_of(settings)
     print(f"\nPenstock is at {url}. Ctrl-C stops it; what ran is kept in {options.data}.")
     if nats is not None:
@@ -230,7 +232,23 @@ async def _show_addresses(
             f'-H "Authorization: Bearer $(cat {shlex.quote(str(rules.token_file))})" '
             '-d \'{"city": "Oslo"}\'\n'
         )
+    for demo in missing:
+        print(f"The demo's {demo.recipe.name} server is still being set up: {_names(demo)}.")
     sys.stdout.flush()
+    await asyncio.gather(*map(_tell_when_healthy, missing))
+
+
+async def _tell_when_healthy(demo: DemoServer) -> None:
+    try:
+        await demo.healthy()
+    except StartFailed as error:  # the rest is of use without this server
+        print(f"penstock: {error}", file=sys.stderr, flush=True)
+    else:
+        print(f"The demo's {demo.recipe.name} server is there: {_names(demo)}.", flush=True)
+
+
+def _names(demo: DemoServer) -> str:
+    return ", ".join(agent.id for agent in demo.agents)
 
 
 async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:

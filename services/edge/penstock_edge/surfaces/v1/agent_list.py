@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import httpx
 import orjson
@@ -23,13 +23,16 @@ from penstock_edge.edge import Edge
 TIMEOUT_S: Final = 2.0
 KNOWN_FOR_S: Final = 5.0  # seconds for which the edge uses an agent server's last answer
 AT_A_TIME: Final = 8
-_AGENT: Final = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers=FLAG)
+_AGENT: Final = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers=FLAG, starting=FLAG)
+# What an agent server does when it is asked. It is `starting` if it says so itself: 503 with a
+# `Retry-After` (RFC 9110).
+State = Literal["answering", "starting", "silent"]
 
 
 @dataclass(slots=True)
 class _Known:
     at_s: float
-    answers: asyncio.Task[bool]
+    state: asyncio.Task[State]
 
 
 class AgentList:
@@ -45,7 +48,7 @@ class AgentList:
 
     async def close(self) -> None:
         """Cancel the open requests, and close the connections."""
-        asked = [known.answers for known in self._known.values()]
+        asked = [known.state for known in self._known.values()]
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
@@ -62,7 +65,7 @@ class AgentList:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with `{agents: [{id, name, protocol, kind, answers}]}`.
+        """Respond with `{agents: [{id, name, protocol, kind, answers, starting}]}`.
 
         The agents are in the order of the configuration.
         """
@@ -73,46 +76,52 @@ class AgentList:
                 "name": agent.name or agent.id,
                 "protocol": agent.protocol,
                 "kind": agent.kind,
-                "answers": answered,
+                "answers": state == "answering",
+                "starting": state == "starting",
             }
-            for agent, answered in zip(agents, await self.answers(), strict=True)
+            for agent, state in zip(agents, await self.states(), strict=True)
         ]
         return Response(orjson.dumps({"agents": shown}), media_type="application/json")
 
-    async def answers(self) -> list[bool]:
-        """Return whether each agent can be started, in the order of the configuration.
+    async def states(self) -> list[State]:
+        """Return the state of each agent's server, in the order of the configuration.
 
-        The server of an agent must answer, and the definition of a workflow must exist.
+        A workflow is `answering` if its definition exists.
         """
         agents = self._edge.config.agents
-        # `_answers` shields the requests, because other callers may wait for the same request when
+        # `_state` shields the requests, because other callers may wait for the same request when
         # this caller's client leaves.
-        return await asyncio.gather(*map(self._answers, agents))
+        return await asyncio.gather(*map(self._state, agents))
 
-    async def _answers(self, agent: AgentConfig) -> bool:
+    async def _state(self, agent: AgentConfig) -> State:
         if not isinstance(agent, WorkflowAgent):
-            return await asyncio.shield(self._server_answers(agent))
+            return await asyncio.shield(self._server_state(agent))
         try:
             await find_workflow(self._edge.bus, agent.agent, agent.version)
         except (Problem, BusError):
-            return False
-        return True
+            return "silent"
+        return "answering"
 
-    def _server_answers(self, agent: ServerAgent) -> asyncio.Task[bool]:
+    def _server_state(self, agent: ServerAgent) -> asyncio.Task[State]:
         now_s = time.monotonic()
         known = self._known.get(agent.url)
-        if known is None or (known.answers.done() and now_s - known.at_s > KNOWN_FOR_S):
+        if known is None or (known.state.done() and now_s - known.at_s > KNOWN_FOR_S):
             known = _Known(now_s, asyncio.create_task(self._ask(agent.url)))
             self._known[agent.url] = known
-        return known.answers
+        return known.state
 
-    async def _ask(self, url: str) -> bool:
+    async def _ask(self, url: str) -> State:
         """Return whether the server sends an HTTP answer.
 
-        Any status counts, because an AG-UI server answers a GET with 405.
+        Any other status counts as an answer, because an AG-UI server answers a GET with 405.
         """
         try:
-            async with self._room, self._client.stream("GET", url):
-                return True
+            async with self._room, self._client.stream("GET", url) as answer:
+                is_unavailable = answer.status_code == 503
+                return (
+                    "starting"
+                    if is_unavailable and "retry-after" in answer.headers
+                    else "answering"
+                )
         except (httpx.HTTPError, httpx.InvalidURL):
-            return False
+            return "silent"

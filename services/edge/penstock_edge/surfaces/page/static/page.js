@@ -37,6 +37,11 @@ function say(text) {
   put(notice, text);
 }
 
+function stateOf({ answers, starting }) {
+  if (answers) return ["good", "answers"];
+  return starting ? ["quiet-text", "is being set up"] : ["bad", "does not answer"];
+}
+
 function showAgents(agents) {
   byId("agents").replaceChildren(
     ...agents.map((agent) => {
@@ -44,7 +49,7 @@ function showAgents(agents) {
       row.append(
         make("strong", "", agent.name),
         make("span", "tag", agent.protocol),
-        make("span", agent.answers ? "good" : "bad", agent.answers ? "answers" : "does not answer"),
+        make("span", ...stateOf(agent)),
       );
       return row;
     }),
