@@ -109,7 +109,8 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 		cp $$made/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json && \
 		cp $$made/accounts.conf deploy/nats/accounts.conf && \
 		$(BIN)/python -m penstock.bus.admin.nack > $$made/streams.yaml && \
-		cp $$made/streams.yaml deploy/helm/penstock/files/streams.yaml
+		cp $$made/streams.yaml deploy/helm/penstock/files/streams.yaml && \
+		$(BIN)/python -m penstock.contract.agents deploy/helm/penstock/values.schema.json
 	@PYTHONPATH=tests $(BIN)/python -m conformance
 
 docs: setup ## Write the generated parts of the READMEs anew: settings tables

@@ -8,9 +8,13 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import jsonschema
@@ -25,11 +29,12 @@ from helm.renderings import ALL, environment, name_of, needs_helm, of_kind, pods
 from penstock import telemetry
 from penstock.bus.admin import nack
 from penstock.bus.admin.configuration import declared
-from penstock.bus.admin.permissions import USERS
+from penstock.bus.admin.permissions import NAMES, USERS, password_variable
 from penstock.bus.streams import Retention, kind_and_shard
+from penstock.contract import agents
 from penstock.service import Service
 from penstock.settings import load_config, read_settings
-from support.drive.repository import services
+from support.drive.repository import ROOT, services
 
 SERVICES = set(services()) - {"cli"}
 COLLECTOR = [
@@ -150,6 +155,8 @@ def test_a_values_file_fits_the_schema_and_says_what_it_is_for(size: str) -> Non
 
 REFUSED = {
     "nats.url=": "nats.url: set the URL of NATS",
+    "nats.existingSecret=": "nats.existingSecret: name the Secret with the passwords",
+    "nats.insecure=true": "nats.insecure: remove it",
     "auth.existingSecret=": "auth: set auth.existingSecret or auth.jwksUrl",
     "auth.insecure=true": "auth.insecure: remove it",
     "edge.terminationGracePeriodSeconds=339": "GracePeriodSeconds is 339: it must be 340",
@@ -157,7 +164,7 @@ REFUSED = {
     "connector.terminationGracePeriodSeconds=300": "connector.terminationGracePeriodSeconds is 300",
     "edge.replicaCout=2": "additional properties 'replicaCout' not allowed",
     "streams.by=services": "the NATS users of services may not make streams",
-    "streams.by=nack,nats.existingSecret=": "streams.by is nack: set nats.existingSecret",
+    "streams.by=nack,nats.existingSecret=,nats.insecure=true": "nack: set nats.existingSecret",
     "streams.by=nack,streams.shards=2": "streams.shards must be 1",
     "streams.by=both": "streams/by",
     "normalizer.keda.enabled=true,normalizer.keda.maxReplicas=17": "at most 16 have work",
@@ -165,6 +172,10 @@ REFUSED = {
     "workflows.keda.enabled=true,keda.natsMonitoring=": "keda.natsMonitoring: set host:port",
     "edge.autoscaling.enabled=true,edge.autoscaling.minReplicas=20": "minReplicas is greater",
     "agents[0].url=http://${HOST}": "agents: assistant names a ${VARIABLE} outside of its headers",
+    "agents[0].url=": "at '/agents/0/url': '' does not match",
+    "agents[0].protocol=openai": "must be one of 'agno', 'adk', 'agui', 'workflow'",
+    "agents[0].timeuot_s=3": "'timeuot_s' not allowed",
+    "agents[0].protocol=workflow": "additional properties",
     "ingress.enabled=true": "ingress.host: set the host name",
     "httpRoute.enabled=true": "httpRoute.parentRefs: name the Gateway",
 }
@@ -173,11 +184,32 @@ REFUSED = {
 @needs_helm
 @pytest.mark.parametrize("values", REFUSED)
 def test_the_chart_refuses_values_that_cannot_work(values: str) -> None:
-    agent = ["--set", "agents[0].id=assistant,agents[0].protocol=agno"]
+    agent = ["--set", "agents[0].id=assistant,agents[0].protocol=agno,agents[0].url=http://a"]
     more = agent if values.startswith("agents") else []
     with pytest.raises(charts.Refused) as refused:
         charts.template([*charts.OF_USER, *more, "--set", values])
     assert REFUSED[values] in str(refused.value)
+
+
+def test_the_schema_of_agents_is_that_of_the_models() -> None:
+    text = "run `make contract`"
+    assert SCHEMA["properties"]["agents"]["items"] == agents.schema(), text
+
+
+def test_the_schema_takes_agents_of_every_protocol_and_those_of_the_demo() -> None:
+    compose = yaml.safe_load((ROOT / "deploy/compose/penstock.yaml").read_text())["agents"]
+    minimal = [{"id": "a", "protocol": name, "url": "http://a"} for name in ("agno", "adk", "agui")]
+    workflow = {"id": "trip", "protocol": "workflow", "version": "2"}
+    jsonschema.validate({"agents": [*compose, *minimal, workflow]}, SCHEMA)
+
+
+def test_the_values_of_the_nats_chart_have_a_password_for_every_user() -> None:
+    values = yaml.safe_load((CHART.parent / "nats.yaml").read_text())
+    keys = {
+        variable: value["valueFrom"]["secretKeyRef"]["key"]
+        for variable, value in values["container"]["env"].items()
+    }
+    assert keys == {password_variable(user): user for user in NAMES}
 
 
 # Pods
@@ -361,6 +393,53 @@ def test_only_services_with_an_api_have_what_checks_callers_and_all_have_one_csr
         key_of_rules = {"name": keys, "key": "rule-keys", "optional": True}
         assert rules == ([key_of_rules] if name == "automations" else []), name
         assert keys in [name_of(x) for x in charts.committed(rendering) if x["kind"] == "Secret"]
+
+
+@pytest.mark.parametrize(
+    ("rendering", "url"),
+    [
+        ("everything", "https://penstock.example"),
+        ("all-in-one", "http://penstock.example"),
+        ("default", None),
+    ],
+)
+def test_addresses_of_links_are_those_of_the_ingress(rendering: str, url: str | None) -> None:
+    found = {
+        name: environment(each).get("PENSTOCK_PUBLIC_URL")
+        for name, each in of_kind(rendering, "Deployment").items()
+    }
+    name = "all-in-one" if rendering == "all-in-one" else "approvals"
+    assert {key: value for key, value in found.items() if value} == ({name: url} if url else {})
+
+
+@needs_helm
+@pytest.mark.parametrize(("status", "code"), [(401, 0), (200, 1), (503, 1)])
+def test_without_a_token_the_test_of_a_release_checks_that_callers_are_asked_who_they_are(
+    status: int, code: int
+) -> None:
+    jwks = "auth.existingSecret=,auth.jwksUrl=https://issuer.example/keys"
+    [pod] = [
+        each
+        for each in charts.objects(charts.template([*charts.OF_USER, "--set", jwks]))
+        if each["kind"] == "Pod"
+    ]
+    script = pod["spec"]["containers"][0]["command"][2]
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        variables = {"PENSTOCK_URL": f"http://127.0.0.1:{server.server_port}"}
+        paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh", "-c", script], env=variables | paths, check=False)
+        server.shutdown()
+    assert done.returncode == code
 
 
 # Routes, scaling, streams

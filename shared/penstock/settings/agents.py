@@ -87,7 +87,8 @@ class AgentOfServer(AgentBase):
         str,
         Field(
             description="The base URL of the agent server. For AG-UI it is the exact URL to which "
-            "runs are posted."
+            "runs are posted.",
+            json_schema_extra={"pattern": "^https?://[^/]"},  # `_is_url` checks it here
         ),
     ]
     timeout_s: Annotated[
@@ -204,7 +205,7 @@ AgentConfig: TypeAlias = ServerAgent | WorkflowAgent
 
 _BY_PROTOCOL: Final = Field(discriminator="protocol")
 _AGENT: Final[TypeAdapter[AgentConfig]] = TypeAdapter(Annotated[AgentConfig, _BY_PROTOCOL])
-_MODELS: Final[dict[str, type[AgentBase]]] = {
+MODELS: Final[dict[str, type[AgentBase]]] = {
     "agno": AgnoAgent,
     "adk": AdkAgent,
     "agui": AguiAgent,
@@ -237,7 +238,7 @@ def _own_fields(model: type[AgentBase], value: dict[str, Any]) -> dict[str, Any]
     for name in value.keys() - own.keys():
         fields = {
             protocol: other.model_fields[name]
-            for protocol, other in _MODELS.items()
+            for protocol, other in MODELS.items()
             if name in other.model_fields
         }
         if not fields:
@@ -335,8 +336,8 @@ def _line(problem: ErrorDetails, root: yaml.Node | None) -> str:
     removed from the place."""
     place, text = problem["loc"], reason_of(problem)
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        place, text = (*place, "protocol"), f"must be one of {', '.join(_MODELS)}"
-    elif place[:1] == ("agents",) and place[2:3] in [(tag,) for tag in _MODELS]:
+        place, text = (*place, "protocol"), f"must be one of {', '.join(MODELS)}"
+    elif place[:1] == ("agents",) and place[2:3] in [(tag,) for tag in MODELS]:
         place = (*place[:2], *place[3:])
     number = line_of(root, place)
     at = f"line {number}: " if number else ""

@@ -199,6 +199,15 @@ readiness:
 {{- join "," (uniq $hosts) -}}
 {{- end }}
 
+{{/* The address at which people reach Penstock; empty if the chart does not know it. */}}
+{{- define "penstock.publicUrl" -}}
+{{- if .Values.ingress.enabled -}}
+{{ ternary "https" "http" (ne .Values.ingress.tlsSecret "") }}://{{ .Values.ingress.host }}
+{{- else if and .Values.httpRoute.enabled .Values.httpRoute.hostnames -}}
+https://{{ first .Values.httpRoute.hostnames }}
+{{- end -}}
+{{- end }}
+
 {{/* The durable consumers whose lag says how much waits for a service, in every shard of EVENTS. */}}
 {{- define "penstock.consumers" -}}
 automations:

@@ -44,6 +44,8 @@ from penstock.bus.streams import Retention
 
 log = logging.getLogger(__name__)
 
+_NO_CLUSTER = 10074  # the err_code for several replicas on a server alone
+
 
 async def ensure(bus: Buckets, retention: Retention) -> Shards:
     """Make the streams that are missing, and upgrade streams of an older schema.
@@ -167,10 +169,19 @@ async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[
             ) from error
         except BusError as error:
             raise refusal(error)(
-                f"cannot ensure the stream {wanted['name']}: {error}. "
-                "May this user create streams? Is a stream of another owner in the way?"
+                f"cannot ensure the stream {wanted['name']}: {error}. {_advice(error, wanted)}"
             ) from error
     return made
+
+
+def _advice(error: BusError, wanted: Configuration) -> str:
+    if isinstance(error, ApiError) and error.code == _NO_CLUSTER:
+        return (
+            f"A stream with {wanted['num_replicas']} replicas needs a cluster of as many NATS "
+            "servers, and this server is alone: set PENSTOCK_REPLICAS=1 (in the chart, "
+            "streams.replicas: 1), or use a cluster"
+        )
+    return "May this user create streams? Is a stream of another owner in the way?"
 
 
 async def _ensure(bus: Buckets, wanted: Configuration, found: Configuration | None) -> bool:

@@ -144,6 +144,12 @@ async def test_a_stream_of_another_owner_is_refused(own_bus: Bus, fresh_nats: Na
     assert (await configs(own_bus))["EVENTS"]["subjects"] == ["theirs.>"]
 
 
+async def test_replicas_on_a_server_alone_are_told_with_what_to_do(fresh_nats: NatsServer) -> None:
+    with pytest.raises(StartUpError, match=r"3 replicas needs a cluster.*set PENSTOCK_REPLICAS=1"):
+        async with connected(fresh_nats.url, retention=Retention(replicas=3)):
+            pass
+
+
 async def test_the_retention_settings_reach_the_streams(fresh_nats: NatsServer) -> None:
     retention = Retention(raw_max_age_s=60, events_max_age_s=120, max_bytes=10_000_000)
     async with connected(fresh_nats.url, retention=retention) as bus:
