@@ -281,10 +281,13 @@ async def test_a_page_must_be_ours_or_listed(
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
-        ("http://localhost:3000", 200),
+        ("http://localhost:8000", 200),
         ("http://127.0.0.1:8000", 200),
         ("http://[::1]:8000", 200),
-        ("http://evil.example", 403),
+        ("http://localhost:3000", 403),
+        ("http://localhost", 403),
+        ("http://localhost:x", 403),
+        ("http://evil.example:8000", 403),
         ("null", 403),
     ],
 )
@@ -293,9 +296,34 @@ async def test_on_this_machine_only_its_own_pages_may_call(
 ) -> None:
     """Callers are not authenticated, so any page in the developer's browser could start runs."""
     guarded = await make_guarded()
-    headers = {"origin": origin, "host": "localhost"}
+    headers = {"origin": origin, "host": "localhost:8000"}
     response = await guarded.http.post("/v1/runs", headers=headers)
     assert response.status_code == status
+
+
+async def test_a_port_that_is_left_out_is_the_one_of_the_scheme(make_guarded: MakeGuarded) -> None:
+    guarded = await make_guarded()
+    for origin, status in (("http://localhost", 200), ("http://localhost:80", 200)):
+        headers = {"origin": origin, "host": "localhost"}
+        assert (await guarded.http.post("/v1/runs", headers=headers)).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),  # another port of this host
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"user-agent": "Mozilla/5.0 (X11; Linux x86_64; rv:60.0) Firefox/60.0"}, 403),
+        ({"user-agent": "curl/8.5.0"}, 200),
+    ],
+)
+async def test_a_browser_must_say_which_page_sent_a_request(
+    make_guarded: MakeGuarded, headers: dict[str, str], status: int
+) -> None:
+    guarded = await make_guarded()
+    assert (await guarded.http.post("/v1/runs", headers=headers)).status_code == status
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null"])

@@ -17,6 +17,7 @@ from support.fakes.issuer import token
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl"
 STREAM_TOKEN = "pst_" + "Ab-_" * 10 + "xyz"
 SERVICE_TOKEN = "psv_" + "Ab-_" * 10 + "xyz"
+SIGNING = "whsec_" + "Ef+/" * 8 + "g="
 LINK = "pln_" + "Cd-_" * 10 + "xyz"
 OPAQUE = "kept-private-0123456789"
 
@@ -47,13 +48,14 @@ OPAQUE = "kept-private-0123456789"
         f"a token {JWT} by itself",
         f"a token {STREAM_TOKEN} by itself",
         f"a token {SERVICE_TOKEN} by itself",
+        f"a secret {SIGNING} by itself",
         f"GET /d/{LINK} failed",
         f"https://x.example/d/{LINK}?a=b",
     ],
 )
 def test_a_credential_is_taken_out_of_a_line(text: str) -> None:
     shown = redact(text)
-    for secret in (OPAQUE, JWT, STREAM_TOKEN, SERVICE_TOKEN, LINK, "c2lnbmF0dXJl"):
+    for secret in (OPAQUE, JWT, STREAM_TOKEN, SERVICE_TOKEN, LINK, SIGNING, "c2lnbmF0dXJl"):
         assert secret not in shown
     assert "[redacted]" in shown
 

@@ -175,7 +175,9 @@ async def test_a_websocket_of_another_page_is_403_though_the_cookie_holds(
     guarded = await make_guarded(jwt_secret=SECRET, cors_origins=APP)
     assert (await refused(guarded, origin="https://evil.example", **cookie)).status_code == 403
     assert await opened(guarded, origin=APP, **cookie) == "alice"
-    assert await opened(guarded, origin="http://localhost:3000", **cookie) == "alice"
+    own = f"http://localhost:{guarded.server.port}"
+    assert await opened(guarded, origin=own, **cookie) == "alice"
+    assert (await refused(guarded, origin="http://localhost:1", **cookie)).status_code == 403
 
 
 async def test_behind_a_proxy_a_websocket_must_come_from_a_page_of_the_same_host(

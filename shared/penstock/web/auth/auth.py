@@ -20,6 +20,7 @@ from penstock.web.auth.credentials import (
     cookie_of,
     find,
     header_of,
+    headers_of,
 )
 from penstock.web.auth.errors import invalid_token, missing_credentials
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
@@ -92,11 +93,13 @@ class Auth:
         now.
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
-        if identity.kind in ("cookie", "anonymous"):
+        is_hook = public and not headers_of(scope, b"origin")
+        if identity.kind in ("cookie", "anonymous") and not is_hook:
             # A page of any origin can make a browser send the cookie. Any page can also call a
             # server that does not authenticate. So the origin is checked for requests with a cookie
             # and for anonymous requests. A request with a bearer token needs no check, because a
-            # foreign page does not have the token.
+            # foreign page does not have the token. Neither does a public operation that another
+            # server calls, as a webhook, whose caller sends a secret of its own.
             self._check_page(scope, identity)
         return identity
 
@@ -183,7 +186,9 @@ class Auth:
         if safe:
             return
         if not is_allowed_origin(scope, self.config.cors_origins):
-            raise Problem(403, "the page that sent this is neither ours nor in the list of origins")
+            raise Problem(
+                403, "the page that sent this is neither ours nor among PENSTOCK_AUTH_CORS_ORIGINS"
+            )
         if scope["type"] == "websocket" or identity.kind != "cookie" or is_local(scope):
             return
         header = header_of(scope, csrf.HEADER)

@@ -9,7 +9,7 @@ import contextlib
 import ipaddress
 from collections.abc import Collection, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.web.auth.credentials import header_of, headers_of
 
@@ -44,24 +44,41 @@ def is_allowed_origin(scope: Mapping[str, Any], listed: Collection[str]) -> bool
     """Return whether the request comes from no page, from a page of this server, or from a listed
     origin.
 
-    Browsers always send the header Origin with WebSockets and unsafe requests. Other clients need
-    not send this header. A page is a page of this server if the page's Origin is equal to the
-    header Host. If the peer is on this machine, the page's name must also be a loopback name.
-    Otherwise a foreign name that resolves to 127.0.0.1 (DNS rebinding) would count as this server,
-    because Origin and Host would be equal.
+    A page is a page of this server if the page's Origin is equal to the header Host. If the peer is
+    on this machine, the page's name must be any loopback name, with the same port. The port is
+    compared because another program on this machine may serve pages of strangers. The name is
+    compared because a foreign name that resolves to 127.0.0.1 (DNS rebinding) would otherwise count
+    as this server, because Origin and Host would be equal.
     """
     origins = headers_of(scope, b"origin")
     if not origins:
-        return True
+        return _comes_from_no_page(scope)
     if len(origins) > 1:
         return False
     if origins[0] in listed:
         return True
+    host = header_of(scope, b"host") or ""
     try:
-        page = urlsplit(origins[0])
-        hostname = page.hostname
+        page, own = urlsplit(origins[0]), urlsplit(f"{urlsplit(origins[0]).scheme}://{host}")
+        if is_local(scope):
+            return is_loopback(page.hostname) and _port(page) == _port(own)
     except ValueError:
         return False
-    if is_local(scope):
-        return is_loopback(hostname)
-    return bool(page.netloc) and page.netloc == header_of(scope, b"host")
+    return bool(page.netloc) and page.netloc == host
+
+
+def _comes_from_no_page(scope: Mapping[str, Any]) -> bool:
+    """Return whether a request without the header Origin comes from no foreign page.
+
+    Browsers send Origin with WebSockets and unsafe requests, and `Sec-Fetch-Site` besides. A
+    browser that sends neither is so old that nobody knows which page has sent the request. Other
+    clients have no pages.
+    """
+    site = header_of(scope, b"sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    return not (header_of(scope, b"user-agent") or "").startswith("Mozilla/")
+
+
+def _port(address: SplitResult) -> int | None:
+    return address.port or {"http": 80, "https": 443}.get(address.scheme)

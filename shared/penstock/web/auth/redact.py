@@ -24,6 +24,7 @@ _SECRETS: Final = tuple(
         r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
         r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
         r"()\bp(?:st|sv|ln)_[A-Za-z0-9_-]{20,}",  # Tokens, and the secrets of one-time links.
+        r"()\bwhsec_[A-Za-z0-9_+/=-]{16,}",  # Signing secrets of webhooks.
         r"(\binput_value=).*?(?=, input_type=)",  # Errors of pydantic repeat the refused value.
     )
 )
