@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.drive.secured import bearer
+from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET
 from support.real.deployment import Deployment, deployment, frames
 from support.real.nats import NatsServer
@@ -34,8 +35,9 @@ async def penstock(
         {"id": "agno", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"},
         {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
     ]
+    services = {"normalizer": 1, "approvals": 1, "automations": 1, "connector": 1, "edge": 1}
     async with deployment(
-        fresh_nats.url, tmp_path / "penstock", agents, auth_jwt_secret=SECRET
+        fresh_nats.url, tmp_path / "penstock", agents, services, auth_jwt_secret=SECRET
     ) as running:
         yield running
 
@@ -49,11 +51,12 @@ async def test_an_approval_is_known_to_whom_has_seen_its_event(penstock: Deploym
 
 
 async def decided_at_once(
-    penstock: Deployment, agent: str, first: str
+    penstock: Deployment, agent: str, first: str, decider: dict[str, str] | None = None, **more: str
 ) -> tuple[list[int], list[str]]:
     """Start a run, make the first request when it asks, approve, and follow the run to its end.
 
-    Return the statuses of the requests, and the types of the run's events.
+    `decider` sends the requests in Alice's place, with `more` in their bodies. Return the statuses
+    of the requests, and the types of the run's events.
     """
     http, alice = penstock.http, bearer("alice", scope="start read decide administer")
     runs = f"{penstock.edge()}/v1/runs"
@@ -67,20 +70,50 @@ async def decided_at_once(
             if frame.event == "approval.requested":
                 data = json.loads(frame.data)["data"]
                 for path in (first,) if first == "/decision" else (first, "/decision"):
-                    statuses.append(await asked(penstock, data, path, alice))
+                    statuses.append(await asked(penstock, data, path, decider or alice, **more))
             if frame.event == "lifecycle.completed":
                 return statuses, types
     raise AssertionError(f"the run did not complete: {types}")
 
 
+async def test_service_tokens_and_rules_decide_at_once_too(penstock: Deployment) -> None:
+    http, root = penstock.http, bearer("root", scope="administer")
+    rights = {"name": "machine", "scopes": ["decide", "read"], "on_behalf_of": ["alice"]}
+    made = await http.post(f"{penstock.edge()}/v1/service-tokens", json=rights, headers=root)
+    token = {"authorization": f"Bearer {made.json()['token']}"}
+    for agent in (*ASKS, *ASKS):
+        statuses, _ = await decided_at_once(penstock, agent, "/decision", token, by="alice")
+        assert statuses == [200], agent
+
+    [automations] = penstock.of("automations")
+    rules, bob = f"{automations.url}/v1/automations", bearer("bob", scope="automate decide start")
+    rule = {
+        "id": "gate",
+        "subjects": ["approval.requested"],
+        "action": {"decide": {"decision": "approve"}},
+    }
+    assert (await http.post(rules, json=rule, headers=bob)).status_code == 201
+    for agent in (*ASKS, *ASKS):
+        body = {"agent": agent, "message": ASKS[agent]}
+        await http.post(f"{penstock.edge()}/v1/runs", json=body, headers=bob)
+
+    async def delivered() -> list[dict[str, Any]] | None:
+        found = (await http.get(f"{rules}/gate/deliveries", headers=bob)).json()["deliveries"]
+        done = [each for each in found if each["status"] == "delivered"]
+        return done if len(done) == 4 else None
+
+    deliveries = await eventually(delivered, 60, "the rule has decided all four")
+    assert [each["attempts"] for each in deliveries] == [1] * 4
+
+
 async def asked(
-    penstock: Deployment, data: dict[str, Any], path: str, caller: dict[str, str]
+    penstock: Deployment, data: dict[str, Any], path: str, caller: dict[str, str], **more: str
 ) -> int:
     url = f"{penstock.approvals}/v1/approvals/{data['approval_id']}{path}"
     items = [{"item_id": item["item_id"], "decision": "approve"} for item in data["items"]]
     bodies = {
         "/links": {"user": "alice"},
-        "/decision": {"items": items, "digest": data["digest"]},
+        "/decision": {"items": items, "digest": data["digest"], **more},
     }
     if path in bodies:
         return (await penstock.http.post(url, json=bodies[path], headers=caller)).status_code

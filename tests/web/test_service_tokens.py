@@ -16,12 +16,13 @@ from penstock.service.token_index import TokenIndex
 from penstock.web.auth import ServiceTokens, deciding_user
 from penstock.web.auth.grants import ServiceGrant
 from penstock.web.auth.identity import Identity
-from penstock.web.auth.limits import LookupLimit
-from penstock.web.auth.service_tokens import MAX_TOKENS, RIGHTS, USED_EVERY_S, check_rights
+from penstock.web.auth.service_tokens import MAX_TOKENS, RIGHTS, check_rights
 from penstock.web.auth.stream_tokens import FIRST
+from penstock.web.auth.token_records import LOOKUPS_AT_ONCE, USED_EVERY_S
 from penstock.web.problems import Problem
 from support.drive.bus import connected
-from support.fakes.guarded_server import REMOTE, Guarded, MemoryStore, StoreAway, bearer
+from support.drive.waiting import eventually
+from support.fakes.guarded_server import REMOTE, Guarded, Kept, MemoryStore, StoreAway, bearer
 from support.fakes.issuer import token
 from support.real.nats import NatsServer
 
@@ -222,37 +223,52 @@ async def test_a_store_that_is_away_is_503_and_no_refusal_of_the_token(guarded: 
 # who tries many
 
 
-async def test_unknown_tokens_are_looked_up_only_so_often_and_known_ones_always(
-    make_guarded: Any,
-) -> None:
-    guarded: Guarded = await make_guarded(jwt_secret="a-secret-of-tests-that-is-long-enough")
-    known, _ = await new(guarded)
-    assert (await guarded.as_bearer(known)).status_code == 200
-    # The limit of the next minutes, so that the test does not depend on its own speed.
-    guarded.auth._guesses._rate = 0.001
-    asked = guarded.store.asked
-    tried = [await guarded.as_bearer(f"psv_{number:043d}") for number in range(210)]
-    assert {each.status_code for each in tried} == {401, 429}
-    assert guarded.store.asked - asked < 210
-    assert (await guarded.as_bearer(known)).status_code == 200
-    refused = tried[-1]
-    assert refused.json()["limit"] == "guesses"
-    assert int(refused.headers["retry-after"]) >= 1
+class SlowStore(MemoryStore):
+    """A store that answers one reader after another, and counts who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.reading = self.most = 0
+
+    async def get(self, key: str) -> Kept | None:
+        self.reading += 1
+        self.most = max(self.most, self.reading)
+        try:
+            await self.go_on.wait()
+            return await super().get(key)
+        finally:
+            self.reading -= 1
 
 
-def test_guesses_come_back_with_time() -> None:
-    now = 0.0
-    guesses = LookupLimit(rate=2, burst=3, clock=lambda: now)
-    for number in range(3):
-        guesses.take(str(number))
-    with pytest.raises(Problem, match="try again later"):
-        guesses.take("3")
-    now = 0.5
-    guesses.take("3")
-    with pytest.raises(Problem, match="try again later"):
-        guesses.take("4")
-    guesses.found("4")
-    guesses.take("4")
+async def test_unknown_tokens_are_looked_up_a_few_at_a_time_and_nobody_is_refused() -> None:
+    store = SlowStore()
+    tokens = ServiceTokens(store, StoreAway)
+    known, fresh = [
+        (await tokens.issue(ROOT, name, 60, scopes=["read"]))[0] for name in ("known", "new")
+    ]
+    await tokens.identify(known)
+    store.go_on.clear()
+    guesses = [asyncio.create_task(tokens.identify(f"psv_{n:043d}")) for n in range(300)]
+    later = asyncio.create_task(tokens.identify(fresh))
+
+    async def is_full() -> bool:
+        return store.reading == LOOKUPS_AT_ONCE
+
+    await eventually(is_full)
+    at_once = asyncio.create_task(tokens.identify(known))  # it has been found before
+
+    async def reads_known() -> bool:
+        return store.reading == LOOKUPS_AT_ONCE + 1
+
+    await eventually(reads_known)
+    store.go_on.set()
+    assert (await at_once).user_id == "service-token:known"
+    assert (await later).user_id == "service-token:new"
+    refusals = await asyncio.gather(*guesses, return_exceptions=True)
+    assert {each.status for each in refusals if isinstance(each, Problem)} == {401}
+    assert store.most == LOOKUPS_AT_ONCE + 1
 
 
 async def test_a_jwt_can_never_have_the_name_of_a_service_token(guarded: Guarded) -> None:

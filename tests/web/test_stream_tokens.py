@@ -16,7 +16,8 @@ from penstock.service.token_index import TokenIndex
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
 from penstock.web.auth.identity import Identity, acting_user
 from penstock.web.auth.scopes import Permission
-from penstock.web.auth.stream_tokens import MAX_PER_USER, USED_EVERY_S
+from penstock.web.auth.stream_tokens import MAX_PER_USER
+from penstock.web.auth.token_records import USED_EVERY_S
 from penstock.web.problems import Problem
 from support.drive.waiting import eventually
 from support.fakes.guarded_server import Guarded, MemoryStore, StoreAway, bearer

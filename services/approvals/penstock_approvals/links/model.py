@@ -5,31 +5,30 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Final, Literal
 
-from pydantic import Field
-
-from penstock.bus.records import ApprovalRecord, Decider, Record
+from penstock.bus.records import ApprovalRecord, Decider
 from penstock_approvals.policy import earlier_vote, may_decide
 
 ROLE_PREFIX: Final = "link:"
 
 
-class LinkRecord(Record):
-    """The record of a link in KV `tokens`, under the key `link.<id>`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRecord:
+    """The record of a link in KV `tokens`, under the key `link.<id>`, without the link's secret.
 
-    Times are in Unix seconds. The record does not contain the link's secret.
+    Times are in Unix seconds.
     """
 
-    id: str = Field(description="The first half of the secret's SHA-256")
-    hash: str = Field(description="The SHA-256 of the secret")
-    form_key: str = Field(description="The key of the form's signature")
+    id: str
+    form_key: str  # the key of the form's signature
     approval_id: str
-    digest: str = Field(description="The digest of what the link lets a person decide")
-    user: str | None = Field(None, description="The person who decides with it")
-    role: str | None = Field(None, description="The role of the person, or the group")
+    request_digest: str  # the digest of what the link lets a person decide
+    user: str | None = None  # the person who decides with it
+    role: str | None = None  # the role of the person, or the group
     created_by: str
     created_at: float
     expires_at: float
@@ -58,7 +57,7 @@ class LinkRecord(Record):
         A page of another origin cannot know this value. The value also depends on the digest of the
         request. So if the request changes, a form that was shown before the change is refused.
         """
-        text = f"{self.approval_id}.{self.digest}"
+        text = f"{self.approval_id}.{self.request_digest}"
         return hmac.new(bytes.fromhex(self.form_key), text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -98,7 +97,7 @@ def state_of(link: LinkRecord, record: ApprovalRecord | None, now: datetime) -> 
         (State.EXPIRED, now.timestamp() >= link.expires_at),
         (State.LATE, _is_late(record, now)),
         (State.VOTED, vote is not None and vote.by == decider.name),
-        (State.CHANGED, record.digest != link.digest),
+        (State.CHANGED, record.digest != link.request_digest),
         (State.REFUSED, vote is not None or may_decide(record, decider) is not None),
     )
     return next((state for state, holds in checks if holds), State.OPEN)

@@ -18,7 +18,6 @@ from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.service.deciders import decider_of
 from penstock.web.answers import time_text
 from penstock.web.auth import identity_of
-from penstock.web.auth.limits import LookupLimit
 from penstock.web.bodies import ignore_body, read_body, read_model
 from penstock.web.operation import (
     NULLABLE,
@@ -37,7 +36,7 @@ from penstock_approvals.last_lines import last_lines
 from penstock_approvals.links import form, page
 from penstock_approvals.links.model import LinkRecord, State, state_of
 from penstock_approvals.links.page import View
-from penstock_approvals.links.store import SECRET, LinkRefused, Links, hash_of
+from penstock_approvals.links.store import LinkRefused, Links
 
 log = logging.getLogger(__name__)
 
@@ -107,14 +106,13 @@ class LinkPages:
         self._approvals = approvals
         self._decide = decide
         self._links = Links(bus)
-        self._guesses = LookupLimit()
 
     @serves(
         _page(
             method="GET",
             summary="The page of a one-time link: it shows the request, and never decides",
             answers={200: Answer("The page", {HTML: TEXT})},
-            refusals=(404, 429),
+            refusals=(404,),
         )
     )
     async def show(self, request: Request) -> Response:
@@ -131,7 +129,7 @@ class LinkPages:
             method="POST",
             summary="Decide by a one-time link",
             answers={303: Answer("Decided; the page says so"), 200: Answer("-", {HTML: TEXT})},
-            refusals=(403, 404, 409, 429),
+            refusals=(403, 404, 409),
             body=an_object(csrf=TEXT, decision=TEXT),
             body_types=(FORM,),
         )
@@ -150,7 +148,7 @@ class LinkPages:
             by=link.decider().name,
             decider=link.decider(),
             note=sent.note,
-            digest=link.digest,
+            digest=link.request_digest,
             items=form.decisions(view.record.items, sent),
             # If a browser sends the form twice, both requests get the same answer.
             idempotency_key=f"link:{link.id}",
@@ -163,18 +161,10 @@ class LinkPages:
         return _html(after, reply.status)
 
     async def _link(self, request: Request) -> LinkRecord:
-        """Return the link whose secret is in the path.
-
-        Raises Problem 404 for an unknown link, or 429 after many unknown links.
-        """
-        secret = request.path_params["secret"]
-        link = None
-        if SECRET.fullmatch(secret):
-            self._guesses.take(hash_of(secret))
-            link = await or_problem(self._links.find(secret))
+        """Return the link whose secret is in the path. Raises Problem 404 for an unknown link."""
+        link = await or_problem(self._links.find(request.path_params["secret"]))
         if link is None:
             raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
-        self._guesses.found(hash_of(secret))
         return link
 
     async def _view(
@@ -188,7 +178,7 @@ class LinkPages:
 
     async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
         try:
-            await self._links.used(link, sent.decision)
+            await self._links.note_use(link, sent.decision)
         except BusError as error:
             # The vote is counted, so the link cannot be used again, although its use is not
             # recorded. The page then says that the approval was decided, or that the person has

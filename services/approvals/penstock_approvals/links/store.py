@@ -5,28 +5,20 @@ KV `tokens` has a record for each link, without the link's secret.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import math
-import re
 import secrets
+from dataclasses import replace
 from datetime import datetime
 from typing import Final, Literal
 
 from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decider
+from penstock.web.auth.token_records import TokenRecords
 from penstock_approvals.links.model import LinkRecord
 from penstock_approvals.policy import may_decide
 
 # The seconds for which the record of an expired link is kept. During this time, the link's page
 # says that the link has expired.
 KEPT_S: Final = 30 * 86_400.0
-_ID_CHARS: Final = 32
-# The prefix of a link's secret, by which tools that search logs and repositories for secrets
-# recognise it.
-PREFIX: Final = "pln_"
-SECRET: Final = re.compile(r"pln_[A-Za-z0-9_-]{43}")
-_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class LinkRefused(Exception):
@@ -42,8 +34,15 @@ class Links:
     """Makes and finds the links of all approvals. Times come from the NATS server."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._bucket = bus.bucket("tokens")
+        self._records = TokenRecords(
+            bus.bucket("tokens"),
+            LinkRecord,
+            what="link",
+            prefix="pln_",
+            keys="link.",
+            now=bus.clock.time,
+            found_after_end_s=KEPT_S,
+        )
 
     async def make(
         self,
@@ -73,18 +72,15 @@ class Links:
             raise LinkRefused(
                 422, f"user: {record.need} people must decide, so a link must say who decides"
             )
-        secret = PREFIX + secrets.token_urlsafe(32)
-        hashed = hash_of(secret)
-        now = self._bus.clock.time()
+        secret, now = self._records.new(), self._records.now()
         ends = [now + lifetime_s]
         if record.expires_at is not None:
             ends.append(datetime.fromisoformat(record.expires_at).timestamp())
         link = LinkRecord(
-            id=hashed[:_ID_CHARS],
-            hash=hashed,
+            id=secret.id,
             form_key=secrets.token_hex(32),
             approval_id=record.approval_id,
-            digest=record.digest,
+            request_digest=record.digest,
             user=user,
             role=role,
             created_by=maker.name,
@@ -93,21 +89,15 @@ class Links:
         )
         if (reason := may_decide(record, link.decider())) is not None:
             raise LinkRefused(422, f"the link could not decide: {reason}")
-        await self._bucket.create(_key(link.id), link.dump(), self._kept_s(link))
-        return secret, link
+        await self._records.add(secret, link)
+        return secret.text, link
 
     async def find(self, secret: str) -> LinkRecord | None:
         """Return the link with this secret; None if there is no such link. Raises BusError."""
-        if not SECRET.fullmatch(secret):
-            return None
-        hashed = hash_of(secret)
-        entry = await self._bucket.get(_key(hashed[:_ID_CHARS]))
-        if entry is None:
-            return None
-        link = LinkRecord.model_validate_json(entry.value)
-        return link if hmac.compare_digest(link.hash, hashed) else None
+        found = await self._records.find(secret)
+        return found.record if found is not None else None
 
-    async def used(self, link: LinkRecord, decision: Literal["approve", "reject"]) -> None:
+    async def note_use(self, link: LinkRecord, decision: Literal["approve", "reject"]) -> None:
         """Record that the link was used.
 
         This record only informs people. Without it, a second use fails, too, because the approval
@@ -115,31 +105,15 @@ class Links:
 
         Raises BusError.
         """
-        entry = await self._bucket.get(_key(link.id))
-        if entry is None:
-            return  # the link was revoked meanwhile
-        update = {"used_at": self._bus.clock.time(), "used_for": decision}
-        used = LinkRecord.model_validate_json(entry.value).model_copy(update=update)
-        await self._bucket.update(_key(link.id), used.dump(), entry.revision, self._kept_s(link))
+        found = await self._records.get(link.id)
+        if found is not None:  # otherwise the link was revoked meanwhile
+            used = replace(found.record, used_at=self._records.now(), used_for=decision)
+            await self._records.replace(found, used)
 
     async def revoke(self, approval_id: str, link_id: str) -> bool:
         """Delete a link; return False if the approval has no such link. Raises BusError."""
-        entry = await self._bucket.get(_key(link_id)) if _ID.fullmatch(link_id) else None
-        if entry is None:
+        found = await self._records.get(link_id)
+        if found is None or found.record.approval_id != approval_id:
             return False
-        if LinkRecord.model_validate_json(entry.value).approval_id != approval_id:
-            return False
-        await self._bucket.delete(_key(link_id))
+        await self._records.delete(link_id)
         return True
-
-    def _kept_s(self, link: LinkRecord) -> float:
-        return math.ceil(max(0.0, link.expires_at - self._bus.clock.time()) + KEPT_S)
-
-
-def hash_of(secret: str) -> str:
-    """Return the SHA-256 of a secret, as hexadecimal digits."""
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _key(link_id: str) -> str:
-    return f"link.{link_id}"

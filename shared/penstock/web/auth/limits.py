@@ -16,13 +16,10 @@ from penstock.telemetry import LIMITED
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import STREAMS, Identity
 
-Limit = Literal["connections", "streams", "requests", "guesses", "open_runs", "queued_runs"]
+Limit = Literal["connections", "streams", "requests", "open_runs", "queued_runs"]
 
 RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
-GUESSES_PER_S: Final = 20.0
-GUESSES_BURST: Final = 200
-MAX_FOUND: Final = 10_000  # the greatest number of digests that `LookupLimit` remembers
 
 
 def limit_refusal(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
@@ -101,48 +98,6 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self._full_at)
-
-
-class LookupLimit:
-    """Limits how often a process looks up secrets that the process has not found before.
-
-    A secret of 256 bits cannot be guessed, but each look-up is a request to NATS. So somebody who
-    tries one secret after another must not keep NATS busy. Secrets that this process has already
-    found are not limited. So the owners of such secrets are served even while the limit is reached.
-    """
-
-    def __init__(
-        self,
-        rate: float = GUESSES_PER_S,
-        burst: int = GUESSES_BURST,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Allow `burst` look-ups at once, and `rate` look-ups per second in the long run."""
-        self._rate, self._burst, self._clock = rate, burst, clock
-        self._left = float(burst)
-        self._at = clock()
-        # the digests of secrets that were found, the oldest first
-        self._found: dict[str, None] = {}
-
-    def take(self, digest: str) -> None:
-        """Count a look-up of the secret with this digest. Raises Refused 429 at the limit."""
-        if digest in self._found:
-            return
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < 1:
-            text = "too many unknown tokens or links were tried; try again later"
-            raise limit_refusal("guesses", text, math.ceil((1 - self._left) / self._rate))
-        self._left -= 1
-
-    def found(self, digest: str) -> None:
-        """Remember that the secret with this digest exists, so that look-ups of this secret are no
-        longer limited."""
-        self._found.pop(digest, None)
-        self._found[digest] = None
-        if len(self._found) > MAX_FOUND:
-            del self._found[next(iter(self._found))]
 
 
 class RequestCount:

@@ -5,71 +5,26 @@ A stream token is an opaque, long-lived token that can only open event streams.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import hmac
-import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-import orjson
-
-from penstock.web.auth.errors import invalid_token, unavailable
+from penstock.web.auth.errors import invalid_token
 from penstock.web.auth.grants import EVERYBODY, Grant
 from penstock.web.auth.identity import Identity
 from penstock.web.auth.scopes import STREAM_TOKEN
+from penstock.web.auth.token_records import Found, StoredValue, TokenBucket, TokenRecords
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
 FIRST: Final = (float("-inf"), "")  # The place before all tokens.
-USED_EVERY_S: Final = 60.0  # Seconds between two updates of a token's `last_used_at`.
-_ID_CHARS: Final = 32
-_TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{43}")
-_ID = re.compile(r"[0-9a-f]{32}")
 
 
-class StoredValue(Protocol):
-    """A value of the store, with its revision."""
-
-    @property
-    def value(self) -> bytes:
-        """The bytes of the value."""
-        ...
-
-    @property
-    def revision(self) -> int:
-        """The revision of the value."""
-        ...
-
-
-class TokenStore(Protocol):
-    """The store of tokens. `penstock.service` implements this protocol with the bucket `tokens`."""
-
-    async def get(self, key: str) -> StoredValue | None:
-        """Return the current value; None if the key does not exist."""
-        ...
-
-    async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
-        """Write a new key and return the revision; None if the key exists."""
-        ...
-
-    async def update(
-        self, key: str, value: bytes, revision: int, ttl_s: float | None = None
-    ) -> int | None:
-        """Replace the value if it still has `revision`, and return the new revision.
-
-        Return None if the value has another revision or was deleted.
-        """
-        ...
-
-    async def delete(self, key: str) -> bool:
-        """Delete the key."""
-        ...
+class StreamTokenBucket(TokenBucket, Protocol):
+    """The bucket of stream tokens. `penstock.service` implements it with an index in memory."""
 
     async def page(
         self, user_id: str | None, after: tuple[float, str], now: float, limit: int
@@ -96,43 +51,33 @@ class StreamToken:
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     users: tuple[str, ...] = ()  # `Grant` describes this field.
-    last_used_at: float | None = None  # Updated at most every `USED_EVERY_S` seconds.
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A token with its revision in the store."""
-
-    token: StreamToken
-    digest: str
-    revision: int
+    last_used_at: float | None = None  # to a minute
 
 
 class StreamTokens:
-    """Issues, checks, extends and revokes stream tokens.
-
-    The store contains a SHA-256 of each token. The hash needs no salt, because nobody can guess a
-    token of 256 random bits. The first half of the hash is the token's key in the store, and also
-    the id of the token in lists and revocations.
-    """
+    """Issues, checks, extends and revokes stream tokens. `TokenRecords` keeps them."""
 
     def __init__(
         self,
-        store: TokenStore,
+        bucket: StreamTokenBucket,
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take the store, and the exception that the store raises if it cannot be reached.
+        """Take the bucket, and the exception that it raises if it cannot be reached.
 
         `now` returns Unix seconds from a clock that all processes that check tokens share.
         """
         self.now = now
-        self._store = store
-        self._unavailable_on = unavailable_on
+        self._bucket = bucket
+        self._records = TokenRecords(
+            bucket,
+            StreamToken,
+            what="stream token",
+            prefix=PREFIX,
+            unavailable_on=(unavailable_on,),
+            now=now,
+        )
         self._turns = ReadScheduler()
-        # Maps a token's id to the time, in Unix seconds, at which this process last recorded a use
-        # of the token.
-        self._noted: dict[str, float] = {}
 
     async def issue(
         self,
@@ -145,7 +90,7 @@ class StreamTokens:
         sessions: Sequence[str] = (),
         users: Sequence[str] = (),
     ) -> tuple[str, StreamToken]:
-        """Return a new token and its record. The store contains only a hash of the token.
+        """Return a new token and its record.
 
         `users` has the users whose runs the token may follow. If `users` is empty, the token may
         follow the owner's runs. Raises Problem 403 if the owner may not see the runs of these
@@ -154,53 +99,40 @@ class StreamTokens:
         _check_reach(owner, users)
         if len(await self._read(owner, owner.user_id, FIRST, MAX_PER_USER)) >= MAX_PER_USER:
             raise Problem(409, f"there are {MAX_PER_USER} tokens of this user; revoke some")
-        token = PREFIX + secrets.token_urlsafe(32)
-        digest = _digest(token)
-        now = self.now()
-        record = StreamToken(
-            digest[:_ID_CHARS],
-            owner.user_id,
-            name,
-            now,
-            now + lifetime_s,
-            tuple(subjects),
-            tuple(runs),
-            tuple(sessions),
-            tuple(dict.fromkeys(users)),
+        secret, now = self._records.new(), self.now()
+        token = StreamToken(
+            id=secret.id,
+            user_id=owner.user_id,
+            name=name,
+            created_at=now,
+            expires_at=now + lifetime_s,
+            subjects=tuple(subjects),
+            runs=tuple(runs),
+            sessions=tuple(sessions),
+            users=tuple(dict.fromkeys(users)),
         )
-        try:
-            await self._store.create(record.id, _written(record, digest), lifetime_s)
-        except self._unavailable_on as error:
-            raise _out_of_reach() from error
-        return token, record
+        await self._records.add(secret, token)
+        return secret.text, token
 
     async def identify(self, token: str) -> Identity:
         """Return the caller of a token.
 
         Raises Refused 401 for an invalid token, and 503 if the store cannot be reached.
         """
-        if not _TOKEN.fullmatch(token):
-            raise invalid_token("this is no stream token")
-        digest = _digest(token)
-        found = await self._find(digest[:_ID_CHARS])
-        if found is None or not hmac.compare_digest(found.digest, digest):
+        found = await self._records.find(token)
+        if found is None:
             raise invalid_token("the stream token is unknown, has expired or was revoked")
-        await self._note_use(found)
-        record = found.token
-        return Identity(
-            record.user_id,
-            STREAM_TOKEN,
-            "stream_token",
-            record.expires_at,
-            Grant(
-                record.id,
-                record.subjects,
-                record.runs,
-                record.sessions,
-                record.users,
-                record.name,
-            ),
+        await self._records.note_use(found)
+        record = found.record
+        grant = Grant(
+            token_id=record.id,
+            subjects=record.subjects,
+            runs=record.runs,
+            sessions=record.sessions,
+            users=record.users,
+            name=record.name,
         )
+        return Identity(record.user_id, STREAM_TOKEN, "stream_token", record.expires_at, grant)
 
     async def listed(
         self, identity: Identity, after: tuple[float, str] = FIRST, limit: int = MAX_PER_USER
@@ -218,10 +150,7 @@ class StreamTokens:
     async def revoke(self, identity: Identity, token_id: str) -> None:
         """Revoke a token. Raises Problem 404 for an unknown token or another user's token."""
         await self._managed(identity, token_id)
-        try:
-            await self._store.delete(token_id)
-        except self._unavailable_on as error:
-            raise _out_of_reach() from error
+        await self._records.delete(token_id)
 
     async def extend(self, identity: Identity, token_id: str, lifetime_s: float) -> StreamToken:
         """Set a token's expiry to `lifetime_s` seconds from now.
@@ -233,13 +162,10 @@ class StreamTokens:
         """
         while True:
             found = await self._managed(identity, token_id)
-            _check_reach(identity, found.token.users)
-            token = replace(found.token, expires_at=self.now() + lifetime_s)
-            try:
-                if await self._write(found, token) is not None:
-                    return token
-            except self._unavailable_on as error:
-                raise _out_of_reach() from error
+            _check_reach(identity, found.record.users)
+            token = replace(found.record, expires_at=self.now() + lifetime_s)
+            if await self._records.replace(found, token):
+                return token
 
     async def expiry_of(self, token_id: str) -> float | None:
         """Return the current expiry of a token in Unix seconds; None if the token was revoked.
@@ -247,49 +173,17 @@ class StreamTokens:
         Each call counts as a use of the token, because open streams call this method. Raises
         Refused 503 if the store cannot be reached.
         """
-        found = await self._find(token_id)
+        found = await self._records.get(token_id)
         if found is None:
             return None
-        await self._note_use(found)
-        return found.token.expires_at
+        await self._records.note_use(found)
+        return found.record.expires_at
 
-    async def _managed(self, identity: Identity, token_id: str) -> _Found:
-        found = await self._find(token_id) if _ID.fullmatch(token_id) else None
-        if found is None or not _manages(identity, found.token):
+    async def _managed(self, identity: Identity, token_id: str) -> Found[StreamToken]:
+        found = await self._records.get(token_id)
+        if found is None or not _manages(identity, found.record):
             raise Problem(404, "there is no such stream token")
         return found
-
-    async def _note_use(self, found: _Found) -> None:
-        """Record a use of the token, at most once a minute.
-
-        If the store cannot be reached, do nothing.
-        """
-        now, last_s = self.now(), found.token.last_used_at
-        if last_s is not None and now - last_s < USED_EVERY_S:
-            return
-        if now - self._noted.get(found.token.id, -USED_EVERY_S) < USED_EVERY_S:
-            return  # another request has just recorded a use
-        self._noted = {id: at for id, at in self._noted.items() if now - at < USED_EVERY_S}
-        self._noted[found.token.id] = now
-        # If the token is changed or revoked at the same time, this use is not recorded.
-        with contextlib.suppress(self._unavailable_on):
-            await self._write(found, replace(found.token, last_used_at=now))
-
-    async def _write(self, found: _Found, token: StreamToken) -> int | None:
-        left_s = max(1.0, token.expires_at - self.now())
-        document = _written(token, found.digest)
-        return await self._store.update(token.id, document, found.revision, left_s)
-
-    async def _find(self, token_id: str) -> _Found | None:
-        try:
-            stored = await self._store.get(token_id)
-        except self._unavailable_on as error:
-            raise _out_of_reach() from error
-        if stored is None:
-            return None
-        record, digest = _read(stored.value)
-        # A store may delete expired keys late or never, so the expiry is checked here.
-        return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
     async def _read(
         self, who: Identity, user_id: str | None, after: tuple[float, str], limit: int
@@ -299,11 +193,9 @@ class StreamTokens:
         The reads of different callers are done in turns.
         """
         async with self._turns.of(who.user_id):
-            try:
-                stored = await self._store.page(user_id, after, self.now(), limit)
-            except self._unavailable_on as error:
-                raise _out_of_reach() from error
-        records = [_read(entry.value)[0] for entry in stored]
+            with self._records.reaching():
+                stored = await self._bucket.page(user_id, after, self.now(), limit)
+        records = self._records.valid(stored)
         # The store finds tokens with an index, which may be older than the values. So the user of
         # each value is checked again.
         return [each for each in records if user_id in (None, each.user_id)]
@@ -311,23 +203,6 @@ class StreamTokens:
 
 def _manages(identity: Identity, token: StreamToken) -> bool:
     return token.user_id == identity.user_id or identity.has_scope("administer")
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def _read(value: bytes) -> tuple[StreamToken, str]:
-    document = orjson.loads(value)
-    digest = document.pop("digest")
-    for name in ("subjects", "runs", "sessions", "users"):
-        document[name] = tuple(document.get(name, ()))  # older tokens have no `users`
-    known = {each.name for each in fields(StreamToken)}
-    return StreamToken(**{name: each for name, each in document.items() if name in known}), digest
-
-
-def _written(token: StreamToken, digest: str) -> bytes:
-    return orjson.dumps(asdict(token) | {"digest": digest})
 
 
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
@@ -338,7 +213,3 @@ def _check_reach(identity: Identity, users: Sequence[str]) -> None:
     own = frozenset({identity.user_id}) - {EVERYBODY}
     if not everybody and not own.issuperset(users):
         raise Problem(403, "users: runs of other users need the scope act-as or administer")
-
-
-def _out_of_reach() -> Problem:
-    return unavailable("the stream tokens are out of reach; try again")

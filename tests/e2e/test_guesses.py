@@ -1,0 +1,77 @@
+"""Strangers who guess links and tokens lock out nobody who has one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from support.drive.bus import connected
+from support.drive.secured import Secured, bearer
+from support.fakes.issuer import SECRET
+from support.real.deployment import Deployment, deployment
+from support.real.nats import NatsServer
+
+pytestmark = pytest.mark.real
+STRANGERS, CONNECTIONS = 3, 4
+OWNERS = 25  # links and tokens that are used for the first time while the strangers guess
+
+
+@pytest.fixture
+async def penstock(fresh_nats: NatsServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+    services = {"edge": 1, "approvals": 1}
+    async with deployment(
+        fresh_nats.url, tmp_path / "penstock", [], services, auth_jwt_secret=SECRET
+    ) as running:
+        yield running
+
+
+async def test_guesses_of_strangers_do_not_deny_the_holder_of_a_link_or_a_token(
+    penstock: Deployment, fresh_nats: NatsServer
+) -> None:
+    http, approvals, root = penstock.http, penstock.approvals, bearer("root", scope="administer")
+    links, tokens = [], []
+    async with connected(fresh_nats.url) as bus:
+        helper = Secured(approvals, http, bus)
+        approval_id = await helper.approval(await helper.live())
+    for number in range(OWNERS):
+        path = f"{approvals}/v1/approvals/{approval_id}/links"
+        made = await http.post(path, json={"user": "alice"}, headers=root)
+        assert made.status_code == 201, made.text
+        links.append(approvals + made.json()["url"])
+        body = {"name": f"machine-{number}", "scopes": ["read"]}
+        made = await http.post(f"{penstock.edge()}/v1/service-tokens", json=body, headers=root)
+        tokens.append(f"Bearer {made.json()['token']}")
+
+    numbers, statuses = count(), set()
+
+    async def guess() -> None:
+        while True:
+            number = next(numbers)
+            link = f"{approvals}/d/pln_{number:043d}"
+            token = {"authorization": f"Bearer psv_{number:043d}"}
+            statuses.add((await http.get(link)).status_code)
+            statuses.add((await http.get(f"{approvals}/v1/approvals", headers=token)).status_code)
+
+    guessing = [asyncio.create_task(guess()) for _ in range(STRANGERS * CONNECTIONS)]
+    latencies_s = []
+    try:
+        while next(numbers) < 500:  # more than any burst that a limit would allow
+            await asyncio.sleep(0.05)
+        for link, token in zip(links, tokens, strict=True):
+            begun_s = time.monotonic()
+            assert (await http.get(link)).status_code == 200
+            headers = {"authorization": token}
+            listed = await http.get(f"{approvals}/v1/approvals", headers=headers)
+            assert listed.status_code == 200
+            latencies_s.append((time.monotonic() - begun_s) / 2)
+    finally:
+        for task in guessing:
+            task.cancel()
+        await asyncio.gather(*guessing, return_exceptions=True)
+    assert statuses == {401, 404}
+    assert sorted(latencies_s)[-2] < 1, latencies_s
