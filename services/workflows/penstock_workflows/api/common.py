@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -12,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import BusError
+from penstock.off_loop import OFF_LOOP
 from penstock.runs.workflows import NAME
+from penstock.web.auth import identity_of
 from penstock.web.bodies import read_body
 from penstock.web.operation import Operation, in_path
 from penstock.web.problems import Problem
@@ -69,9 +70,8 @@ async def read_definition(request: Request) -> Loaded:
         raise Problem(415, f"the body is {kind}; send application/json or {YAML}")
     content = await read_body(request, MAX_BYTES)
     try:
-        # Loading a hostile definition takes a second or two. The thread keeps other requests from
-        # waiting meanwhile.
-        return await asyncio.to_thread(load, content)
+        # Loading a hostile definition takes a second or two.
+        return await OFF_LOOP.run(identity_of(request).user_id, partial(load, content))
     except InvalidDefinition as error:
         raise invalid_definition(error) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 from typing import Any, Final
 
@@ -115,8 +114,6 @@ class Definitions:
         self._store = store
         self._config = config
         self._agents = [agent.id for agent in config.agents]
-        # definitions are read one at a time, because reading takes much CPU time
-        self._reading = asyncio.Lock()
 
     @serves(
         operation(
@@ -325,8 +322,7 @@ class Definitions:
             Problem: 422 with each mistake; 413 or 415 if the body cannot be read; 503 if the bus
                 does not answer.
         """
-        async with self._reading:
-            loaded = await read_definition(request)
+        loaded = await read_definition(request)
         actions = [step.action for step in loaded.workflow.steps.values()]
         names = {each.workflow for each in actions if isinstance(each, SubWorkflow)}
         known = await or_problem(self._store.startable(names))

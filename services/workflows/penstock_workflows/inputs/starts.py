@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.dialects.workflow import PROTOCOL
+from penstock.off_loop import OFF_LOOP
 from penstock.runs.workflows import check_input, find_workflow, input_of
 from penstock.settings import Config, WorkflowAgent
 from penstock.web.problems import Problem
@@ -48,7 +50,8 @@ class Starts:
             if command.version is None:
                 check_input(found, command.input, command.message)
                 given = input_of(found.input_schema, command.input, command.message)
-            plan_of_json(found.definition)
+            # The plan of a large definition takes a second to make. It is kept for the decisions.
+            await OFF_LOOP.run(command.user_id, partial(plan_of_json, found.definition))
             definition = found.definition
         except Problem as problem:
             code = _CODES.get(problem.status, "not_started")

@@ -6,13 +6,16 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 import orjson
 from pydantic import ValidationError
 
+from penstock.off_loop import OFF_LOOP
 from penstock_workflows.definition import InvalidDefinition
 from penstock_workflows.engine.effects import Frame
+from penstock_workflows.engine.plan import plan_of_json
 from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Json, Record, Scheduled, Started
 from penstock_workflows.engine.state import State, fold
@@ -95,8 +98,11 @@ async def fold_new_records(
     if not run.is_known:
         await find_last_frame(run)
     if not run.end.records and isinstance(records[0], Started):
+        command, definition = records[0].command, records[0].definition
         try:
-            fold(None, records[0])
+            if definition is not None:
+                owner = str(command.get("user_id") or "")
+                await OFF_LOOP.run(owner, partial(plan_of_json, definition))
         except (ValidationError, InvalidDefinition) as error:
             run.unreadable = str(error)
     if run.unreadable is not None:
