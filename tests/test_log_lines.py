@@ -21,13 +21,11 @@ EVERY: Final = ("",)
 # Code that is called only while a message, a leg or a delivery is bound, or `about` a run holds.
 BOUND: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/bus/read/work_queue.py": EVERY,
-    "penstock_approvals/service.py": ("%s is handled again", "%s is tried again"),
     "penstock_automations/broker.py": ("%s is handled again",),
     "penstock_automations/delivery/deliverer.py": EVERY,
     "penstock_automations/delivery/one_delivery.py": EVERY,
     "penstock_automations/delivery/due.py": EVERY,
     "penstock_automations/matching/lanes.py": EVERY,
-    "penstock_connector/commands/handlers.py": EVERY,
     "penstock_connector/commands/session_order.py": EVERY,
     "penstock_connector/state/retries.py": EVERY,
     "penstock_connector/upstreams/conversations.py": EVERY,

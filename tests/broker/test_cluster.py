@@ -93,13 +93,14 @@ async def test_another_leader_is_killed(clustered: Clustered, stream: str) -> No
 async def test_of_many_kills_each_is_over_a_second_after_the_election(
     clustered: Clustered, which: str
 ) -> None:
-    """NATS itself decides how long the election takes.
+    """NATS itself decides how long the elections take: a follower waits 4 to 9 s for its leader.
 
-    It is over when all streams that the node led have another leader.
+    Runs need a leader of RAW and of EVENTS. The elections are over when all streams that the node
+    led have another leader.
     """
     net = clustered.network
     watches = await started(clustered, "endless")
-    stalls, beyond = [], []
+    stalls, beyond, own = [], [], []
     for _ in range(KILLS):
         leader = await net.leader("RAW")
         victim = leader if which == "leader of RAW" else (leader + 1) % 3
@@ -107,20 +108,26 @@ async def test_of_many_kills_each_is_over_a_second_after_the_election(
             watches.forget_stalls()
             killed_at = time.monotonic()
             await asyncio.to_thread(net.servers[victim].kill)
-            await elected()
-            elected_s = time.monotonic() - killed_at
+            led_s = {stream: at - killed_at for stream, at in (await elected()).items()}
+            elected_s, needed_s = max(led_s.values()), max(led_s["RAW"], led_s["EVENTS"])
         await watches.go_on()
         stalls.append(watches.stall_s)
         beyond.append(watches.stall_s - elected_s)
-        report(f"{which} killed", stall_s=stalls[-1], election_s=elected_s)
+        own.append(watches.stall_s - needed_s)
+        report(
+            f"{which} killed",
+            **{"stall_s": stalls[-1], "raw_and_events_s": needed_s, "election_s": elected_s},
+        )
         await asyncio.to_thread(net.servers[victim].start)
         await net.whole()
     stalls.sort()
     beyond.sort()
+    own.sort()
     report(
         f"{which} killed, {KILLS} times",
         **{"stall_p50_s": stalls[len(stalls) // 2], "stall_max_s": stalls[-1]},
         **{"beyond_p50_s": beyond[len(beyond) // 2], "beyond_max_s": beyond[-1]},
+        **{"own_p50_s": own[len(own) // 2], "own_max_s": own[-1]},
     )
     await watches.end(FRAMES["endless"], 400)
     assert beyond[len(beyond) // 2] < BEYOND_THE_ELECTION_S

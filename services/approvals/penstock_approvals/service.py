@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 
 from penstock import telemetry
-from penstock.bus import BusError, Msg, ObjectGone, Retry, Stored, Subscription, WorkQueue, streams
+from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscription, streams
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
@@ -41,7 +41,6 @@ from penstock_approvals.settings import ApprovalsSettings
 log = logging.getLogger(__name__)
 
 ANCHOR_S = 600.0  # Seconds between two checks whether today's anchor exists.
-NEW_SHARDS_S = 1.0  # Seconds between two checks for new shards of the bus.
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
     "approval.requested.*",
@@ -79,12 +78,8 @@ class ApprovalsService(Service):
         self._audit_losses = AuditLosses(self.bus, self._audit, self._anchors, records)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: list[Subscription] = []
-        # the names of the tasks that read requests, one for each shard
-        self._requests: list[str] = []
         # requests over NATS that are handled now, and decisions that are being sent
         self._tasks: set[asyncio.Task[None]] = set()
-        # the subjects of events whose handling is repeated until the bus answers
-        self._waiting: set[str] = set()
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
         public_url = self._settings.public_url
         self._link_requests = LinkRequests(self.bus, self._approvals, public_url)
@@ -110,53 +105,26 @@ class ApprovalsService(Service):
         self.spawn("outbox", self._sweep)
         self.spawn("policy", self._policies.follow)
         self.spawn("policy file", self._policies.watch_file)
-        self.spawn("shards", self._take_from_all)
         self.spawn("feed", self._feed.run)
         self.spawn("audit", self._keep_audit)
-        self.spawn("deadlines", self._due().run)
         self.spawn("list", self._approvals.list.index.run)
-        self.spawn("replays", self.replays(self._on_event).run)
-
-    def _due(self) -> WorkQueue:
-        """Return the queue of the scheduled messages that are due."""
-        return WorkQueue(
-            self.bus,
-            streams.SCHEDULES,
-            self.name,
-            (DUE,),
-            self._on_due,
-            on_poison=self.give_up,
-            attempts=self.attempts,
-            ack_wait_s=self._settings.ack_wait_s,
+        ack_wait_s = self._settings.ack_wait_s
+        deadlines = Consumer(
+            stream=streams.SCHEDULES,
+            durable=self.name,
+            subjects=(DUE,),
+            ack_wait_s=ack_wait_s,
             deletes=True,  # handled messages must be deleted, because SCHEDULES has no age limit
         )
+        requests = Consumer(
+            stream=streams.EVENTS, durable=self.name, subjects=CONCERNS, ack_wait_s=ack_wait_s
+        )
+        self.consume(deadlines, self._on_due)
+        self.consume(requests, self._approvals.on_event)
+        self.consume_replays(self._approvals.on_event)
 
     async def _on_due(self, stored: Stored) -> None:
-        try:
-            await self._approvals.on_due(approval_of(stored.payload))
-        except BusError as error:
-            log.warning("%s is handled again in a second: %s", stored.subject, error)
-            raise Retry(1) from error
-
-    async def _take_from_all(self) -> None:
-        """Read the requests of each shard, also of shards that are made later."""
-        taken = 0
-        while True:
-            for shard in range(taken, self.bus.shards.made):
-                queue = WorkQueue(
-                    self.bus,
-                    streams.events_of(shard),
-                    self.name,
-                    CONCERNS,
-                    self._on_event,
-                    on_poison=self.give_up,
-                    attempts=self.attempts,
-                    ack_wait_s=self._settings.ack_wait_s,
-                )
-                self._requests.append(f"requests of shard {shard}")
-                self.spawn(self._requests[-1], queue.run)
-                taken = shard + 1
-            await asyncio.sleep(NEW_SHARDS_S)
+        await self._approvals.on_due(approval_of(stored.payload))
 
     async def drain(self, grace_s: float) -> None:
         """End the streams of live changes, so that the clients reconnect to another process."""
@@ -166,25 +134,12 @@ class ApprovalsService(Service):
         """Stop taking decisions, and send the decisions that were already taken."""
         for listening in self._listening:
             await listening.unsubscribe()
-        await self.cancel("shards", *self._requests, "replays", "deadlines")
+        await self.stop_consuming()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 while self._tasks:  # a request's task may begin the task that sends its decision
                     await asyncio.wait(self._tasks)
         await self.cancel("policy", "policy file", "outbox", "audit", "list", "feed")
-
-    async def _on_event(self, stored: Stored) -> None:
-        try:
-            await self._approvals.on_event(stored)
-        except BusError as error:
-            # The handling is repeated until the bus answers. Otherwise the event would become a
-            # dead letter, although nothing is wrong with the event. The warning is logged once for
-            # each event, not once for each attempt.
-            if stored.subject not in self._waiting:
-                log.warning("%s is tried again every second: %s", stored.subject, error)
-            self._waiting.add(stored.subject)
-            raise Retry(1) from error
-        self._waiting.discard(stored.subject)
 
     async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
         await self._restore.after_losses()  # NATS may have lost an earlier decision

@@ -187,7 +187,7 @@ class AutomationsService(Service):
         self.spawn("shards", self._look_for_shards)
         self.spawn("open runs", self._open_runs.follow)
         self.spawn("endpoints", self._mirror.run)
-        self.spawn("replays", self.replays(self._replay).run)
+        self.consume_replays(self._replay)
 
     @property
     def notices(self) -> list[str]:
@@ -204,7 +204,8 @@ class AutomationsService(Service):
 
     async def stop(self) -> None:
         """Stop taking jobs and events, and give unfinished jobs back."""
-        await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
+        await self.stop_consuming()
+        await self.cancel("shards", "consumers", "schedules", "rules", "open runs")
         await self.cancel("endpoints", "encryption", LIST)
         await self._waking.stop()
         await self._stop_brokers()

@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from functools import partial
 from typing import Any, ClassVar
 
 from penstock import telemetry
-from penstock.bus import BusError, Lease, Peers, Reader, Stored, WorkQueue, streams
+from penstock.bus import BusError, Consumer, Lease, Peers, Reader, Stored, streams
+from penstock.bus.read.work_queue import Handle
 from penstock.bus.state.leases import keep
-from penstock.bus.subjects import run_id_of
-from penstock.service import Context, Service
+from penstock.bus.subjects import command, run_id_of
+from penstock.service import Consumption, Context, Service
 from penstock.settings import Settings
-from penstock_connector.commands.handlers import Commands, retried
+from penstock_connector.commands.handlers import Commands
 from penstock_connector.http.transport import new_client
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.decided import NotDecided
@@ -53,7 +53,7 @@ class ConnectorService(Service):
             on_dead=self._on_dead,
             confirm_s=CONFIRM_S,
         )
-        self._queues: list[WorkQueue] = []
+        self._commands_taken: dict[str, Consumption] = {}  # by kind
         self._taking_up: set[asyncio.Task[Any]] = set()
         self._commands = Commands(
             self.bus,
@@ -83,38 +83,36 @@ class ConnectorService(Service):
         self.spawn("peers", self._peers.run)
         self.spawn("reaper", self._reap)
         self.spawn("watchdog", self._watch)
-        handlers = {
-            "cancel": self._commands.cancel,
-            "continue": self._continue,
-            "start": self._commands.start,
-        }
+        self._take("cancel", self._commands.cancel)
+        self._take("continue", self._continue)
+        self._take("start", self._commands.start)
+        if self._settings.max_waiting_starts:
+            self.spawn("share", self._share)
+        if self.context.alone:
+            self._take_up_commands()  # an earlier process may have left commands
+
+    def _take(self, kind: str, handle: Handle) -> None:
+        """Begin to carry out the commands of a kind."""
+        settings = self._settings
         at_once = {
             # The handling of a cancel lasts until the leg has ended. So there is room for one
             # cancel of each leg, and a slow cancel does not delay other cancels.
-            "cancel": max(AT_ONCE, self._settings.max_legs),
-            "start": AT_ONCE + self._settings.max_waiting_starts,
+            "cancel": max(AT_ONCE, settings.max_legs),
+            "start": AT_ONCE + settings.max_waiting_starts,
         }
-        for kind, handle in handlers.items():
-            queue = WorkQueue(
-                self.bus,
-                streams.COMMANDS,
-                f"connector-{kind}",
-                [f"command.connector.{kind}.*"],
-                retried(handle),
-                on_poison=self._give_up,
-                ack_wait_s=self._settings.ack_wait_s,
-                room=(lambda: self._commands.room) if kind == "start" else None,
-                concurrency=at_once.get(kind, AT_ONCE),
-                # The handlers record only the steps that may kill the process. A command that
-                # waits for a leg is not blamed if the process dies meanwhile.
-                attempts=None,
-            )
-            self._queues.append(queue)
-            self.spawn(kind, queue.run)
-            if kind == "start" and self._settings.max_waiting_starts:
-                self.spawn("share", partial(self._share, queue))
-        if self.context.alone:
-            self._take_up_commands()  # an earlier process may have left commands
+        consumer = Consumer(
+            stream=streams.COMMANDS,
+            durable=f"connector-{kind}",
+            subjects=(command("connector", kind, "*"),),
+            ack_wait_s=settings.ack_wait_s,
+            at_once=at_once.get(kind, AT_ONCE),
+            room=(lambda: self._commands.room) if kind == "start" else None,
+        )
+        # The handlers record only the steps that may kill the process. A command that waits for a
+        # leg is not blamed if the process dies meanwhile.
+        self._commands_taken[kind] = self.consume(
+            consumer, handle, give_up=self._give_up, counts_attempts=False
+        )
 
     async def drain(self, grace_s: float) -> None:
         """Take only cancels; hand over the legs that can move without a loss, and let other legs
@@ -130,12 +128,19 @@ class ConnectorService(Service):
         """
         await self._take_no_more()
         await self._commands.handover.stop()
-        await self.cancel("cancel", "lease")
+        await self.stop_consuming()
+        await self.cancel("lease")
         await self._client.aclose()
 
     async def _take_no_more(self) -> None:
         self._commands.waiting.close()
-        await self.cancel("share", "start", "continue", "peers", "watch", "reaper", "watchdog")
+        await self.cancel("share")
+        starts_and_continues = [
+            taken for kind, taken in self._commands_taken.items() if kind != "cancel"
+        ]
+        if starts_and_continues:
+            await self.stop_consuming(*starts_and_continues)
+        await self.cancel("peers", "watch", "reaper", "watchdog")
         if self._taking_up:
             await asyncio.wait(self._taking_up)
         await self._commands.handover.refuse()
@@ -179,15 +184,15 @@ class ConnectorService(Service):
         task.add_done_callback(self._taking_up.discard)
 
     async def _take_up(self) -> None:
-        for queue in self._queues:
+        for taken in self._commands_taken.values():
             try:
-                await queue.take_up()
+                await taken.take_up()
             except BusError as error:
                 log.warning("a dead connector's commands are delivered later: %s", error)
             except Exception:  # a failure for one queue must not delay the other queues
                 log.exception("a dead connector's commands are delivered later")
 
-    async def _share(self, starts: WorkQueue) -> None:
+    async def _share(self) -> None:
         """While this connector has free legs, begin starts that wait for a leg at another
         connector."""
         seen = 0
@@ -199,7 +204,7 @@ class ConnectorService(Service):
             try:
                 # Starts that were delivered since the last search are left out, because another
                 # connector is most likely beginning them.
-                taking_up = asyncio.create_task(starts.take_up(seen))
+                taking_up = asyncio.create_task(self._commands_taken["start"].take_up(seen))
                 self._taking_up.add(taking_up)
                 taking_up.add_done_callback(self._taking_up.discard)
                 # a start that has begun is completed, even if the service stops

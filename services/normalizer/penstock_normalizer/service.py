@@ -10,10 +10,10 @@ from typing import ClassVar
 from penstock import telemetry
 from penstock.bus import BusError, FairShare, Loss
 from penstock.bus.admin import repartition
-from penstock.bus.admin.advisories import exhausted_deliveries
+from penstock.bus.admin.advisories import ADVISORIES, handler_of_advisories
 from penstock.bus.budget import Budget
 from penstock.bus.records import ENDED
-from penstock.bus.shards import group_of
+from penstock.bus.shards import each_shard, group_of
 from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
@@ -24,7 +24,6 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-NEW_SHARDS_S = 1.0  # seconds between two checks for new shards of the bus
 COUNT_S = 15.0  # seconds between two counts of the dead letters
 # seconds in which losses are collected, because one failure of NATS causes a loss for each stream
 COLLECT_LOSSES_S = 0.1
@@ -62,15 +61,8 @@ class NormalizerService(Service):
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
         self.spawn("shards", self._take_part_in_all)
-        advisories = exhausted_deliveries(
-            self.bus,
-            "normalizer-advisories",
-            self.store_dead_letter,
-            partial(end_abandoned_run, self.bus),
-            self.give_up,
-            self.attempts,
-        )
-        self.spawn("advisories", advisories.run)
+        end = partial(end_abandoned_run, self.bus)
+        self.consume(ADVISORIES, handler_of_advisories(self.bus, self.store_dead_letter, end))
         self.spawn("dead letters", self._count_dead_letters)
         self.spawn("lag", self._measure_lag)
         await asyncio.sleep(0)
@@ -99,12 +91,10 @@ class NormalizerService(Service):
 
     async def _take_part_in_all(self) -> None:
         """Take part in the work on each shard, including shards that are made later."""
-        while True:
-            for shard in range(self.bus.shards.made):
-                if shard not in self._shares:
-                    self._shares[shard] = self._share_of(shard)
-                    self.spawn(f"share {shard}", partial(self._take_part, shard))
-            await asyncio.sleep(NEW_SHARDS_S)
+        async for shard in each_shard(self.bus):
+            if shard not in self._shares:  # false if this loop failed, and was restarted
+                self._shares[shard] = self._share_of(shard)
+                self.spawn(f"share {shard}", partial(self._take_part, shard))
 
     def _share_of(self, shard: int) -> FairShare:
         return FairShare(

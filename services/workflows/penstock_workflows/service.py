@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import ClassVar, Final
 
 from penstock import telemetry
-from penstock.bus import BusError, Stored, WorkQueue, streams, subjects
+from penstock.bus import BusError, Consumer, Stored, streams, subjects
 from penstock.bus.admin.permissions import WORKFLOW_COMMANDS
 from penstock.bus.subjects import WORKFLOWS
 from penstock.off_loop import OFF_LOOP
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
-from penstock.service import Context, Service
+from penstock.service import Consumption, Context, Service
 from penstock.settings import Settings
 from penstock.web.operation import operations_of, routes_of
 from penstock_workflows.api.definitions import Definitions
 from penstock_workflows.api.starts import Starts as StartRoute
 from penstock_workflows.effects.children import Children
 from penstock_workflows.effects.frames import Frames
+from penstock_workflows.effects.listens import DURABLE as LISTENS
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.owners import Owners
 from penstock_workflows.effects.perform import Performer
 from penstock_workflows.effects.timers import DUE, Timers
 from penstock_workflows.inputs.decisions import Decisions
-from penstock_workflows.inputs.listen_queue import ListenQueue
 from penstock_workflows.inputs.message_handler import MessageHandler
 from penstock_workflows.inputs.messages import CONCERNS
 from penstock_workflows.inputs.starts import Starts
@@ -43,7 +42,6 @@ log = logging.getLogger(__name__)
 # The most inputs of one kind that may wait for their turn in the thread, besides those under way.
 MAX_OFF_LOOP: Final = 2000
 COUNT_S: Final = 10.0  # seconds between two counts of the waiting inputs
-NEW_SHARDS_S: Final = 1.0  # seconds between two checks for new shards of the bus
 
 
 class WorkflowsService(Service):
@@ -101,8 +99,7 @@ class WorkflowsService(Service):
             timers,
             self._listens,
         )
-        self._inputs: list[str] = []  # the names of the loops that take inputs
-        self._queues: list[WorkQueue] = []
+        self._inputs: list[Consumption] = []
         telemetry.WORKFLOWS_IN_MEMORY.set_function(lambda: len(self._runs))
         self._stop_forgetting = self.bus.on_reconnect(self._runs.forget)
 
@@ -110,56 +107,59 @@ class WorkflowsService(Service):
         """Store the definitions of files, and begin to take inputs."""
         if self._settings.workflows is not None:
             await apply_files(self._settings.workflows, self._store, self.context.config)
+        handler = self._message_handler
         for kind in WORKFLOW_COMMANDS:
             if kind != "replay":
-                pattern = subjects.command(WORKFLOWS, kind, "*")
-                self._take(
-                    f"workflows-{kind}",
-                    streams.COMMANDS,
-                    (pattern,),
-                    self._message_handler.command,
-                    self._give_up_start if kind == "start" else None,
+                command = self._consumer(
+                    stream=streams.COMMANDS,
+                    durable=f"workflows-{kind}",
+                    subjects=(subjects.command(WORKFLOWS, kind, "*"),),
                 )
-        self._take(self.name, streams.SCHEDULES, (DUE,), self._message_handler.due)
-        self.spawn("shards", self._take_from_all)
+                give_up = self._give_up_start if kind == "start" else self._give_up_input
+                self._inputs.append(self.consume(command, handler.command, give_up=give_up))
+        due = self._consumer(stream=streams.SCHEDULES, durable=self.name, subjects=(DUE,))
+        events = self._consumer(stream=streams.EVENTS, durable=self.name, subjects=CONCERNS)
+        listens = self._consumer(
+            stream=streams.EVENTS, durable=LISTENS, make=self._listens.update_consumers
+        )
+        self._inputs += [
+            self.consume(due, handler.due, give_up=self._give_up_input),
+            self.consume(events, handler.event, give_up=self._give_up_input),
+            self.consume(listens, handler.take_event),
+        ]
+        self.consume_replays(handler.replay)
         self.spawn("listens", self._listens.remove_unused_types)
         self.spawn("waiting inputs", self._count_waiting)
         self.spawn("open runs", self._open_runs.follow)
-        self.spawn("replays", self.replays(self._message_handler.replay).run)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new inputs, and finish the inputs that are under way."""
-        await self.cancel("shards", "replays", *self._inputs)
+        await self.stop_consuming()
         await self._timers.stop()
 
     async def stop(self) -> None:
         """Stop taking inputs, and give unfinished inputs back."""
-        await self.cancel("shards", "replays", "listens", *self._inputs)
-        await self.cancel("open runs", "waiting inputs")
+        await super().stop()
         await self._timers.stop()
         self._stop_forgetting()
 
-    def _take(
+    def _consumer(
         self,
-        durable: str,
+        *,
         stream: str,
-        patterns: Sequence[str],
-        handle: Callable[[Stored], Awaitable[None]],
-        on_poison: Callable[[Stored, Exception], Awaitable[None]] | None = None,
-    ) -> None:
-        queue = WorkQueue(
-            self.bus,
-            stream,
-            durable,
-            patterns,
-            handle,
-            on_poison=on_poison or self._give_up_input,
-            attempts=self.attempts,
-            room=self._room,
-            concurrency=self._settings.inputs_at_once + MAX_OFF_LOOP,
+        durable: str,
+        subjects: tuple[str, ...] = (),
+        make: Callable[[], Awaitable[None]] | None = None,
+    ) -> Consumer:
+        return Consumer(
+            stream=stream,
+            durable=durable,
+            subjects=subjects,
+            make=make,
             ack_wait_s=self._settings.input_ack_wait_s,
+            at_once=self._settings.inputs_at_once + MAX_OFF_LOOP,
+            room=self._room,
         )
-        self._run(f"{durable} of {stream}", queue)
 
     def _room(self) -> int:
         """Return how many inputs of one kind may be under way.
@@ -182,43 +182,13 @@ class WorkflowsService(Service):
     async def _handle_short_timer(self, run_id: str, timer: str) -> None:
         await self._message_handler.short_timer(run_id, timer)
 
-    def _listen_to(self, stream: str) -> None:
-        queue = ListenQueue(
-            self.bus,
-            stream,
-            self._listens,
-            partial(self._message_handler.take_event, stream),
-            on_poison=self.give_up,
-            attempts=self.attempts,
-            room=self._room,
-            concurrency=self._settings.inputs_at_once + MAX_OFF_LOOP,
-            ack_wait_s=self._settings.input_ack_wait_s,
-        )
-        self._run(f"heard events of {stream}", queue)
-
-    def _run(self, name: str, queue: WorkQueue) -> None:
-        self._inputs.append(name)
-        self._queues.append(queue)
-        self.spawn(name, queue.run)
-
     async def _count_waiting(self) -> None:
         """Measure how many inputs no process has taken yet."""
         while True:
             await asyncio.sleep(COUNT_S)
             try:
-                waiting = [await queue.waiting() for queue in self._queues]
+                waiting = [await each.count_waiting() for each in self._inputs]
             except BusError as error:
                 log.debug("the waiting inputs are counted later: %s", error)
                 continue
             telemetry.WORKFLOW_INPUTS_WAITING.set(sum(waiting))
-
-    async def _take_from_all(self) -> None:
-        """Take the events of each shard, also of shards that are made later."""
-        taken = 0
-        while True:
-            for shard in range(taken, self.bus.shards.made):
-                stream = streams.events_of(shard)
-                self._take(self.name, stream, CONCERNS, self._message_handler.event)
-                self._listen_to(stream)
-                taken = shard + 1
-            await asyncio.sleep(NEW_SHARDS_S)

@@ -13,6 +13,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from penstock.bus.bus import Bus
 from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.listener import Listener
+from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.connection.settings import BusSettings
 from penstock.bus.errors import (
     BusError,
@@ -29,7 +30,7 @@ from penstock.bus.errors import (
 from penstock.bus.messages import Message, Stored
 from penstock.bus.read.follow import Follow, Followed
 from penstock.bus.read.reader import Reader
-from penstock.bus.read.work_queue import NeverFinished, Retry, WorkQueue
+from penstock.bus.read.work_queue import Consumer, NeverFinished, Retry, WorkQueue
 from penstock.bus.state.fair_share import FairShare
 from penstock.bus.state.kv import Bucket, Entry
 from penstock.bus.state.leases import Lease
@@ -38,11 +39,13 @@ from penstock.bus.state.peers import Peers
 from penstock.bus.write.raw_writer import RawWriter
 
 __all__ = [
+    "RETRY_S",
     "Bucket",
     "Bus",
     "BusError",
     "BusSettings",
     "BusUnavailable",
+    "Consumer",
     "Entry",
     "FairShare",
     "FenceConflict",

@@ -7,10 +7,12 @@ can never choose different shards for one run.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import orjson
 import uuid_utils
@@ -19,6 +21,7 @@ from penstock.bus.streams import MAX_SHARDS
 
 # the bucket and the key of the record; without a record, there is one shard
 BUCKET, KEY = "checkpoints", "shards"
+NEW_SHARDS_S = 1.0  # seconds between two checks for new shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,24 @@ class Shards:
 
 
 ONE = Shards()
+
+
+class KnowsShards(Protocol):
+    """The interface of `Bus` that `each_shard` needs."""
+
+    @property
+    def shards(self) -> Shards:
+        """The number of shards, as it was at most some seconds ago."""
+
+
+async def each_shard(bus: KnowsShards, first: int = 0) -> AsyncIterator[int]:
+    """Yield the number of each shard from `first` on; wait for shards that are made later."""
+    shard = first
+    while True:
+        while shard < bus.shards.made:
+            yield shard
+            shard += 1
+        await asyncio.sleep(NEW_SHARDS_S)
 
 
 def group_of(shard: int) -> str:

@@ -17,6 +17,7 @@ import orjson
 
 from penstock import log_fields
 from penstock.bus import (
+    RETRY_S,
     Bus,
     BusError,
     BusUnavailable,
@@ -39,7 +40,6 @@ from penstock.web.problems import Problem
 
 SHOWN_CHARACTERS = 200  # the run's record keeps this many characters of the message
 TRIES = 3
-RETRY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ The command `python -m penstock_<name>` calls `main` with the service's class.
 """
 
 from penstock.service.connecting import bus_settings, connect, pod_name
+from penstock.service.consumption import Consumption
 from penstock.service.process import main, serve
 from penstock.service.service import Context, Service
 from penstock.service.stopping import Stop, drain, stop, stop_on_signals
 
 __all__ = [
+    "Consumption",
     "Context",
     "Service",
     "Stop",

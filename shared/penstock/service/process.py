@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -70,18 +71,19 @@ async def serve(
         StartUpError: NATS cannot be used, or did not become reachable in time.
         BindRefused: a port cannot be opened.
     """
-    services: list[Service] = []
-    server: Server | None = None
-    probes: Server | None = None
-    auth: Auth | None = None
-    background: list[asyncio.Task[None]] = []
-    exporter = _observe(service_types, config)
-    insecure = settings.insecure_bind == "yes"
     auth_config = AuthConfig(**settings.auth.model_dump())
+    exporter = _observe(service_types, config)
     waiting = [Waiting(service_type.name) for service_type in service_types]
     probed: list[Probed] = [*waiting]
-    try:
+    services: list[Service] = []
+    # The services stop first, while the server and the probes still answer. Then everything else is
+    # closed in the reverse order in which it was opened.
+    async with AsyncExitStack() as stack, AsyncExitStack() as at_first:
+        at_first.push_async_callback(stop, services)
+        stack.push_async_callback(tracing.stop, exporter)
+        stack.push_async_callback(_close_buses, services)
         probes = _probes(service_types, settings, auth_config, probed)
+        stack.push_async_callback(probes.stop)
         await probes.start()
         for number, service_type in enumerate(service_types):
             connecting = connect(service_type, settings, config, waiting[number])
@@ -92,51 +94,61 @@ async def serve(
             probed[number] = services[number]
         for service in services:
             await service.run()
-        routes = [route for service in services for route in service.routes]
-        if routes:
-            # The bus must be the bus of a service with routes, because the NATS users of all other
-            # services may not read the bucket `tokens`.
-            bus = [service.bus for service in services if service.routes][-1]
-            store = TokenIndex(bus)
-            background.append(asyncio.create_task(store.index.run(), name="list-tokens"))
-            auth = _auth(auth_config, bus, store)
-            everything = [*routes, *auth_routes(auth)]
-            ping_s = min(service.ws_ping_s for service in services)
-            server = Server(
-                everything,
-                settings.host,
-                settings.port,
-                insecure,
-                auth,
-                ping_s,
-                body_memory=BodyMemory(
-                    settings.anonymous_body_bytes, settings.anonymous_body_bytes_per_address
-                ),
-            )
-            await server.start()
-        background += [
-            asyncio.create_task(measure(services), name="measure"),
-            asyncio.create_task(measure_turns(), name="measure-turns"),
-        ]
+        servers = await _serve_routes(services, settings, auth_config, stack)
+        _run_until_closed("measure", measure(services), stack)
+        _run_until_closed("measure-turns", measure_turns(), stack)
         on_ready()
         await until.asked.wait()
         log.info("draining for up to %g s; a second signal ends that", settings.drain_s)
-        served = (server,) if server is not None else ()
         if _closes_port(settings, alone=alone):
-            for each in served:
-                each.close_port()
-        await drain(services, settings.drain_s, until.at_once, served)
-    finally:
-        await stop(services)
-        for http in (server, probes):
-            if http is not None:
-                await http.stop()
-        if auth is not None:
-            await auth.close()
-        for task in background:
-            task.cancel()
-            await asyncio.wait([task], timeout=CANCEL_S)
-        await _close(services, exporter)
+            for server in servers:
+                server.close_port()
+        await drain(services, settings.drain_s, until.at_once, servers)
+
+
+async def _serve_routes(
+    services: Sequence[Service], settings: Settings, auth_config: AuthConfig, stack: AsyncExitStack
+) -> list[Server]:
+    """Serve the routes of all services under one port until `stack` is closed; return the server,
+    if there are routes.
+
+    Raises:
+        BindRefused: the port cannot be opened.
+    """
+    routes = [route for service in services for route in service.routes]
+    if not routes:
+        return []
+    # The bus must be the bus of a service with routes, because the NATS users of all other services
+    # may not read the bucket `tokens`.
+    bus = [service.bus for service in services if service.routes][-1]
+    store = TokenIndex(bus)
+    _run_until_closed("list-tokens", store.index.run(), stack)
+    auth = _auth(auth_config, bus, store)
+    stack.push_async_callback(auth.close)
+    server = Server(
+        [*routes, *auth_routes(auth)],
+        settings.host,
+        settings.port,
+        settings.insecure_bind == "yes",
+        auth,
+        min(service.ws_ping_s for service in services),
+        body_memory=BodyMemory(
+            settings.anonymous_body_bytes, settings.anonymous_body_bytes_per_address
+        ),
+    )
+    stack.push_async_callback(server.stop)
+    await server.start()
+    return [server]
+
+
+def _run_until_closed(name: str, loop: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
+    task = asyncio.create_task(loop, name=name)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_S)
+
+    stack.push_async_callback(end)
 
 
 def _probes(
@@ -181,11 +193,9 @@ def _observe(service_types: Sequence[type[Service]], config: Config) -> tracing.
         raise ConfigurationError(str(error)) from None
 
 
-async def _close(services: Sequence[Service], exporter: tracing.Exporter | None) -> None:
-    """Close the connections to NATS and to the collector of traces."""
+async def _close_buses(services: Sequence[Service]) -> None:
     for service in services:
         await service.bus.close()
-    await tracing.stop(exporter)
 
 
 def _auth(config: AuthConfig, bus: Bus, store: TokenIndex) -> Auth:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, Stored, WorkQueue, streams
+from penstock.bus import Bus, BusError, Consumer, Stored, streams
+from penstock.bus.read.work_queue import GiveUp, Handle
 from penstock.bus.state import deadletters
 from penstock.bus.state.attempts import Attempts
 from penstock.bus.state.deadletters import DeadLetter
 from penstock.bus.subjects import replay_of
 from penstock.bus.write import objects
+from penstock.service.consumption import Consumption
 from penstock.settings import Config, Settings
 from penstock.web.operation import Operation, Route
 from penstock.web.server import WS_PING_S
@@ -64,6 +66,7 @@ class Service(ABC):
         self.ws_ping_s = WS_PING_S  # seconds between pings on WebSockets
         self.draining = False
         self._loops: dict[str, asyncio.Task[None]] = {}
+        self._consumptions: list[Consumption] = []
         self._started = False
 
     @abstractmethod
@@ -80,6 +83,7 @@ class Service(ABC):
 
     async def stop(self) -> None:
         """Take no more work, hand over unfinished work, and release all leases."""
+        await self.stop_consuming()
         await self.cancel(*self._loops)
 
     async def run(self) -> None:
@@ -149,25 +153,51 @@ class Service(ABC):
                 log.warning("%s: run %s: no dead letter yet: %s", service, letter.run_id, failure)
                 await asyncio.sleep(RESTART_S)
 
-    def replays(self, handle: Callable[[Stored], Awaitable[None]]) -> WorkQueue:
-        """Return the work queue of replays.
+    def consume(
+        self,
+        consumer: Consumer,
+        handle: Handle,
+        *,
+        give_up: GiveUp | None = None,
+        counts_attempts: bool = True,
+    ) -> Consumption:
+        """Process the messages of a durable consumer until `stop_consuming` is called.
+
+        If the consumer's stream is RAW or EVENTS, the messages of all shards are processed, also of
+        shards that are made later. `handle` gets each message. A repeated call must do no harm.
+        `WorkQueue` describes what happens if `handle` raises an error. `give_up` gets a message
+        that cannot be processed; by default, the message becomes a dead letter. Pass
+        `counts_attempts=False` if the handler itself records the steps that may kill its process.
+        """
+        attempts = self.attempts if counts_attempts else None
+        consumption = Consumption(self.bus, consumer, handle, give_up or self.give_up, attempts)
+        self._consumptions.append(consumption)
+        self.spawn(consumption.name, consumption.run)
+        return consumption
+
+    def consume_replays(self, handle: Handle) -> None:
+        """Process replays until `stop_consuming` is called.
 
         A replay is a message that this service gave up and that an operator has sent again.
         """
 
-        async def again(stored: Stored) -> None:
+        async def handle_again(stored: Stored) -> None:
             letter = await objects.unwrap(self.bus, stored.payload)
             await handle(DeadLetter.model_validate_json(letter).message)
 
-        return WorkQueue(
-            self.bus,
-            streams.COMMANDS,
-            f"{self.name}-replay",
-            [replay_of(self.name, "*")],
-            again,
-            on_poison=self.give_up,
-            attempts=self.attempts,
+        replays = replay_of(self.name, "*")
+        durable = f"{self.name}-replay"
+        self.consume(
+            Consumer(stream=streams.COMMANDS, durable=durable, subjects=(replays,)), handle_again
         )
+
+    async def stop_consuming(self, *consumptions: Consumption) -> None:
+        """Take no more messages of these consumers, or of all consumers, and wait for the handlers.
+
+        `Consumer.finish_s` limits this time. Unfinished messages are given back.
+        """
+        names = [each.name for each in consumptions or self._consumptions]
+        await asyncio.gather(*(self.cancel(name) for name in names))
 
     async def cancel(self, *names: str) -> None:
         """Cancel these loops one after another, in this order."""

@@ -16,7 +16,17 @@ import orjson
 
 from bench.peers.penstock import broker, services
 from bench.session import Session
-from penstock.bus import Bus, BusSettings, Message, Stored, WorkQueue, messages, streams, subjects
+from penstock.bus import (
+    Bus,
+    BusSettings,
+    Consumer,
+    Message,
+    Stored,
+    WorkQueue,
+    messages,
+    streams,
+    subjects,
+)
 from penstock.bus.records import StartCommand
 from support.drive.pipeline import new_run_id
 from support.drive.waiting import eventually
@@ -110,15 +120,14 @@ async def run(session: Session) -> None:
 
 
 async def _measured(bus: Bus, workload: Workload, pids: dict[str, int]) -> dict[str, float]:
+    commands = Consumer(
+        stream=streams.COMMANDS,
+        durable="connector-start",
+        subjects=(subjects.command("connector", "start", "*"),),
+        at_once=256,
+    )
     connectors = WorkQueue(
-        bus,
-        streams.COMMANDS,
-        "connector-start",
-        [subjects.command("connector", "start", "*")],
-        lambda stored: _complete(bus, stored),
-        on_poison=_gives_up,
-        attempts=None,
-        concurrency=256,
+        bus, commands, lambda stored: _complete(bus, stored), give_up=_gives_up, attempts=None
     )
     working = asyncio.create_task(connectors.run())
     await define(bus, _definition(workload))

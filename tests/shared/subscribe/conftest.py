@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, Message, Stored, subjects
+from penstock.bus import Bus, Message, Stored, WorkQueue, subjects
 from penstock.bus.admin import subscribers
-from penstock.bus.admin.advisories import exhausted_deliveries
+from penstock.bus.admin.advisories import ADVISORIES, handler_of_advisories
 from penstock.bus.admin.permissions import OPERATOR, SUBSCRIBER
 from penstock.bus.state import deadletters
 from penstock.bus.state.attempts import Attempts
@@ -120,12 +120,10 @@ async def burying(bus: Bus) -> AsyncIterator[None]:
     async def never(stored: Stored, error: Exception) -> None:
         raise AssertionError(error)
 
-    task = asyncio.create_task(
-        exhausted_deliveries(
-            *(bus, "normalizer-advisories", store_dead_letter, never, never),
-            Attempts(bus, "normalizer"),
-        ).run()
-    )
+    handle = handler_of_advisories(bus, store_dead_letter, never)
+    attempts = Attempts(bus, "normalizer")
+    queue = WorkQueue(bus, ADVISORIES, handle, give_up=never, attempts=attempts)
+    task = asyncio.create_task(queue.run())
     try:
         yield
     finally:

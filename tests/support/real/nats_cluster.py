@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -91,8 +92,13 @@ class Network:
             return int((await eventually(probe, 30, f"a leader of {stream}")).removeprefix("n"))
 
     @asynccontextmanager
-    async def elections(self, lost: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async def elections(
+        self, lost: int
+    ) -> AsyncIterator[Callable[[], Awaitable[dict[str, float]]]]:
         """Yield a function that waits until the surviving servers lead the cluster and each stream.
+
+        The function returns the monotonic time at which each stream was led; for the cluster, the
+        name is empty.
 
         Enter this context before the server `lost` is killed.
         """
@@ -100,13 +106,19 @@ class Network:
         async with connected(f"nats://127.0.0.1:{survivor.port}", retention=REPLICATED) as bus:
             streams = await _streams(bus)
 
-            async def elected() -> None:
-                left = {"INFO", *(f"STREAM.INFO.{name}" for name in streams)}
-                while left:
-                    asked = sorted(left)
-                    led = await asyncio.gather(*(_is_led(bus, call, lost) for call in asked))
-                    left -= {call for call, is_led in zip(asked, led, strict=True) if is_led}
+            async def elected() -> dict[str, float]:
+                calls = {"": "INFO", **{name: f"STREAM.INFO.{name}" for name in streams}}
+                led_at: dict[str, float] = {}
+                while without := [name for name in calls if name not in led_at]:
+                    led = await asyncio.gather(
+                        *(_is_led(bus, calls[name], lost) for name in without)
+                    )
+                    now = time.monotonic()
+                    led_at |= {
+                        name: now for name, is_led in zip(without, led, strict=True) if is_led
+                    }
                     await asyncio.sleep(0.05)
+                return led_at
 
             yield elected
 

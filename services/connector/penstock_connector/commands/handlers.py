@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import httpx
 
-from penstock.bus import Bus, BusError, Peers, Retry, Stored
+from penstock.bus import Bus, Peers
 from penstock.bus.state.attempts import Attempts
 from penstock.settings import Config
 from penstock_connector.commands.abandoned import AbandonedRuns, DeadLetters
@@ -27,8 +26,6 @@ from penstock_connector.succession.handover import Handover
 from penstock_connector.succession.reaper import Reaper
 from penstock_connector.succession.takeover import Takeover
 from penstock_connector.succession.watchdog import Watchdog
-
-log = logging.getLogger(__name__)
 
 OPEN_AT_ONCE: Final = 64  # the most starts whose legs are opened at the same time
 
@@ -86,19 +83,3 @@ class Commands:
     def has_free_legs(self) -> bool:
         """Whether a start that waits at another connector could begin at this connector."""
         return self.registry.free_legs > 0 and not len(self.waiting)
-
-
-def retried(handle: Callable[[Stored], Awaitable[None]]) -> Callable[[Stored], Awaitable[None]]:
-    """Return a handler that raises Retry for a BusError, so that the command is delivered again.
-
-    If `handle` were used directly, a long outage of the bus would turn commands into dead letters.
-    """
-
-    async def handled(stored: Stored) -> None:
-        try:
-            await handle(stored)
-        except BusError as error:
-            log.warning("%s: later, since the bus is away: %s", stored.subject, error)
-            raise Retry(1) from error
-
-    return handled

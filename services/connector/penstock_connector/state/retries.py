@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from penstock.bus import BusError, FenceConflict
+from penstock.bus import RETRY_S, BusError, FenceConflict
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-RETRY_S: Final = 0.25
 
 
 async def with_retries(step: Callable[[], Awaitable[T]]) -> T:

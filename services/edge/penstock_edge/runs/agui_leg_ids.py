@@ -14,7 +14,7 @@ from typing import Final
 
 import orjson
 
-from penstock.bus import Bus, BusError
+from penstock.bus import RETRY_S, Bus, BusError
 from penstock.bus.subjects import key_of
 from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.views.agui import LegIds, default_agui_run_id
@@ -22,7 +22,6 @@ from penstock_edge.views.agui import LegIds, default_agui_run_id
 log = logging.getLogger(__name__)
 
 AGUI: Final = "agui"
-RETRY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)

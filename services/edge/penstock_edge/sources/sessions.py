@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 from pydantic import ValidationError
 
-from penstock.bus import Bus, BusError, ObjectGone, Stored
+from penstock.bus import RETRY_S, Bus, BusError, ObjectGone, Stored
 from penstock.bus.messages import FIRST, SEQUENCE
 from penstock.bus.read.direct import read
 from penstock.bus.records import RunRecord, SessionRecord
@@ -26,7 +26,6 @@ from penstock_edge.views.items import type_of
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.5
 CREATED_AT: Final = (
     "created_at"  # a further field of a record that was created before its first run
 )

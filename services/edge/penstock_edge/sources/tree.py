@@ -12,9 +12,8 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
-from penstock.bus import Bus, BusError, Stored, subjects
+from penstock.bus import RETRY_S, Bus, BusError, Stored, subjects
 from penstock_edge.sources.feed import Feed, Feeds, Watcher
 from penstock_edge.sources.histories import history_of_tree
 from penstock_edge.sources.run_source import ignore_failure
@@ -22,8 +21,6 @@ from penstock_edge.views.run_tree import Child, Members
 from penstock_edge.views.view import Deliver, Source
 
 log = logging.getLogger(__name__)
-
-RETRY_S: Final = 0.5
 
 
 class TreeSource(Source, Watcher):

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.bus import BusError, Stored
+from penstock.bus import RETRY_S, BusError, Stored
 from penstock.log_fields import run_of
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.history import History
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 LAG_RETRY_S: Final = 0.05
 LAG_TRIES: Final = 40
-UNAVAILABLE_RETRY_S: Final = 0.5
 # a write of a replay ends with the item that brings the write to at least this number of bytes
 PIECE_BYTES: Final = 256 * 1024
 
@@ -87,7 +86,7 @@ class Replay:
             view = self._hub.view
             text, extra = "%s cannot be read now; trying again: %s", run_of(view.run_id)
             log.warning(text, " ".join(view.key), error, extra=extra)
-            await asyncio.sleep(UNAVAILABLE_RETRY_S)
+            await asyncio.sleep(RETRY_S)
             return False
         self._unencoded = step.kept[::-1]
         # A batch may have no message for this client. The result is then False. So the caller can

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from penstock.bus import Bus, BusError, Stored, streams, subjects
+from penstock.bus import RETRY_S, Bus, BusError, Stored, streams, subjects
 from penstock.bus.budget import Budget, counted_bytes
 from penstock.bus.read import direct
 from penstock.bus.write import fence
@@ -166,11 +166,11 @@ async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
             found, _ = await direct.read(bus, stream, pattern, start, limit, READ_BYTES)
         except BusError as error:
             log.warning("run %s: its frames cannot be read yet: %s", run_id, error)
-            await asyncio.sleep(fence.RETRY_S)
+            await asyncio.sleep(RETRY_S)
             continue
         if found:
             return found  # a replica that lags behind returns fewer frames but skips none
         tail = await fence.tail(bus, stream, pattern)
         if tail is None or tail.sequence < start:
             return []
-        await asyncio.sleep(fence.RETRY_S)
+        await asyncio.sleep(RETRY_S)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from penstock.bus import Bus, BusError, MessageTooLarge, ObjectGone
+from penstock.bus import RETRY_S, Bus, BusError, MessageTooLarge, ObjectGone
 from penstock.bus.records import PauseRecord
-from penstock.bus.write import fence, objects
+from penstock.bus.write import objects
 from penstock.dialects.workflow import PROTOCOL
 from penstock_normalizer.fold.run_fold import RunFold
 
@@ -63,7 +63,7 @@ class Pauses:
                 raise  # a repeated write would be as large
             except BusError as error:
                 log.warning("run %s: its pause is not stored yet: %s", fold.run_id, error)
-                await asyncio.sleep(fence.RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     async def store_workflow(self, fold: RunFold) -> None:
         """Store the state of a workflow's run after its events; if the bus does not answer, wait.
@@ -90,7 +90,7 @@ class Pauses:
                 raise  # a repeated write would be as large
             except BusError as error:
                 log.warning("run %s: its state is not stored yet: %s", run_id, error)
-                await asyncio.sleep(fence.RETRY_S)
+                await asyncio.sleep(RETRY_S)
         if revision is not None:
             if len(self._workflows) >= MAX_KNOWN:
                 self._workflows.clear()
@@ -133,7 +133,7 @@ class Pauses:
                 raise  # a repeated write would be as large
             except BusError as error:
                 log.warning("run %s: its pause does not expire yet: %s", run_id, error)
-                await asyncio.sleep(fence.RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
 
 def _record(fold: RunFold) -> PauseRecord:

@@ -11,9 +11,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from penstock.bus import BusError, MessageTooLarge, Stored
+from penstock.bus import RETRY_S, BusError, MessageTooLarge, Stored
 from penstock.bus.messages import raw_frame
-from penstock.bus.write import fence
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import Backlog
 from penstock_normalizer.runs.blocked import MAX_RETRY_S, BlockedRun
@@ -93,7 +92,7 @@ class Run:
                 self._fold = None
                 if isinstance(error, BusError) and not isinstance(error, MessageTooLarge):
                     log.warning("run %s: it is folded again: %s", self._run_id, error)
-                    await asyncio.sleep(fence.RETRY_S)
+                    await asyncio.sleep(RETRY_S)
                 else:
                     await self._wait_or_end(first, error)
             else:
@@ -135,7 +134,7 @@ class Run:
                     log.exception("run %s: its end cannot be written", self._run_id)
                     return
                 log.warning("run %s: its end is not written yet: %s", self._run_id, error)
-                await asyncio.sleep(fence.RETRY_S)
+                await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("run %s: its end cannot be written", self._run_id)
                 return

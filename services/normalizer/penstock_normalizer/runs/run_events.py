@@ -11,6 +11,7 @@ from prometheus_client import Counter
 
 from penstock import log_fields, telemetry
 from penstock.bus import (
+    RETRY_S,
     Bus,
     BusError,
     BusUnavailable,
@@ -146,7 +147,7 @@ class RunEvents:
             except (BusUnavailable, StreamFull) as error:
                 log.log(level, "run %s: EVENTS does not take events: %s", self._run_id, error)
                 level = logging.DEBUG  # one warning for each run is enough
-                await asyncio.sleep(fence.RETRY_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             else:
                 self.published(fold, batch, last)

@@ -10,10 +10,9 @@ from typing import Any
 import orjson
 
 from penstock import log_fields, telemetry
-from penstock.bus import Bus, BusError, MessageTooLarge, Stored, messages, streams
+from penstock.bus import RETRY_S, Bus, BusError, MessageTooLarge, Stored, messages, streams
 from penstock.bus.records import ENDED, RunRecord, RunStatus
 from penstock.bus.write import objects
-from penstock.bus.write.fence import RETRY_S
 from penstock.dialects.base import JsonObject
 from penstock.tracing import spans
 from penstock_normalizer.fold.envelope import CanonicalEvent

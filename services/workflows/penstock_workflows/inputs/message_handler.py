@@ -25,8 +25,6 @@ from penstock_workflows.journal.journal import Journals
 
 log = logging.getLogger(__name__)
 
-# Seconds before an input is taken again if the bus failed while the input was processed.
-AGAIN_S = 1.0
 # Seconds before an input is taken again if a newer version has written the run's journal. A process
 # of that version may take the input meanwhile.
 NEWER_S = 5.0
@@ -75,14 +73,9 @@ class MessageHandler:
         """Handle a timer for which this process has waited. Raises as `Decisions.take` does."""
         await self._decisions.take(run_id, TimerInput(timer), repeated=False)
 
-    async def take_event(self, stream: str, stored: Stored) -> None:
+    async def take_event(self, stored: Stored) -> None:
         """Handle an event for which steps may listen."""
-
-        async def handle(stored: Stored, repeated: bool) -> None:
-            for run_id, given in await self._listens.inputs_of(stream, stored):
-                await self._decisions.take(run_id, given, repeated=repeated)
-
-        await self._once(stored, handle)
+        await self._once(stored, self._on_heard_event)
 
     async def replay(self, stored: Stored) -> None:
         """Handle a message that became a dead letter and that an operator replays."""
@@ -94,7 +87,7 @@ class MessageHandler:
             await self.due(stored)
         else:
             await self.event(stored)
-            await self.take_event(streams.events_for(subjects.run_id_of(stored.subject)), stored)
+            await self.take_event(stored)
 
     async def _once(
         self, stored: Stored, handle: Callable[[Stored, bool], Awaitable[None]]
@@ -110,9 +103,6 @@ class MessageHandler:
             if isinstance(error, UnknownRecord):
                 log.warning("%s is tried again every %g s: %s", stored.subject, NEWER_S, error)
                 raise Retry(NEWER_S) from error
-            if isinstance(error, BusError):
-                log.warning("%s is tried again: %s", stored.subject, error)
-                raise Retry(AGAIN_S) from error
             raise
         self._unfinished.discard(key)
 
@@ -248,6 +238,11 @@ class MessageHandler:
     async def _on_event(self, stored: Stored, repeated: bool) -> None:
         payload = await objects.unwrap(self._bus, stored.payload)
         for run_id, given in inputs_of_event(payload):
+            await self._decisions.take(run_id, given, repeated=repeated)
+
+    async def _on_heard_event(self, stored: Stored, repeated: bool) -> None:
+        stream = streams.events_for(subjects.run_id_of(stored.subject))
+        for run_id, given in await self._listens.inputs_of(stream, stored):
             await self._decisions.take(run_id, given, repeated=repeated)
 
     async def _on_due(self, stored: Stored, repeated: bool) -> None:

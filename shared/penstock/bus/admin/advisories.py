@@ -20,28 +20,30 @@ from penstock.bus import streams
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
-from penstock.bus.read.work_queue import BURIED, CountsAttempts, NeverFinished, WorkQueue
+from penstock.bus.read.work_queue import BURIED, Consumer, Handle, NeverFinished
 from penstock.bus.subjects import MAX_DELIVERIES, TERMINATED
 
 log = logging.getLogger(__name__)
 
 # The kinds of streams whose messages become dead letters here.
 WATCHED = frozenset({streams.COMMANDS, streams.RAW, streams.EVENTS, streams.SCHEDULES})
+ADVISORIES = Consumer(
+    stream=streams.ADVISORIES,
+    durable="normalizer-advisories",
+    subjects=(f"{MAX_DELIVERIES}.>", f"{TERMINATED}.>"),
+)
 
 
 class Terminated(Exception):
     """The client that took a message has given the message up. The text is the client's reason."""
 
 
-def exhausted_deliveries(
+def handler_of_advisories(
     bus: HasJetStream,
-    durable: str,
     store_dead_letter: Callable[[str, Stored, Exception], Awaitable[None]],
     end: Callable[[Stored, Exception], Awaitable[None]],
-    on_poison: Callable[[Stored, Exception], Awaitable[None]],
-    attempts: CountsAttempts,
-) -> WorkQueue:
-    """Return the work queue that processes the advisories.
+) -> Handle:
+    """Return the handler of the advisories.
 
     `store_dead_letter` gets the service, the message, and the reason. The service is the durable
     consumer's name up to the first dash. `end` gets a command that no service will carry out, and
@@ -82,12 +84,4 @@ def exhausted_deliveries(
             # keep the message forever.
             await leader.delete(bus, stream, message.sequence)
 
-    return WorkQueue(
-        bus,
-        streams.ADVISORIES,
-        durable,
-        [f"{MAX_DELIVERIES}.>", f"{TERMINATED}.>"],
-        handle,
-        on_poison=on_poison,
-        attempts=attempts,
-    )
+    return handle

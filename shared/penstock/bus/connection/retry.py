@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 0.25  # seconds between two attempts while the bus is away
 AGAIN_S = 0.5  # seconds between two sendings of a request
 START_AGAIN_S = 1.0  # seconds between two attempts of a step of a start
 

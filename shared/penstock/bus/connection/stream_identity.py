@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError
 
 CHECK_AGAIN_S = 2.0  # seconds between two comparisons while a stream is missing or was made anew
-ASK_AGAIN_S = 0.25  # seconds between requests while no server answers, as during an election
 _NAMED = 3  # the most names in one message, because a server without data lacks all streams
 
 _MISSING = (
@@ -81,7 +81,7 @@ class StreamIdentity:
             elif len(unseen) < len(answers):
                 self._found()
             if unseen:
-                await asyncio.sleep(CHECK_AGAIN_S if gone else ASK_AGAIN_S)
+                await asyncio.sleep(CHECK_AGAIN_S if gone else RETRY_S)
 
     async def _created_at(self, name: str, gone: bool) -> str | None:
         """Return a stream's time of creation; None without such a stream, empty without an answer.

@@ -19,6 +19,7 @@ from nats.errors import Error as NatsError
 from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.listener import Listener
+from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 
@@ -32,9 +33,9 @@ SILENCE_S = 1.5  # seconds without a heartbeat after which the consumer's leader
 # process reads heartbeats late. After only one check, such a process would conclude that a working
 # leader is gone.
 SILENT_CHECKS = 3
-# Seconds before a consumer that failed is opened anew: RETRY_S for each failure in a row, at most
-# MAX_RETRY_S.
-RETRY_S, MAX_RETRY_S = 0.25, 0.5
+# The most seconds before a consumer that failed is opened anew: `RETRY_S` for each failure in a
+# row, up to this limit.
+MAX_RETRY_S = 0.5
 # the most bytes in one batch; without this limit, a batch could have 256 MiB
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import orjson
 from nats.errors import Error as NatsError
@@ -15,13 +16,7 @@ from nats.errors import Error as NatsError
 from penstock import log_fields
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.retry import first_answer
-from penstock.bus.errors import (
-    CONSUMER_NOT_FOUND,
-    ApiError,
-    BusError,
-    BusUnavailable,
-    OutcomeUnknown,
-)
+from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError, BusError, MessageTooLarge
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
@@ -34,6 +29,8 @@ AGAIN_S = 1.0  # seconds before a step that failed is repeated
 # For `take_up`: the most handlers that run at once, the most calls of a handler that raises
 # `Retry`, and the longest pause between two calls, in seconds.
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
+# The number of deliveries after which a message whose handler fails is given up.
+MAX_DELIVER = 5
 # The server's limit of deliveries of one message. Even if every process that takes the message is
 # killed, the limit is reached only after hours.
 SERVER_LIMIT = 1000
@@ -41,8 +38,15 @@ CHECK_S = 0.2  # seconds between two checks whether there is room for more messa
 # The reason that a work queue gives when it ends a message that it has made a dead letter. The
 # server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
 BURIED = "penstock: the message is a dead letter"
-AGAIN = b"-NAK"  # the beginning of the answer that asks the server for another delivery
 MAX_PENDING = 10_000  # the most messages that are delivered and not acknowledged
+
+# The answers to the server.
+DONE = b"+ACK"
+NEVER_AGAIN = b"+TERM " + BURIED.encode()
+WORKING = b"+WPI"  # the message is still being handled
+
+Handle: TypeAlias = Callable[[Stored], Awaitable[None]]
+GiveUp: TypeAlias = Callable[[Stored, Exception], Awaitable[None]]
 
 
 class Retry(Exception):
@@ -73,83 +77,135 @@ class CountsAttempts(Protocol):
         """
 
 
-class WorkQueue:
-    """Processes messages of one durable consumer, up to `concurrency` at a time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A durable consumer of a stream, and the limits for the processing of its messages.
 
-    When a handler returns, the queue acknowledges the message. When a handler raises `Retry`, or
-    while the bus is away, the same process keeps the message and calls the handler again; this does
-    not count as a delivery. Any other exception is logged, and the server delivers the message
-    again, up to `max_deliver` times. Then `on_poison` gets the message.
+    `subjects` are the consumer's filters. If another component changes the filters, pass `make`,
+    which makes the consumer or changes it, and may raise BusError.
 
-    The server counts all deliveries, including deliveries to processes that were killed or stopped.
-    So a message with `max_deliver` deliveries may never have failed. Therefore, this process tries
-    the message once more if the message has not failed in this process.
-
-    A delivery without an answer does not count. `attempts` finds the messages that kill the
-    processes that handle them, and `on_poison` gets such a message with NeverFinished. Pass None if
-    the handler itself records the steps that may kill its process. If a message cannot be given up,
-    the server stops delivering it after `SERVER_LIMIT` deliveries and publishes an advisory.
+    `room` returns how many handlers may run now. Pass `room` where this number depends on more than
+    the number of running handlers; it is at most `at_once`.
 
     With `deletes`, a message that was acknowledged or given up is deleted from the stream. The
     stream then needs no age limit. If the process ends after it has answered and before it has
     deleted the message, the message stays in the stream. So give such messages a TTL.
+    """
 
-    `room` returns how many more messages may be taken. Pass `room` where this number depends on
-    more than the number of running handlers.
+    stream: str
+    durable: str
+    subjects: tuple[str, ...] = ()
+    make: Callable[[], Awaitable[None]] | None = None
+    ack_wait_s: float = 30.0
+    at_once: int = 64  # the most handlers that run at once
+    room: Callable[[], int] | None = None
+    deletes: bool = False
+    # the seconds that running handlers get to finish when the work stops
+    finish_s: float = 5.0
+
+
+class WorkQueue:
+    """Processes messages of one durable consumer.
+
+    When a handler returns, the queue acknowledges the message. When a handler raises `Retry` or a
+    BusError, the same process keeps the message and calls the handler again; this does not count as
+    a delivery. Any other exception is logged, and the server delivers the message again, up to
+    `MAX_DELIVER` times. Then `give_up` gets the message.
+
+    The server counts all deliveries, including deliveries to processes that were killed or stopped.
+    So a message with `MAX_DELIVER` deliveries may never have failed. Therefore, this process tries
+    the message once more if the message has not failed in this process.
+
+    A delivery without an answer does not count. `attempts` finds the messages that kill the
+    processes that handle them, and `give_up` gets such a message with NeverFinished. Pass None if
+    the handler itself records the steps that may kill its process. If a message cannot be given up,
+    the server stops delivering it after `SERVER_LIMIT` deliveries and publishes an advisory.
     """
 
     def __init__(
         self,
         bus: HasJetStream,
-        stream: str,
-        durable: str,
-        patterns: Sequence[str],
-        handle: Callable[[Stored], Awaitable[None]],
+        consumer: Consumer,
+        handle: Handle,
         *,
-        on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        give_up: GiveUp,
         attempts: CountsAttempts | None,
-        room: Callable[[], int] | None = None,
-        concurrency: int = 64,
-        ack_wait_s: float = 30.0,
-        max_deliver: int = 5,
-        deletes: bool = False,
     ) -> None:
         self._bus = bus
-        self._stream = stream
-        self._durable = durable
-        self._patterns = patterns
+        self._consumer = consumer
         self._handle = handle
-        self._on_poison = on_poison
+        self._give_up = give_up
         self._attempts = attempts
-        self._room = room or (lambda: concurrency)
-        self._concurrency = concurrency
-        self._ack_wait_s = ack_wait_s
-        self._max_deliver = max_deliver
-        self._deletes = deletes
         # The stream sequences of messages that failed in this process. Another process may have
         # processed some of these messages since then.
         self._failed: set[int] = set()
+        # by stream sequence: the messages that are being handled, with their newest deliveries
+        self._in_hand: dict[int, Delivery] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_hand: set[int] = set()  # stream sequences of messages being handled
         self._taken_up: set[int] = set()  # stream sequences that `take_up` has handled
         self._stopped = asyncio.Event()
-        what = f"taking work from {durable}"
         self._pull = PullLoop(
-            bus.jetstream, stream, self, batch=concurrency, look_s=CHECK_S, what=what
+            bus.jetstream,
+            consumer.stream,
+            self,
+            batch=consumer.at_once,
+            look_s=CHECK_S,
+            what=f"taking work from {consumer.durable}",
         )
 
     async def run(self) -> None:
-        """Take messages until cancelled; then wait for the handlers that are running."""
+        """Take messages until cancelled; then give the running handlers `finish_s` to finish.
+
+        Handlers that have not finished then are cancelled, and their messages are given back, so
+        that another process can take them at once.
+        """
         self._stopped.clear()
-        measured, name = self._bus.jetstream.waiting, (self._stream, self._durable)
-        measured[name] = self.waiting
+        measured, name = (
+            self._bus.jetstream.waiting,
+            (self._consumer.stream, self._consumer.durable),
+        )
+        measured[name] = self.count_waiting
+        reporting = asyncio.create_task(self._report_work())
         try:
             await self._pull.run()
         finally:
             measured.pop(name, None)
             self._stopped.set()
+            try:
+                await self._finish()
+            finally:
+                reporting.cancel()
+
+    async def _finish(self) -> None:
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=self._consumer.finish_s)
+        finally:  # also if `run` is cancelled again
+            for task in self._tasks:
+                task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    async def count_waiting(self) -> int:
+        """Return how many messages no process has taken yet; 0 if the consumer does not exist yet.
+
+        Raises:
+            BusError: the server does not answer or refuses the request.
+        """
+        info = await self._info()
+        return int(info["num_pending"]) if info is not None else 0
+
+    async def _info(self) -> dict[str, Any] | None:
+        """Return the server's description of the consumer; None if it does not exist yet."""
+        call = f"CONSUMER.INFO.{self._consumer.stream}.{self._consumer.durable}"
+        try:
+            return await self._bus.jetstream.api(call)
+        except ApiError as error:
+            if error.code != CONSUMER_NOT_FOUND:
+                raise
+            return None
+
+    # The messages that other processes hold
 
     async def take_up(self, upto: int | None = None) -> int:
         """Handle messages that other processes hold unacknowledged, before `ack_wait_s` is over.
@@ -169,11 +225,8 @@ class WorkQueue:
         Raises:
             BusError: the server does not answer or refuses the request.
         """
-        try:
-            info = await self._bus.jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
-        except ApiError as error:
-            if error.code != CONSUMER_NOT_FOUND:
-                raise
+        info = await self._info()
+        if info is None:
             return 0  # no process has taken a message yet
         begin, delivered = info["ack_floor"]["stream_seq"] + 1, int(info["delivered"]["stream_seq"])
         last = delivered if upto is None else min(upto, delivered)
@@ -181,172 +234,176 @@ class WorkQueue:
         mine = 0 if upto is None else len(self._in_hand)
         if info["num_ack_pending"] <= mine or last < begin:
             return delivered
-        skipped = self._in_hand if upto is None else self._in_hand | self._taken_up
+        skipped = set(self._in_hand) if upto is None else self._in_hand.keys() | self._taken_up
         side_by_side = asyncio.Semaphore(TAKE_UP_AT_ONCE)
-
-        async def handled(stored: Stored) -> None:
-            for _ in range(TAKE_UP_TRIES):
-                async with side_by_side:
-                    log_fields.bind(run_id_of(stored.subject))
-                    if self._room() <= 0:
-                        return
-                    try:
-                        await self._attempt(stored)
-                        self._taken_up.add(stored.sequence)
-                        return None
-                    except Retry as retry:
-                        delay_s = retry.delay_s
-                    except Exception:
-                        return log.exception("%s: failed, it is delivered again", stored.subject)
-                await self._pause(min(delay_s, TAKE_UP_PAUSE_S))
-
-        for pattern in self._patterns:
+        for pattern in self._consumer.subjects:
             found = []
-            async for stored in replay(self._bus, self._stream, pattern, begin):
+            async for stored in replay(self._bus, self._consumer.stream, pattern, begin):
                 if stored.sequence > last:
                     break
                 if stored.sequence not in skipped:
                     stored.delivered = 0  # 0 means that the number of deliveries is unknown
                     found.append(stored)
-            await asyncio.gather(*map(handled, found))
+            await asyncio.gather(*(self._take_up_one(each, side_by_side) for each in found))
         return delivered
 
-    async def waiting(self) -> int:
-        """Return how many messages no process has taken yet; 0 if the consumer does not exist yet.
+    async def _take_up_one(self, stored: Stored, side_by_side: asyncio.Semaphore) -> None:
+        for _ in range(TAKE_UP_TRIES):
+            async with side_by_side:
+                log_fields.bind(run_id_of(stored.subject))
+                if self._free_places() <= 0:
+                    return
+                try:
+                    await self._attempt(stored)
+                except Retry as retry:
+                    delay_s = retry.delay_s
+                except Exception:
+                    log.exception("%s: failed, it is delivered again", stored.subject)
+                    return
+                else:
+                    self._taken_up.add(stored.sequence)
+                    return
+            await self._pause(min(delay_s, TAKE_UP_PAUSE_S))
 
-        Raises:
-            BusError: the server does not answer or refuses the request.
-        """
-        try:
-            info = await self._bus.jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
-        except ApiError as error:
-            if error.code != CONSUMER_NOT_FOUND:
-                raise
-            return 0
-        return int(info["num_pending"])
+    # The methods of `PullUse`
 
     async def create(self) -> str:
         """Make the durable consumer if it does not exist; part of `PullUse`."""
-        call = f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._durable}"
+        consumer = self._consumer
+        if consumer.make is not None:
+            await consumer.make()
+            return consumer.durable
+        call = f"CONSUMER.DURABLE.CREATE.{consumer.stream}.{consumer.durable}"
         config = {
-            "stream_name": self._stream,
+            "stream_name": consumer.stream,
             "config": {
-                "durable_name": self._durable,
-                "filter_subjects": list(self._patterns),
+                "durable_name": consumer.durable,
+                "filter_subjects": list(consumer.subjects),
                 "ack_policy": "explicit",
-                "ack_wait": int(self._ack_wait_s * NANO),
+                "ack_wait": int(consumer.ack_wait_s * NANO),
                 "max_deliver": SERVER_LIMIT,
                 "max_ack_pending": MAX_PENDING,
             },
         }
         await first_answer(lambda: self._bus.jetstream.api(call, config))
-        return self._durable
+        return consumer.durable
 
     def room(self) -> int:
         """Return how many messages may be under way at most; part of `PullUse`."""
-        # `_room` may not yet count a message whose handler has just begun. So the running handlers
-        # are subtracted.
-        return min(self._concurrency, self._room()) - len(self._tasks)
+        # `Consumer.room` may not yet count a message whose handler has just begun. So the running
+        # handlers are subtracted.
+        return min(self._consumer.at_once, self._free_places()) - len(self._tasks)
+
+    def _free_places(self) -> int:
+        return self._consumer.at_once if self._consumer.room is None else self._consumer.room()
 
     def on_message(self, delivery: Delivery) -> None:
         """Handle a message in a separate task; part of `PullUse`."""
-        task = asyncio.create_task(self._work(delivery))
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        sequence = delivery.stored.sequence
+        is_repeated = sequence in self._in_hand
+        self._in_hand[sequence] = delivery
+        if is_repeated:
+            # The server got no report in time, as from a process that was suspended. A second
+            # handler beside the first could do the work twice. The first handler's answer goes to
+            # the newest delivery.
+            subject = delivery.stored.subject
+            log.warning(
+                "%s: delivered again while it is handled",
+                subject,
+                extra=log_fields.run_of(subject),
+            )
+        else:
+            task = asyncio.create_task(self._work(delivery.stored))
+            self._tasks.add(task)
+            task.add_done_callback(self._on_done)
         self._pull.wake.set()
 
     async def work(self) -> bool:
         """Return False, since tasks process the messages; part of `PullUse`."""
         return False
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._pull.wake.set()
 
-    async def _work(self, delivery: Delivery) -> None:
-        run_id = run_id_of(delivery.stored.subject)
+    # The handling of one message
+
+    async def _work(self, stored: Stored) -> None:
+        run_id = run_id_of(stored.subject)
         log_fields.bind(run_id)
-        log_fields.traced(run_id, delivery.stored.headers.get("traceparent"))
-        heartbeat = asyncio.create_task(self._heartbeat(delivery))
-        self._in_hand.add(delivery.stored.sequence)
+        log_fields.traced(run_id, stored.headers.get("traceparent"))
         try:
-            verdict = await self._verdict(delivery)
+            answer = await self._answer_to(stored)
+        except asyncio.CancelledError:
+            delivery = self._in_hand.pop(stored.sequence)
+            if self._stopped.is_set():
+                await self._answer(delivery, again_after(0))
+            raise
         except Exception:
+            del self._in_hand[stored.sequence]
             log.exception(
                 "%s: could not be given up, it is delivered again; traceback %s",
-                delivery.stored.subject,
-                traceback_id(delivery.stored.subject, delivery.stored.sequence),
+                stored.subject,
+                traceback_id(stored.subject, stored.sequence),
             )
             return
-        finally:
-            heartbeat.cancel()
-            self._in_hand.discard(delivery.stored.sequence)
-        if self._deletes and not verdict.startswith(AGAIN):
-            await self._answer_and_delete(delivery, verdict)
-            return
-        with contextlib.suppress(NatsError):  # without an answer, the message is redelivered
-            await self._bus.jetstream.connection.publish(delivery.reply, verdict)
+        delivery = self._in_hand.pop(stored.sequence)
+        if self._consumer.deletes and answer in (DONE, NEVER_AGAIN):
+            await self._answer_and_delete(delivery, answer)
+        else:
+            await self._answer(delivery, answer)
 
-    async def _answer_and_delete(self, delivery: Delivery, verdict: bytes) -> None:
-        """Answer the server, and then delete the message.
-
-        If the message were deleted first, the server would report the message as terminated.
-        """
-        stored = delivery.stored
-        try:
-            await self._bus.jetstream.request(delivery.reply, verdict)
-        except BusError as error:
-            log.debug("%s may be delivered again: %s", stored.subject, error)
-        while not self._stopped.is_set():
-            try:
-                await leader.delete(self._bus, self._stream, stored.sequence)
-                return
-            except BusError as error:
-                log.warning("%s is deleted in %g s: %s", stored.subject, AGAIN_S, error)
-                await self._pause(AGAIN_S)
-
-    async def _verdict(self, delivery: Delivery) -> bytes:
-        """Handle a message; return the answer to the server: done, deliver again, or never deliver
-        again."""
-        stored = delivery.stored
+    async def _answer_to(self, stored: Stored) -> bytes:
+        """Handle a message, and return the answer to the server."""
+        has_waited = False
         while not self._stopped.is_set():
             try:
                 await self._attempt(stored)
             except Retry as retry:
                 await self._pause(retry.delay_s)
-            except (BusUnavailable, OutcomeUnknown) as error:
-                log.warning("%s: retried, since the bus was away: %s", stored.subject, error)
-                await self._pause(AGAIN_S)
             except NeverFinished as error:
-                await self._on_poison(stored, error)
-                return b"+TERM " + BURIED.encode()
+                await self._give_up(stored, error)
+                return NEVER_AGAIN
             except Exception as error:
-                is_last = stored.delivered >= self._max_deliver
-                if is_last and self._has_failed(stored):
-                    await self._on_poison(stored, error)
+                if isinstance(error, BusError) and not isinstance(error, MessageTooLarge):
+                    # Nothing is wrong with the message. Only the first failure is a warning,
+                    # because an outage may last for hours.
+                    level = logging.DEBUG if has_waited else logging.WARNING
+                    log.log(level, "%s: tried again every second: %s", stored.subject, error)
+                    has_waited = True
+                elif not self._is_last(stored):
+                    self._log_failure(stored)
+                    return again_after(AGAIN_S)
+                elif self._has_failed(stored):
+                    await self._give_up(stored, error)
                     self._failed.discard(stored.sequence)
-                    return b"+TERM " + BURIED.encode()
-                self._failed.add(stored.sequence)
-                log.exception(
-                    "%s: attempt %d failed, traceback %s",
-                    stored.subject,
-                    stored.delivered,
-                    traceback_id(stored.subject, stored.sequence),
-                )
-                if not is_last:
-                    return _nak(AGAIN_S)
+                    return NEVER_AGAIN
+                else:
+                    self._log_failure(stored)
                 await self._pause(AGAIN_S)
             else:
                 self._failed.discard(stored.sequence)
-                return b"+ACK"
-        return _nak(0)
+                return DONE
+        return again_after(0)
 
     async def _attempt(self, stored: Stored) -> None:
         if self._attempts is None:
             await self._handle(stored)
             return
-        async with self._attempts.at(self._durable, stored):
+        async with self._attempts.at(self._consumer.durable, stored):
             await self._handle(stored)
+
+    def _is_last(self, stored: Stored) -> bool:
+        return stored.delivered >= MAX_DELIVER
+
+    def _log_failure(self, stored: Stored) -> None:
+        self._failed.add(stored.sequence)
+        log.exception(
+            "%s: attempt %d failed, traceback %s",
+            stored.subject,
+            stored.delivered,
+            traceback_id(stored.subject, stored.sequence),
+        )
 
     def _has_failed(self, stored: Stored) -> bool:
         """Return False for a repeated delivery of a message that has not failed in this process."""
@@ -363,12 +420,39 @@ class WorkQueue:
             async with asyncio.timeout(delay_s):
                 await self._stopped.wait()
 
-    async def _heartbeat(self, delivery: Delivery) -> None:
+    # The answers to the server
+
+    async def _report_work(self) -> None:
+        """Report the messages that are being handled, so that the server does not deliver them to
+        another process."""
         while True:
-            await asyncio.sleep(self._ack_wait_s / 3)
-            with contextlib.suppress(NatsError):
-                await self._bus.jetstream.connection.publish(delivery.reply, b"+WPI")
+            await asyncio.sleep(self._consumer.ack_wait_s / 3)
+            for delivery in tuple(self._in_hand.values()):
+                await self._answer(delivery, WORKING)
+
+    async def _answer(self, delivery: Delivery, answer: bytes) -> None:
+        with contextlib.suppress(NatsError):  # without an answer, the message is redelivered
+            await self._bus.jetstream.connection.publish(delivery.reply, answer)
+
+    async def _answer_and_delete(self, delivery: Delivery, answer: bytes) -> None:
+        """Answer the server, and then delete the message.
+
+        If the message were deleted first, the server would report the message as terminated.
+        """
+        stored = delivery.stored
+        try:
+            await self._bus.jetstream.request(delivery.reply, answer)
+        except BusError as error:
+            log.debug("%s may be delivered again: %s", stored.subject, error)
+        while not self._stopped.is_set():
+            try:
+                await leader.delete(self._bus, self._consumer.stream, stored.sequence)
+                return
+            except BusError as error:
+                log.warning("%s is deleted in %g s: %s", stored.subject, AGAIN_S, error)
+                await self._pause(AGAIN_S)
 
 
-def _nak(delay_s: float) -> bytes:
-    return AGAIN + b" " + orjson.dumps({"delay": int(delay_s * NANO)})
+def again_after(delay_s: float) -> bytes:
+    """Return the answer that asks the server to deliver the message again after this delay."""
+    return b"-NAK " + orjson.dumps({"delay": int(delay_s * NANO)})

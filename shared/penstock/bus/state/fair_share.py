@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.reader import Reader
@@ -18,7 +19,6 @@ log = logging.getLogger(__name__)
 
 # seconds to wait after a change, because several members often start or stop together
 SETTLE_S = 0.03
-ANSWER_AGAIN_S = 0.25  # seconds before a failed subscription to requests is tried again
 RENEW_AGAIN_S = 0.5  # the most seconds before a failed renewal is tried again
 
 
@@ -118,7 +118,7 @@ class FairShare:
                 return await self._others.answer()
             except BusError as error:
                 log.warning("%s: %s", self._group, error)
-                await asyncio.sleep(ANSWER_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     def _on_reconnect(self) -> None:
         # Other members may have concluded that this member has ended, and may have deleted this

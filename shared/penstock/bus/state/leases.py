@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 from penstock.bus.state.kv import Buckets, Entry
 from penstock.bus.state.peers import ANSWERS
@@ -20,7 +21,6 @@ from penstock.bus.state.peers import ANSWERS
 log = logging.getLogger(__name__)
 
 PARTS = ".parts"  # the end of a key that holds the number of a group's parts
-RETRY_S = 0.5  # seconds between two attempts to take a lease while the bus is away
 
 
 class Lease:

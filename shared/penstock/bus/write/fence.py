@@ -13,13 +13,13 @@ from typing import Protocol
 
 from penstock.bus.connection.clock import Clock
 from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Message, Stored
 from penstock.bus.read import leader
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Publisher
 
 MAX_MESSAGE_BYTES = 512 * 1024  # the most payload bytes in one message
-RETRY_S = 0.25  # seconds between two attempts while the bus is away
 # Seconds to wait for the acknowledgement of an append. After the leader was killed, no server
 # answers until an election has ended. An election takes four seconds or more. With a long timeout,
 # the retry could begin long after the election. The timeout may be short because the fence makes a

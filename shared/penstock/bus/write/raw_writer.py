@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.bus import messages, streams, subjects
+from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import (
     BusError,
     BusUnavailable,
@@ -19,7 +20,7 @@ from penstock.bus.errors import (
 )
 from penstock.bus.messages import Message, Stored
 from penstock.bus.write import fence
-from penstock.bus.write.fence import RETRY_S, Writes, tail
+from penstock.bus.write.fence import Writes, tail
 
 log = logging.getLogger(__name__)
 

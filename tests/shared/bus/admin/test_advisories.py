@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import Bus, BusError, Stored, streams
-from penstock.bus.admin.advisories import exhausted_deliveries
+from penstock.bus import Bus, BusError, Stored, WorkQueue, streams
+from penstock.bus.admin.advisories import ADVISORIES, handler_of_advisories
 from penstock.bus.state import deadletters
 from penstock.bus.state.attempts import Attempts
 from penstock.bus.subjects import MAX_DELIVERIES
@@ -46,9 +46,12 @@ async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[li
     async def end(stored: Stored, error: Exception) -> None:
         ended.append(stored.subject)
 
-    queue = exhausted_deliveries(
-        *(bus, "normalizer-advisories", store_dead_letter, end, give_up),
-        Attempts(bus, "normalizer"),
+    queue = WorkQueue(
+        bus,
+        ADVISORIES,
+        handler_of_advisories(bus, store_dead_letter, end),
+        give_up=give_up,
+        attempts=Attempts(bus, "normalizer"),
     )
     task = asyncio.create_task(queue.run())
     try:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 from penstock.bus import (
     Bus,
     BusUnavailable,
+    Consumer,
     Message,
     NeverFinished,
     Retry,
     Stored,
+    StreamFull,
     WorkQueue,
     streams,
 )
@@ -34,7 +37,7 @@ from support.real.nats import NatsServer
 # kills the process, and another command is still being handled at that moment.
 _DIES = """
 import asyncio, os, signal, sys
-from penstock.bus import Bus, BusSettings, WorkQueue
+from penstock.bus import Bus, BusSettings, Consumer, WorkQueue
 from penstock.bus.state import attempts
 
 async def handle(stored):
@@ -46,11 +49,10 @@ async def handle(stored):
 async def main(url, target, uncounted, unsurvived):
     attempts.UNCOUNTED, attempts.MAX_UNSURVIVED = int(uncounted), int(unsurvived)
     bus = await Bus.connect(BusSettings(url=url))
-    patterns = [f"command.{target}.start.*"]
+    patterns = (f"command.{target}.start.*",)
     counter = attempts.Attempts(bus, target)
-    await WorkQueue(
-        bus, "COMMANDS", target, patterns, handle, on_poison=handle, attempts=counter, ack_wait_s=1
-    ).run()
+    consumer = Consumer(stream="COMMANDS", durable=target, subjects=patterns, ack_wait_s=1)
+    await WorkQueue(bus, consumer, handle, give_up=handle, attempts=counter).run()
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -75,31 +77,39 @@ class Commands:
     async def give_up(self, stored: Stored, error: Exception) -> None:
         self.given_up.append((stored.payload, str(error)))
 
-    @asynccontextmanager
-    async def taken(
+    def queue(
         self,
         handle: Callable[[Stored], Awaitable[None]] | None = None,
         bus: Bus | None = None,
+        *,
+        give_up: Callable[[Stored, Exception], Awaitable[None]] | None = None,
+        counts_attempts: bool = True,
         **settings: Any,
-    ) -> AsyncIterator[asyncio.Task[None]]:
-        queue = WorkQueue(
-            bus or self.bus,
-            streams.COMMANDS,
-            self.target,
-            [f"command.{self.target}.start.*"],
-            handle or self.note,
-            **{
-                "on_poison": self.give_up,
-                "attempts": Attempts(self.bus, self.target),
-                **settings,
-            },
+    ) -> WorkQueue:
+        consumer = Consumer(
+            stream=streams.COMMANDS,
+            durable=self.target,
+            subjects=(f"command.{self.target}.start.*",),
+            **settings,
         )
-        task = asyncio.create_task(queue.run())
-        try:
-            yield task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        return WorkQueue(
+            bus or self.bus,
+            consumer,
+            handle or self.note,
+            give_up=give_up or self.give_up,
+            attempts=Attempts(self.bus, self.target) if counts_attempts else None,
+        )
+
+    @asynccontextmanager
+    async def taken(
+        self, *arguments: Any, max_deliver: int | None = None, **settings: Any
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        queue = self.queue(*arguments, **settings)
+        with pytest.MonkeyPatch.context() as patch:
+            if max_deliver is not None:
+                patch.setattr(work_queue, "MAX_DELIVER", max_deliver)
+            async with running(queue) as task:
+                yield task
 
     async def left(self) -> int:
         info = await self.bus.api(
@@ -119,6 +129,16 @@ class Commands:
 
         await eventually(enough, 30, f"{count} commands handled")
         return self.handled
+
+
+@asynccontextmanager
+async def running(queue: WorkQueue) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(queue.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @pytest.fixture
@@ -223,7 +243,7 @@ async def test_where_deliveries_do_not_count_the_handler_says_what_kills(
             raise NeverFinished(30)
 
     await taken_and_left(commands, 30)
-    async with commands.taken(handle, attempts=None):
+    async with commands.taken(handle, counts_attempts=False):
         await commands.empty()
     assert commands.handled == [b"x"]
     assert [payload for payload, _ in commands.given_up] == ([b"x"] if kills else [])
@@ -283,7 +303,7 @@ async def test_what_cannot_even_be_given_up_is_left_to_the_server(
             streams.ADVISORIES, f"{MAX_DELIVERIES}.COMMANDS.{commands.target}"
         )
 
-    async with commands.taken(fail, on_poison=fail, max_deliver=1, ack_wait_s=1):
+    async with commands.taken(fail, give_up=fail, max_deliver=1, ack_wait_s=1):
         await commands.send(b"x")
         await eventually(told, 30, "an advisory")
     # In each of the three deliveries, the handler fails, and then the attempt to give up.
@@ -364,7 +384,7 @@ async def test_what_cannot_be_given_up_comes_again(commands: Commands) -> None:
         if tries == 1:
             raise BusUnavailable("as the test wants")
 
-    async with commands.taken(fail, on_poison=give_up, max_deliver=1, ack_wait_s=1):
+    async with commands.taken(fail, give_up=give_up, max_deliver=1, ack_wait_s=1):
         await commands.send(b"x")
         await commands.empty()
     assert tries == 2
@@ -408,8 +428,8 @@ async def test_two_takers_share_the_work(nats_server: NatsServer, commands: Comm
 
     async with (
         connected(nats_server.url) as other,
-        commands.taken(taker("one"), concurrency=2),
-        commands.taken(taker("two"), bus=other, concurrency=2),
+        commands.taken(taker("one"), at_once=2),
+        commands.taken(taker("two"), bus=other, at_once=2),
     ):
         await commands.send(*(b"%d" % n for n in range(60)))
         await commands.empty()
@@ -431,7 +451,7 @@ async def test_no_more_are_taken_than_there_is_room(commands: Commands) -> None:
         await commands.note(stored)
 
     await commands.send(*(b"%d" % n for n in range(12)))
-    async with commands.taken(handle, concurrency=8, room=lambda: 3 - len(held)):
+    async with commands.taken(handle, at_once=8, room=lambda: 3 - len(held)):
         for done in range(3, 13):
             await commands.until(done)
             held.pop()
@@ -450,7 +470,7 @@ async def test_no_more_are_handled_at_once_than_the_concurrency(commands: Comman
         await commands.note(stored)
 
     await commands.send(*(b"%d" % n for n in range(100)))
-    async with commands.taken(handle, concurrency=4):
+    async with commands.taken(handle, at_once=4):
         await commands.until(100)
     assert 1 < most <= 4
 
@@ -511,7 +531,7 @@ async def test_the_queue_survives_restarts_of_the_server(
         await own_bus.client.flush()
         await commands.note(stored)
 
-    async with commands.taken(handle, concurrency=2, ack_wait_s=1):
+    async with commands.taken(handle, at_once=2, ack_wait_s=1):
         await begun.wait()
         await asyncio.to_thread(fresh_nats.kill)
         await asyncio.to_thread(fresh_nats.start)
@@ -542,22 +562,9 @@ async def test_messages_of_an_ended_process_are_handled_before_their_ack_wait(
         await asyncio.Event().wait()
 
     taken: list[bytes] = []
-    pattern = [f"command.{commands.target}.start.*"]
-    queue = WorkQueue(
-        commands.bus,
-        streams.COMMANDS,
-        commands.target,
-        pattern,
-        commands.note,
-        on_poison=commands.give_up,
-        attempts=None,
-    )
+    queue = commands.queue(counts_attempts=False)
     async with connected(nats_server.url) as dying:
-        victim = WorkQueue(
-            *(dying, streams.COMMANDS, commands.target, pattern, hang),
-            on_poison=commands.give_up,
-            attempts=None,
-        )
+        victim = commands.queue(hang, dying, counts_attempts=False)
         task = asyncio.create_task(victim.run())
         await commands.send(b"one", b"two")
 
@@ -587,21 +594,71 @@ async def test_a_message_that_this_process_handles_is_not_taken_twice(commands: 
         await commands.note(stored)
         await goes_on.wait()
 
-    queue = WorkQueue(
-        commands.bus,
-        streams.COMMANDS,
-        commands.target,
-        [f"command.{commands.target}.start.*"],
-        handle,
-        on_poison=commands.give_up,
-        attempts=None,
-    )
-    task = asyncio.create_task(queue.run())
-    await commands.send(b"x")
-    await commands.until(1)
-    await queue.take_up()
+    queue = commands.queue(handle, counts_attempts=False)
+    async with running(queue):
+        await commands.send(b"x")
+        await commands.until(1)
+        await queue.take_up()
+        assert commands.handled == [b"x"]
+        goes_on.set()
+        await commands.empty()
+
+
+async def test_a_message_that_comes_again_while_it_is_handled_is_not_begun_twice(
+    commands: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that is suspended reports no work, so the server delivers the message again."""
+    goes_on = asyncio.Event()
+
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        time.sleep(2.5)  # as if the process were suspended for longer than `ack_wait_s`
+        await goes_on.wait()
+
+    async def came_again() -> bool:
+        return "delivered again while it is handled" in caplog.text
+
+    async with commands.taken(handle, ack_wait_s=1):
+        await commands.send(b"x")
+        await eventually(came_again, 30)
+        goes_on.set()
+        await commands.empty()
     assert commands.handled == [b"x"]
-    goes_on.set()
-    await commands.empty()
-    task.cancel()
-    await asyncio.wait([task])
+
+
+async def test_a_handler_that_does_not_finish_in_time_is_ended_and_another_process_gets_its_message(
+    commands: Commands,
+) -> None:
+    begun = asyncio.Event()
+
+    async def hang(stored: Stored) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with commands.taken(hang, finish_s=0.1, ack_wait_s=60):
+        await commands.send(b"x")
+        await begun.wait()
+    async with commands.taken():
+        # the message comes long before ack_wait has passed
+        assert await commands.until(1) == [b"x"]
+
+
+async def test_a_refusal_of_the_bus_is_no_failure_of_the_message(
+    commands: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning is enough: the bus may refuse requests for hours."""
+
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        if len(commands.handled) < 4:
+            raise StreamFull("as the test wants")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work_queue, "AGAIN_S", 0.01)
+        async with commands.taken(handle, max_deliver=1):
+            await commands.send(b"x")
+            await commands.empty()
+    assert commands.handled == [b"x"] * 4
+    assert commands.given_up == []
+    warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 1
