@@ -313,7 +313,7 @@ async def test_a_leg_that_was_taken_over_during_a_loss_does_nothing_to_its_new_h
         held = connector_of(penstock)._commands.registry.legs[run_id]
         holder = await RawWriter.resume(penstock.bus, run_id, "upstream", "another/1")
         await holder.write("claim", b'{"calls":true}', leg=1)
-        held.leg.writer.last = holder.last + 1000
+        held.leg.writer.raw.last = holder.last + 1000
         goes_on.set()
         async with asyncio.timeout(30):
             await asyncio.wait({held.task})

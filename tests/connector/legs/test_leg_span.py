@@ -16,7 +16,7 @@ from penstock_connector.legs.leg_span import (
     span_of,
     with_milestone,
 )
-from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, ended, lost
+from penstock_connector.legs.outcome import EOF, RELEASED, TAKEN_OVER, Outcome, lost
 from penstock_connector.upstreams.base import Call
 from support.fakes.recorder import recording
 
@@ -48,9 +48,9 @@ def of(outcome: Outcome, number: int = 1) -> Span | None:
 @pytest.mark.usefixtures("tracing")
 def test_a_connector_that_ends_a_leg_again_records_the_same_span() -> None:
     first, again, next_leg = (
-        of(ended("eof")),
+        of(EOF),
         of(lost("timeout", "secret text")),
-        of(ended("eof"), 2),
+        of(EOF, 2),
     )
     assert first is not None
     assert again is not None

@@ -186,14 +186,14 @@ async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
 ) -> None:
     monkeypatch.setattr(reaper, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
-    before, run = found("not_held_here"), LegRunner.run
+    before, run = found("not_held_here"), LegRunner.start
 
     async def breaks(self: LegRunner, *arguments: Any, **named: Any) -> None:
-        monkeypatch.setattr(LegRunner, "run", run)
+        monkeypatch.setattr(LegRunner, "start", run)
         raise RuntimeError("a mistake")
 
     async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
-        monkeypatch.setattr(LegRunner, "run", breaks)
+        monkeypatch.setattr(LegRunner, "start", breaks)
         session = "s-left-open"
         run_id = await penstock.start_run("agno", "hello", session_id=session)
         following = await penstock.start_run("agno", "next", session_id=session)

@@ -82,9 +82,8 @@ class Diagnosis:
 def _has_answered(outcome: Outcome) -> bool | None:
     """Return whether the server answered; None if the configuration cannot have caused the
     outcome."""
-    code = outcome.facts.get("code") if outcome.kind == "lost" else None
-    if code == "not_a_stream":
+    if outcome.code == "not_a_stream":
         return True
-    if code == "upstream_http":
+    if outcome.code == "upstream_http":
         return True if outcome.facts.get("status_code", 0) < _SERVER_ERROR else None
     return False if outcome.facts.get("retryable") else None

@@ -58,7 +58,7 @@ def span_of(
     the connector that has lost the leg.
     """
     parent = spans.of_run(traceparent, run_id)
-    if parent is None or traceparent is None or outcome.kind == "gone":
+    if parent is None or traceparent is None or not outcome.is_ours:
         return None
     return Span(
         name=f"leg {agent.id}",
@@ -76,6 +76,6 @@ def span_of(
             "penstock.leg.outcome": outcome.label,
             "penstock.protocol": agent.protocol,
         },
-        error=outcome.label if outcome.kind == "lost" else None,
+        error=outcome.code,
         events=milestones,
     )

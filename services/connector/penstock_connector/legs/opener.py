@@ -14,7 +14,7 @@ import orjson
 
 from penstock.bus import BusError, FenceConflict, RawWriter
 from penstock.settings import ServerAgent
-from penstock_connector.legs.leg import FRESH_S
+from penstock_connector.legs.leg_writer import FRESH_S
 from penstock_connector.legs.orders import Order
 from penstock_connector.legs.outcome import lost
 from penstock_connector.legs.registry import LegRegistry
@@ -102,7 +102,7 @@ class LegOpener:
         if agent is None:
             await self._end_without_agent(order, writer)
             return
-        await self._runner.run(order, agent, writer, is_queued=not is_first)
+        await self._runner.start(order, agent, writer, is_queued=not is_first)
 
     async def delete_records_of_others(self, run_id: str, leg: int) -> None:
         """Delete the records that other connectors have of this leg, or of the run's earlier
@@ -132,7 +132,7 @@ class LegOpener:
         """End an open leg whose agent is not in this connector's configuration."""
         stores, approval_id = self._stores, order.approval_id
         unknown = lost("internal", f"no agent {order.command.agent} in this connector's file")
-        await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=order.leg)
+        await writer.write(unknown.frame_kind, orjson.dumps(unknown.facts), leg=order.leg)
         if approval_id is not None:
             # The result is recorded before the leg's record is deleted. If this process dies
             # between the two writes, a successor finds the leg's record and completes the work.

@@ -89,11 +89,11 @@ class LegRegistry:
 
     def register(self, leg: Leg, task: asyncio.Task[Outcome]) -> None:
         """Keep the leg until its task has ended."""
-        held = self._legs[leg.run_id] = HeldLeg(leg, task)
+        held = self._legs[leg.spec.run_id] = HeldLeg(leg, task)
 
         def unregister(_: asyncio.Task[Outcome]) -> None:
-            if self._legs.get(leg.run_id) is held:
-                del self._legs[leg.run_id]
+            if self._legs.get(leg.spec.run_id) is held:
+                del self._legs[leg.spec.run_id]
 
         task.add_done_callback(unregister)
 
@@ -111,14 +111,14 @@ class LegRegistry:
         this connector is about to take over.
         """
         if (held := self._legs.get(run_id)) is not None:
-            held.leg.requests.release()
+            held.leg.stop_requests.release()
             await asyncio.wait({held.task})
 
     async def stop(self) -> None:
         """End all legs as lost; this takes at most 6 s."""
         left = self.legs
         for leg, _ in left.values():
-            leg.requests.abandon(STOPPED)
+            leg.stop_requests.abandon(STOPPED)
         tasks = {task for _, task in left.values()}
         for _ in range(STOP_TRIES):
             if tasks:

@@ -16,13 +16,12 @@ from penstock.sse import FrameTooLarge
 from penstock_connector.http.reading import reading_of
 from penstock_connector.legs.body import Body, Frames
 from penstock_connector.legs.flush import Flush
-from penstock_connector.legs.outcome import Outcome, ended, lost
+from penstock_connector.legs.outcome import EOF, MAX_DETAIL_CHARACTERS, Outcome, lost
 from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.stream_detection import MAX_BYTES, StreamDetector
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Upstream
 
-MAX_DETAIL_CHARACTERS: Final = 4000  # the most characters of an error response that are kept
 MAX_DETAIL_BYTES: Final = 4 * MAX_DETAIL_CHARACTERS
 DETAIL_S: Final = 5.0  # the most seconds for which the text of an error response is read
 
@@ -175,13 +174,13 @@ class ResponseBody:
             return ReattachRefused(seen.refusal), b""
         # After the run's last event, the stream may continue with the run's next leg. So this leg
         # ends here.
-        return ended("eof") if self._reattached and seen.has_final_event else None, chunk
+        return EOF if self._reattached and seen.has_final_event else None, chunk
 
     def _at_end(self) -> Outcome | ReattachRefused:
         if self._error is not None:
             raise ConnectionCut(text_of(self._error)) from self._error
         self._detector.end()
-        return self._not_a_stream() if self._detector.is_other else ended("eof")
+        return self._not_a_stream() if self._detector.is_other else EOF
 
     def _not_a_stream(self) -> Outcome | ReattachRefused:
         status_code, agent = self._response.status_code, self._agent

@@ -23,10 +23,12 @@ from penstock.tracing import spans
 from penstock_connector.legs.diagnosis import Diagnosis
 from penstock_connector.legs.flush import Flush
 from penstock_connector.legs.history import LegHistory
-from penstock_connector.legs.leg import Leg, Steps
+from penstock_connector.legs.leg import Leg
 from penstock_connector.legs.leg_span import span_of
+from penstock_connector.legs.leg_stream import LegSpec, Steps
+from penstock_connector.legs.leg_writer import LegWriter
 from penstock_connector.legs.orders import Order, Orders
-from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, lost
+from penstock_connector.legs.outcome import TAKEN_OVER, LegEnd, Outcome, lost
 from penstock_connector.legs.registry import STOPPED, LegRegistry
 from penstock_connector.legs.response import Resources
 from penstock_connector.legs.stop_requests import Cancelled
@@ -82,7 +84,7 @@ class LegRunner:
         """Stop the checks of agent servers whose runs have failed."""
         await self._diagnosis.stop()
 
-    async def run(
+    async def start(
         self,
         order: Order,
         agent: ServerAgent,
@@ -90,24 +92,23 @@ class LegRunner:
         *,
         is_queued: bool = False,
         history: LegHistory | None = None,
-        why: str = "",
+        reason: str = "",
         cancelled: CancelCommand | None = None,
     ) -> None:
         """Register the leg and start its task; the caller has written the leg's `open` or `claim`.
 
-        `Leg` explains `is_queued`, `history` and `why`. With `cancelled`, the leg only asks the
-        agent server to stop.
+        `LegSpec` explains `is_queued`, `history` and `reason`. With `cancelled`, the leg only asks
+        the agent server to stop.
         """
         run_id, upstream = order.run_id, self.upstream(agent)
         if not order.thread_id:
             known = await with_retries(lambda: self._stores.sessions.thread_id(order.session))
             order = order.with_thread_id(known or self.new_thread_id(order, agent))
-        leg = Leg(
+        spec = LegSpec(
             run_id=run_id,
             number=order.leg,
             agent=agent,
             upstream=upstream,
-            writer=writer,
             resources=self._resources,
             steps=Steps(
                 prepare=partial(self._prepare, order, agent, was_called=history is not None),
@@ -116,10 +117,11 @@ class LegRunner:
             ),
             is_queued=is_queued,
             history=history,
-            why=why,
+            reason=reason,
         )
+        leg = Leg(spec, LegWriter(writer, run_id, order.leg, agent))
         if cancelled is not None:
-            leg.requests.cancel(cancelled.by, cancelled.reason)
+            leg.stop_requests.cancel(cancelled.by, cancelled.reason)
         # The leg subscribes before it calls the agent server. In the other order, a cancel could
         # arrive between the call and the subscription. Such a cancel would find no holder, and
         # would end the run while the agent server continues the run.
@@ -134,9 +136,11 @@ class LegRunner:
         try:
             asked = CancelCommand.model_validate_json(msg.data)
         except ValidationError as error:
-            log.warning("run %s: a malformed request to cancel is ignored: %s", leg.run_id, error)
+            log.warning(
+                "run %s: a malformed request to cancel is ignored: %s", leg.spec.run_id, error
+            )
             return
-        leg.requests.cancel(asked.by, asked.reason)
+        leg.stop_requests.cancel(asked.by, asked.reason)
         await self._bus.client.publish(msg.reply, b"{}")
 
     # The steps that a leg calls
@@ -169,31 +173,33 @@ class LegRunner:
 
     async def _run(self, leg: Leg, listening: Subscription, order: Order) -> Outcome:
         telemetry.LEGS_OPEN.inc()
-        log_fields.bind(leg.run_id)
-        outcome: Outcome | None = None
+        log_fields.bind(leg.spec.run_id)
+        outcome = BROKEN
         try:
+            outcome = await self._outcome_of(leg, order)
             try:
-                outcome = await self._outcome_of(leg, order)
                 await self._close(leg, listening, order, outcome)
-            except asyncio.CancelledError:
-                if outcome is None:
-                    outcome = await self._end_as_lost(leg, leg.lost(STOPPED))
+            except asyncio.CancelledError:  # the connector stops, and the records are updated first
                 await self._close(leg, listening, order, outcome)
         except Exception:
             # The leg's record still exists. The reaper of this connector finds it within a minute,
             # and completes the updates.
-            log.exception("run %s leg %d: its records cannot be updated", leg.run_id, leg.number)
+            log.exception(
+                "run %s leg %d: its records cannot be updated", leg.spec.run_id, leg.spec.number
+            )
             await self._stop_listening(leg, listening)
         finally:
             telemetry.LEGS_OPEN.dec()
-        return outcome or BROKEN
+        return outcome
 
     async def _outcome_of(self, leg: Leg, order: Order) -> Outcome:
         began_ns = time.time_ns()
         try:
             outcome = await leg.run()
+        except asyncio.CancelledError:
+            return await self._end_as_lost(leg, leg.lost(STOPPED))
         except Exception:  # if no outcome were written, the run would never end
-            log.exception("run %s leg %d: the connector failed", leg.run_id, leg.number)
+            log.exception("run %s leg %d: the connector failed", leg.spec.run_id, leg.spec.number)
             return await self._end_as_lost(leg, BROKEN)
         self._observe(leg, order, outcome, began_ns)
         return outcome
@@ -203,12 +209,12 @@ class LegRunner:
         frame is written, so a failure here is only logged."""
         try:
             if spans.is_on():
-                spent_s = leg.history.spent_s if leg.history is not None else 0.0
+                spent_s = leg.spec.history.spent_s if leg.spec.history is not None else 0.0
                 spans.record(
                     span_of(
-                        run_id=leg.run_id,
-                        number=leg.number,
-                        agent=leg.agent,
+                        run_id=leg.spec.run_id,
+                        number=leg.spec.number,
+                        agent=leg.spec.agent,
                         session_id=order.command.session_id,
                         traceparent=leg.call.traceparent if leg.call is not None else None,
                         outcome=outcome,
@@ -216,15 +222,15 @@ class LegRunner:
                         milestones=leg.milestones,
                     )
                 )
-            self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
+            self._diagnosis.after(leg.spec.run_id, leg.spec.agent, leg.called_url, outcome)
         except Exception:
-            log.exception("run %s leg %d: it cannot be observed", leg.run_id, leg.number)
+            log.exception("run %s leg %d: it cannot be observed", leg.spec.run_id, leg.spec.number)
 
     async def _end_as_lost(self, leg: Leg, outcome: Outcome) -> Outcome:
         try:
-            await leg.end(outcome)
+            await leg.writer.end(outcome)
         except FenceConflict:
-            log.info("run %s leg %d: it had ended", leg.run_id, leg.number)
+            log.info("run %s leg %d: it had ended", leg.spec.run_id, leg.spec.number)
             return TAKEN_OVER
         return outcome
 
@@ -232,10 +238,10 @@ class LegRunner:
         self, leg: Leg, listening: Subscription, order: Order, outcome: Outcome
     ) -> None:
         """Update the leg's records after its last source frame; the order of the writes matters."""
-        stores, run_id = self._stores, leg.run_id
+        stores, run_id = self._stores, leg.spec.run_id
         await self._stop_listening(leg, listening)
         await self._pass_cancel_on(leg, outcome)
-        if outcome == RELEASED:
+        if outcome.end is LegEnd.RELEASED:
             # The next holder of the leg needs the leg's record and the leg's place in the queue.
             return
         # 1. Leave the queue. If the leg stayed in the queue, the session's next leg would wait
@@ -245,8 +251,8 @@ class LegRunner:
         )
         # 2. Record the result of sending the decision. Without this record, the watchdog and the
         #    approvals service would assume that the decision is still being sent.
-        if order.approval_id is not None and outcome != TAKEN_OVER:
-            approval_id, state = order.approval_id, sending_state(outcome.label)
+        if order.approval_id is not None and outcome.is_ours:
+            approval_id, state = order.approval_id, sending_state(outcome.code)
             await with_retries(lambda: stores.sendings.record(approval_id, state, is_known=True))
         # 3. Delete the record of the leg, last. If this process dies before this write, another
         #    connector finds the record, and completes the updates. If the record were deleted
@@ -257,21 +263,23 @@ class LegRunner:
         try:
             await listening.unsubscribe()
         except Exception as error:  # the subscription or the connection was closed before
-            log.debug("run %s leg %d: not unsubscribed: %r", leg.run_id, leg.number, error)
+            log.debug(
+                "run %s leg %d: not unsubscribed: %r", leg.spec.run_id, leg.spec.number, error
+            )
 
     async def _pass_cancel_on(self, leg: Leg, outcome: Outcome) -> None:
         """Pass on a cancel that this connector has accepted but the leg has not carried out."""
-        cancelled = leg.requests.cancelled
+        cancelled = leg.stop_requests.cancelled
         if cancelled is None:
             return
-        if outcome.kind == "gone":
+        if not outcome.is_ours:
             # Another connector holds the leg, and gets the cancel only by this command.
-            await with_retries(lambda: self._cancel_again(leg.run_id, cancelled))
-        elif outcome.label == "eof":
+            await with_retries(lambda: self._cancel_again(leg.spec.run_id, cancelled))
+        elif outcome.end is LegEnd.EOF:
             # The leg may have ended with a pause just before the cancel. The run then still waits
             # for a decision, so the run is cancelled here.
             runs = self._stores.runs
-            await with_retries(lambda: runs.cancel_between_legs(leg.run_id, cancelled.facts))
+            await with_retries(lambda: runs.cancel_between_legs(leg.spec.run_id, cancelled.facts))
 
     async def _cancel_again(self, run_id: str, cancelled: Cancelled) -> None:
         asked = CancelCommand(run_id=run_id, by=cancelled.by, reason=cancelled.reason)
@@ -279,6 +287,6 @@ class LegRunner:
         await self._bus.publisher.publish(Message(subject, asked.dump(), {}))
 
 
-def sending_state(label: str) -> SendingState:
-    """Return the result of sending a decision, by the label of the leg's outcome."""
-    return "outcome_unknown" if label == "outcome_unknown" else "done"
+def sending_state(code: str | None) -> SendingState:
+    """Return the result of sending a decision; `code` is the code of a lost leg."""
+    return "outcome_unknown" if code == "outcome_unknown" else "done"

@@ -16,7 +16,7 @@ import orjson
 from penstock.bus import Bus, BusError, Msg, Retry, Subscription
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.subjects import handover
-from penstock_connector.legs.outcome import RELEASED
+from penstock_connector.legs.outcome import LegEnd
 from penstock_connector.legs.registry import STOPPED, LegRegistry
 from penstock_connector.legs.runner import LegRunner
 from penstock_connector.state.retries import with_retries
@@ -148,9 +148,9 @@ class Handover:
             return  # the leg has ended while others were handed over
         # The leg is released before it is offered. In the other order, two connectors would read
         # the agent server's stream at once, and only the fence would stop this connector.
-        held.leg.requests.release()
+        held.leg.stop_requests.release()
         await asyncio.wait({held.task})
-        if held.task.result() != RELEASED:
+        if held.task.result().end is not LegEnd.RELEASED:
             return
         try:
             offer = orjson.dumps({"run_id": run_id})

@@ -22,13 +22,13 @@ from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg import survives_disconnect
 from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
-from penstock_connector.legs.outcome import ended, lost
+from penstock_connector.legs.outcome import ended_as_cancelled, lost
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner, sending_state
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.state.retries import with_retries
-from penstock_connector.state.run_state import CLOSED, LastKind, holder_of, kind_of, leg_of
+from penstock_connector.state.run_state import CLOSED, holder_of, kind_of, leg_of
 from penstock_connector.state.stores import Stores
 
 log = logging.getLogger(__name__)
@@ -85,20 +85,20 @@ class Takeover:
         self,
         run_id: str,
         last: Stored,
-        why: str,
+        reason: str,
         cancelled: CancelCommand | None = None,
         *,
         only_without_loss: bool = False,
     ) -> bool:
         """Continue an open leg that no connector holds, or end it.
 
-        `last` is the run's last source frame. `why` is the reason for the takeover, and part of the
-        error if the leg ends as lost. Return True if this connector now holds the leg. Return False
-        if the leg has ended, or if another connector was first. If the run was cancelled, or has
-        ended although the leg is open, the leg only asks the agent server to stop. With
-        `only_without_loss`, the earlier holder may be alive. The leg is then taken over only if
-        nothing is lost while two connectors hold the leg for a moment. The caller works exclusively
-        on the run.
+        `last` is the run's last source frame. `reason` tells why the leg is taken over; it is part
+        of the error if the leg ends as lost. Return True if this connector now holds the leg.
+        Return False if the leg has ended, or if another connector was first. If the run was
+        cancelled, or has ended although the leg is open, the leg only asks the agent server to
+        stop. With `only_without_loss`, the earlier holder may be alive. The leg is then taken over
+        only if nothing is lost while two connectors hold the leg for a moment. The caller works
+        exclusively on the run.
 
         Raises:
             BusError: the bus does not answer; the leg is unchanged, or has a record of this
@@ -110,7 +110,7 @@ class Takeover:
         found = await self._order(run_id, last)
         if found is None:
             if not only_without_loss:
-                await self._end(run_id, last, why, cancelled)
+                await self._end(run_id, last, reason, cancelled)
             return False
         order, agent = found
         history = await self._history(order, agent, last)
@@ -144,13 +144,13 @@ class Takeover:
         #    show a successor that steps are missing.
         await with_retries(lambda: self._opener.delete_records_of_others(run_id, order.leg))
         history.taken(await with_retries(lambda: stores.runs.stored_at(run_id, claim)))
-        await self._runner.run(
+        await self._runner.start(
             order,
             agent,
             writer,
             is_queued=not history.may_have_called_server,
             history=history if history.may_have_called_server else None,
-            why=why,
+            reason=reason,
             cancelled=cancelled,
         )
         return True
@@ -163,7 +163,7 @@ class Takeover:
         if leg_of(last) > record.leg:
             await self._stores.sendings.record(record.approval_id, "done", is_known=True)
         elif kind_of(last) in CLOSED:
-            state = sending_state(str(orjson.loads(last.payload).get("code")))
+            state = sending_state(orjson.loads(last.payload).get("code"))
             await self._stores.sendings.record(record.approval_id, state, is_known=True)
 
     def _can_move_without_loss(self, order: Order, agent: ServerAgent, history: LegHistory) -> bool:
@@ -205,16 +205,15 @@ class Takeover:
         return history
 
     async def _end(
-        self, run_id: str, last: Stored, why: str, cancelled: CancelCommand | None
+        self, run_id: str, last: Stored, reason: str, cancelled: CancelCommand | None
     ) -> None:
         """End a leg that no connector can continue."""
         if cancelled is not None:
             facts = {"by": cancelled.by, "reason": cancelled.reason}
-            outcome = ended("cancelled", **facts, confirmed=False)
+            outcome = ended_as_cancelled(facts, confirmed=False)
         elif kind_of(last) in ("open", "claim"):
-            text = f"{why}; whether the upstream was called is not known"
+            text = f"{reason}; whether the upstream was called is not known"
             outcome = lost("outcome_unknown", text)
         else:
-            outcome = lost("upstream_lost", why)
-        kind: LastKind = "end" if cancelled is not None else "lost"
-        await self._stores.runs.end(run_id, last, kind, outcome.facts)
+            outcome = lost("upstream_lost", reason)
+        await self._stores.runs.end(run_id, last, outcome.frame_kind, outcome.facts)
