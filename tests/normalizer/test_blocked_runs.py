@@ -25,7 +25,6 @@ from penstock.bus.state import deadletters
 from penstock.bus.write import objects
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint import Checkpoint
-from penstock_normalizer.runs.active_run import ActiveRun
 from penstock_normalizer.runs.backlog import Backlog
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.pauses import Pauses
@@ -181,17 +180,16 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
             60,
             asyncio.get_running_loop(),
         )
-        worker = RunWorker(context, run.run_id)
+        worker = RunWorker(context, run.run_id, lambda _: None)
         missing = frames[3]  # the frame with the content "two"
         for stored in frames:
             if stored is not missing:
-                worker.backlog.push(stored)
-        task = asyncio.create_task(worker.work())
+                worker.push(stored)
         try:
             check_order(await run.until("lifecycle.completed"), ["one", "two", "three"])
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            if (task := worker.close()) is not None:
+                await asyncio.wait([task])
 
 
 async def test_a_run_continues_after_a_failure_outside_of_its_frames(
@@ -216,7 +214,7 @@ async def test_a_run_continues_after_a_failure_outside_of_its_frames(
     assert await are_blocked(0)
 
 
-@pytest.mark.parametrize("step", ["_fold", "_acknowledged"])
+@pytest.mark.parametrize("step", ["_fold_waiting", "_acknowledged"])
 async def test_a_run_continues_after_a_failure_in_a_callback_of_the_event_loop(
     nats_server: NatsServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -224,17 +222,17 @@ async def test_a_run_continues_after_a_failure_in_a_callback_of_the_event_loop(
     step: str,
 ) -> None:
     """The event loop only logs such a failure and would never call the run again."""
-    works = getattr(ActiveRun, step)
+    works = getattr(RunWorker, step)
     failures = [RuntimeError("a defect")]
 
-    def failing(self: ActiveRun, *arguments: int) -> None:
+    def failing(self: RunWorker, *arguments: Any) -> None:
         if self.run_id == run.run_id and failures and fails:
             raise failures.pop()
         works(self, *arguments)
 
     async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
         run, fails = Run(bus), False
-        monkeypatch.setattr(ActiveRun, step, failing)
+        monkeypatch.setattr(RunWorker, step, failing)
         await run.open()
         await run.bytes(agno("RunStarted"))
         await run.until("custom.event")

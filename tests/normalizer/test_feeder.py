@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from penstock.bus import Stored
@@ -10,25 +10,17 @@ from penstock.bus.messages import RawFrame
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.feeder import Feeder
-from penstock_normalizer.runs.ready_events import ReadyEvents
-from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
 from support.fakes.raw import RUN_ID, Frames, agno
 
 
 @dataclass
-class Published:
-    """What EVENTS has of the run."""
+class Output:
+    """The part of a run's output that the feeder reads: what EVENTS has of the run."""
 
     sequence: int = 0
     raw_position: int = 0
     last_type: str = ""
-
-
-@dataclass
-class Output:
-    """The part of a run's output that the feeder reads."""
-
-    events: Published = field(default_factory=Published)
 
 
 async def gives_up(stored: Stored, error: Exception) -> None:
@@ -50,7 +42,8 @@ async def test_no_event_is_left_out_after_one_that_a_newer_version_made_of_a_fra
     await fed(feeder, fold, frames.bytes(body), begin)
     unknown = frames.frame("telepathy", b"{}", "oracle")
     made_of_it = fold.sequence + 1
-    output.events = Published(made_of_it, unknown.sequence, "llm.sparkled")
+    output.sequence, output.raw_position = made_of_it, unknown.sequence
+    output.last_type = "llm.sparkled"
     ready = ReadyEvents()
     await fed(feeder, fold, unknown, ready)
     await fed(feeder, fold, frames.bytes(agno("RunContent", content="two")), ready)

@@ -18,8 +18,8 @@ from penstock.bus.write import fence
 from penstock.dialects.decoders import DECODERS
 from penstock.settings import Config
 from penstock_normalizer.fold.run_fold import RunFold
-from penstock_normalizer.runs.active_run import ActiveRun
 from penstock_normalizer.runs.backlog import Backlog, read
+from penstock_normalizer.runs.run import Run
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import connected, new_run_id
 from support.drive.pipeline import Event, pipeline
@@ -264,7 +264,7 @@ async def test_a_run_that_has_ended_leaves_memory_before_one_that_is_idle(
         await penstock.events_until(waits.run_id, "lifecycle.started")
 
         async def only_one_is_left() -> bool:
-            runs = {run.run_id for run in gc.get_objects() if isinstance(run, ActiveRun)}
+            runs = {run.run_id for run in gc.get_objects() if isinstance(run, Run)}
             return {ends.run_id, waits.run_id} & runs == {waits.run_id}
 
         await eventually(only_one_is_left)

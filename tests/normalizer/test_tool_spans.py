@@ -16,8 +16,7 @@ from penstock.tracing.spans import Span
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.feeder import Feeder
-from penstock_normalizer.runs.ready_events import ReadyEvents
-from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
 from penstock_normalizer.runs.tool_spans import ToolSpans
 from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause
 from support.fakes.recorder import recording
@@ -33,19 +32,12 @@ def tracing() -> Iterator[None]:
 
 
 @dataclass
-class Published:
-    """What EVENTS has of the run."""
+class Output:
+    """The part of a run's output that the feeder uses: what EVENTS has of the run."""
 
     sequence: int = 0
     raw_position: int = 0
     last_type: str = ""
-
-
-@dataclass
-class Output:
-    """The part of a run's output that the feeder uses."""
-
-    events: Published = field(default_factory=Published)
 
     async def store_pause(self, fold: RunFold) -> None:
         pass
@@ -188,12 +180,12 @@ async def test_a_normalizer_that_takes_the_run_over_makes_the_same_span() -> Non
     ended = frames.bytes(completed())
     first = Normalizer()
     [span] = await first.feed(*begun, ended)
-    position = Published(first.fold.sequence - 1, begun[-1].sequence)
-    [again] = await Normalizer(Output(position)).feed(*begun, ended)
+    position = Output(first.fold.sequence - 1, begun[-1].sequence)
+    [again] = await Normalizer(position).feed(*begun, ended)
     assert again == span
     # After the result is published, no normalizer makes the span again.
-    position = Published(first.fold.sequence, ended.sequence)
-    assert await Normalizer(Output(position)).feed(*begun, ended) == ()
+    position = Output(first.fold.sequence, ended.sequence)
+    assert await Normalizer(position).feed(*begun, ended) == ()
 
 
 @pytest.mark.usefixtures("tracing")

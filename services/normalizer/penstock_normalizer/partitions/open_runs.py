@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from penstock.bus import Stored
-from penstock_normalizer.runs.active_run import ActiveRun
+from penstock_normalizer.runs.run import Run
 
 ENDED_IDLE_S = 10.0  # seconds after a terminal event within which an epilogue follows
 
@@ -19,16 +19,14 @@ class OpenRuns:
     cost depends only on the number of busy runs, or on the number of runs that are removed.
     """
 
-    def __init__(
-        self, begin: Callable[[str, Callable[[ActiveRun], None]], ActiveRun], idle_s: float
-    ) -> None:
+    def __init__(self, begin: Callable[[str, Callable[[Run], None]], Run], idle_s: float) -> None:
         self._begin = begin
         self._idle_s = idle_s
-        self._busy: dict[str, ActiveRun] = {}  # runs with frames that are not done
+        self._busy: dict[str, Run] = {}  # runs with frames that are not done
         # Idle runs, each with the monotonic time at which it became idle. The run that became idle
         # first is first.
-        self._idle: dict[str, tuple[ActiveRun, float]] = {}
-        self._ended: dict[str, tuple[ActiveRun, float]] = {}
+        self._idle: dict[str, tuple[Run, float]] = {}
+        self._ended: dict[str, tuple[Run, float]] = {}
 
     def push(self, run_id: str, stored: Stored) -> None:
         """Give a frame to its run; load the run if it is not in memory."""
@@ -39,7 +37,7 @@ class OpenRuns:
             self._busy[run_id] = run
         run.push(stored)
 
-    def _rests(self, run: ActiveRun) -> None:
+    def _rests(self, run: Run) -> None:
         del self._busy[run.run_id]
         idle = self._ended if run.has_ended else self._idle
         idle[run.run_id] = (run, time.monotonic())
@@ -55,7 +53,7 @@ class OpenRuns:
 
     def done_up_to(self, seen: int) -> int:
         """Return the position in RAW up to which all frames are done; `seen` if all are done."""
-        return min((run.done_up_to for run in self._busy.values()), default=seen)
+        return min((run.backlog.done_up_to for run in self._busy.values()), default=seen)
 
     def forget_idle(self) -> None:
         """Remove the runs that have been idle for `idle_s`, or for a shorter time if they have
@@ -71,13 +69,13 @@ class OpenRuns:
     def clear(self) -> None:
         """Remove all runs, and free the memory of their frames."""
         for run in self._busy.values():
-            run.drop()
+            run.backlog.drop()
         self._busy.clear()
         self._idle.clear()
         self._ended.clear()
 
 
-def _forget(idle: dict[str, tuple[ActiveRun, float]], before: float) -> None:
+def _forget(idle: dict[str, tuple[Run, float]], before: float) -> None:
     """Remove the runs that became idle before this time."""
     while idle:
         run_id = next(iter(idle))

@@ -10,15 +10,15 @@ from functools import partial
 
 from penstock.bus import Bus, BusError, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
+from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.state.skipping import NOBODY
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.partitions.open_runs import OpenRuns
 from penstock_normalizer.recovery import expired, lost_data
-from penstock_normalizer.runs.active_run import ActiveRun
 from penstock_normalizer.runs.context import RunContext
-from penstock_normalizer.runs.feeder import GiveUp
 from penstock_normalizer.runs.pauses import Pauses
+from penstock_normalizer.runs.run import Run
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.settings import NormalizerSettings
 
@@ -68,7 +68,7 @@ class Partition:
         self._checkpoint = Checkpoint(bus, shard, number)
         self._looked_at = time.monotonic()
         self._seen = 0  # the sequence in RAW of the last frame that was given to a run
-        self.runs = OpenRuns(partial(ActiveRun, context), settings.run_idle_s)
+        self.runs = OpenRuns(partial(Run, context), settings.run_idle_s)
         self.phase = PartitionPhase.CLOSED
 
     async def work(self) -> None:

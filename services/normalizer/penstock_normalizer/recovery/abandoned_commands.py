@@ -14,7 +14,7 @@ from penstock.bus import Bus, ObjectGone, Stored, messages, streams, subjects
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord
 from penstock.bus.write import objects
 from penstock.dialects.workflow import WRITER
-from penstock_normalizer.runs.end_of_run_frame import write_failed
+from penstock_normalizer.runs.ending import write_failed
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from penstock.bus import Bus, streams, subjects
 from penstock.bus.admin.repartition import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import RunRecord
-from penstock_normalizer.runs.end_of_run_frame import write_failed
+from penstock_normalizer.runs.ending import write_failed
 from penstock_normalizer.runs.pauses import can_continue_from_state
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from penstock.bus.read import direct
 from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL
 from penstock_normalizer.recovery.expired import MIN_AGE_S
-from penstock_normalizer.runs.end_of_run_frame import write_failed
+from penstock_normalizer.runs.ending import write_failed
 from penstock_normalizer.runs.pauses import can_continue_from_state
 from penstock_normalizer.runs.run_index import RunIndex
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from penstock.bus import Bus
 from penstock.bus.budget import Budget
-from penstock_normalizer.fold.run_fold import DecoderFor
-from penstock_normalizer.runs.feeder import GiveUp
+from penstock.bus.read.work_queue import GiveUp
+from penstock_normalizer.fold.run_fold import DecoderFor, RunFold
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.runs.run_index import RunIndex
 
@@ -30,3 +30,7 @@ class RunContext:
     give_up: GiveUp
     max_blocked_s: float
     loop: asyncio.AbstractEventLoop
+
+    def new_fold(self, run_id: str) -> RunFold:
+        """Return a fold without any frame."""
+        return RunFold(run_id, self.decoders, self.max_frame_bytes)

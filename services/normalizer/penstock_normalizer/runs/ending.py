@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, Stored, streams, subjects
+from penstock.bus import Bus, FenceConflict, RawWriter, Stored, streams, subjects
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from penstock_normalizer.fold.run_fold import RunFold
-from penstock_normalizer.runs.end_of_run_frame import WRITER
-from penstock_normalizer.runs.ready_events import ReadyEvents
-from penstock_normalizer.runs.run_index import RunIndex
-from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.context import RunContext
+from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
 
 log = logging.getLogger(__name__)
 
+WRITER = "normalizer"  # the writer of source frames that end a run
 HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
 # The fields of a run's record that are used if the run's `open` frame is missing.
 _FACTS = {
@@ -32,21 +32,20 @@ _FACTS = {
 class Ending:
     """Ends one run that cannot be continued."""
 
-    def __init__(self, bus: Bus, run_id: str, output: RunOutput, index: RunIndex) -> None:
-        self._bus = bus
-        self._run_id = run_id
+    def __init__(self, context: RunContext, output: RunOutput) -> None:
+        self._context = context
         self._output = output
-        self._index = index
+        self._run_id = output.run_id
 
     async def break_off(self, fold: RunFold, frame: RawFrame) -> None:
         """Fail a run whose earlier frames are gone; change nothing if the run has ended.
 
         Raises BusError, ValueError.
         """
-        record = await self._index.record(self._run_id)
+        record = await self._context.index.record(self._run_id)
         if record is not None and record.status in ENDED and not await self._lacks_end():
             fold.ended = f"lifecycle.{record.status}"
-        fold.raw_first = self._output.events.raw_first
+        fold.raw_first = self._output.raw_first
         why = {"code": "history_lost", "error": HISTORY_LOST}
         if frame.writer == WRITER and frame.payload:
             why |= orjson.loads(frame.payload)["data"]
@@ -64,7 +63,7 @@ class Ending:
     async def _lacks_end(self) -> bool:
         """Return whether EVENTS has events of the run, but no terminal event."""
         pattern = subjects.event("lifecycle.*", self._run_id)
-        lifecycle = await fence.tail(self._bus, streams.events_for(self._run_id), pattern)
+        lifecycle = await fence.tail(self._context.bus, streams.events_for(self._run_id), pattern)
         return lifecycle is not None and lifecycle.headers["ce-type"] not in TERMINAL
 
     async def fail(self, fold: RunFold, stored: Stored, text: str) -> None:
@@ -72,13 +71,13 @@ class Ending:
 
         Raises BusError, MessageTooLarge, KeyError, ValueError.
         """
-        published = self._output.events
+        published = self._output
         await published.read_tail()
         if published.last_type in TERMINAL:
             fold.ended = published.last_type
             return
         try:
-            record = await self._index.record(self._run_id)
+            record = await self._context.index.record(self._run_id)
         except ValueError:
             record = None
         fold.sequence = max(published.sequence, record.sequence if record is not None else 0)
@@ -101,3 +100,17 @@ def _facts(record: RunRecord | None) -> dict[str, Any]:
         if record is not None
         else {"agent": ""}
     )
+
+
+async def write_failed(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
+    """Write a source frame with a run's `lifecycle.failed` to RAW. Raises BusError.
+
+    If several normalizers do this at the same time, only one frame is written. `data` has the
+    fields of the event, at least `code`.
+    """
+    writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
+    event = {"type": "lifecycle.failed", "data": data}
+    try:
+        await writer.write("event", orjson.dumps(event), leg=max(record.legs, 1))
+    except FenceConflict:
+        log.debug("run %s: another normalizer has written its end", record.run_id)

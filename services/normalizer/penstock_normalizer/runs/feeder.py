@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 
 from penstock.bus import Stored
 from penstock.bus.messages import RawFrame
+from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
 from penstock_normalizer.fold.run_fold import RunFold
-from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
-from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
 from penstock_normalizer.runs.tool_spans import ENDS_OR_BEGINS, ToolSpans
 
 log = logging.getLogger(__name__)
-
-# A function that makes a dead letter of a message that cannot be processed.
-GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
 class Feeder:
@@ -61,7 +57,7 @@ class Feeder:
         If the numbers did not continue, the events of this frame could get numbers that are used
         already. Events with used numbers would count as published, and would be lost.
         """
-        published = self._output.events
+        published = self._output
         if published.sequence and published.raw_position < frame.sequence:
             fold.sequence = published.sequence
 
@@ -78,7 +74,7 @@ class Feeder:
         Raises the exceptions of `RunOutput.publish`.
         """
         has_new = False
-        published = self._output.events
+        published = self._output
         self._last_of_writer[_writer(stored)] = stored.sequence
         if not ready.events:
             self.continue_numbers(fold, frame)
@@ -119,7 +115,7 @@ class Feeder:
         caller calls `complete`, and then publishes the events with `RunOutput.publish`.
         """
         has_new, is_simple = False, True
-        published = self._output.events
+        published = self._output
         self._last_of_writer[frame.writer] = frame.sequence
         tools = self._tools
         for event in fold.events(frame):

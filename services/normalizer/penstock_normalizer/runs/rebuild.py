@@ -6,21 +6,17 @@ A normalizer rebuilds a fold after a failure, and when it takes over a run from 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-from penstock.bus import Bus, streams, subjects
+from penstock.bus import streams, subjects
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import replay
-from penstock_normalizer.runs.end_of_run_frame import WRITER
-from penstock_normalizer.runs.ending import Ending
+from penstock_normalizer.runs.context import RunContext
+from penstock_normalizer.runs.ending import WRITER, Ending
 from penstock_normalizer.runs.feeder import Feeder
-from penstock_normalizer.runs.pauses import Pauses
-from penstock_normalizer.runs.ready_events import ReadyEvents
-from penstock_normalizer.runs.run_index import RunIndex
-from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
 
 # the writer of frames before the first `open`: the edge may cancel a run that is not open yet
 EARLY_WRITER = "edge"
@@ -30,25 +26,13 @@ UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
 class Rebuild:
     """Rebuilds the fold of one run."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        run_id: str,
-        new_fold: Callable[[], RunFold],
-        output: RunOutput,
-        feeder: Feeder,
-        ending: Ending,
-        index: RunIndex,
-        pauses: Pauses,
-    ) -> None:
-        self._bus = bus
-        self._run_id = run_id
-        self._new_fold = new_fold
+    def __init__(self, context: RunContext, output: RunOutput, feeder: Feeder) -> None:
+        self._context = context
+        self._bus = context.bus
         self._output = output
         self._feeder = feeder
-        self._ending = ending
-        self._index = index
-        self._pauses = pauses
+        self._run_id = output.run_id
+        self._ending = Ending(context, output)
 
     async def before(self, frame: RawFrame) -> RunFold:
         """Return the fold of all frames before this one; publish events that are missing in EVENTS.
@@ -56,7 +40,7 @@ class Rebuild:
         If frames that the fold needs are lost, the fold is broken off, and the run is ended. Raises
         BusError, ObjectGone, MessageTooLarge, KeyError, ValueError.
         """
-        fold, published = self._new_fold(), self._output.events
+        fold, published = self._context.new_fold(self._run_id), self._output
         self._feeder.restart()
         if frame.opens_run and not published.first and not await self._has_earlier_frames(frame):
             return fold  # if the frame was published before, the fence refuses its events
@@ -70,14 +54,14 @@ class Rebuild:
                 self._feeder.skip(stored)  # the frame is a dead letter already
                 continue
             if not is_begun and not earlier.opens_run:
-                await self._pauses.restore(fold)  # the run's first frames have expired
+                await self._context.pauses.restore(fold)  # the run's first frames have expired
             is_begun = True
             ready = ReadyEvents()
             await self._feeder.feed(fold, earlier, stored, ready)
             await self._output.publish(fold, ready)
             await asyncio.sleep(0)  # let other runs work, even if nothing is published
         if not is_begun:
-            await self._pauses.restore(fold)
+            await self._context.pauses.restore(fold)
         self._feeder.continue_numbers(fold, frame)
         if published.last_type in TERMINAL and published.raw_position < frame.sequence:
             fold.ended = published.last_type
@@ -93,7 +77,7 @@ class Rebuild:
 
         Raises BusError, KeyError, ValueError.
         """
-        fold, published = self._new_fold(), self._output.events
+        fold, published = self._context.new_fold(self._run_id), self._output
         await published.read_tail()
         self._feeder.continue_numbers(fold, frame)
         if published.last_type in TERMINAL:
@@ -114,16 +98,16 @@ class Rebuild:
         published these events may have failed, or lost the partition, before it wrote the record.
         The events are not published again, so no other code would write the record.
         """
-        if self._output.events.first:
+        if self._output.first:
             pattern = subjects.event("lifecycle.*", self._run_id)
             if (
                 last := await fence.tail(self._bus, streams.events_for(self._run_id), pattern)
             ) is not None:
-                await self._index.update_from_stored(self._run_id, last)
+                await self._context.index.update_from_stored(self._run_id, last)
 
     async def _is_complete(self, fold: RunFold, frame: RawFrame) -> bool:
         """Return whether the fold has every frame before this one; False if frames are lost."""
-        published = self._output.events
+        published = self._output
         lost, raw = self._bus.continuity, streams.raw_for(self._run_id)
         if lost.covers(raw, published.raw_first) or lost.covers(raw, published.raw_position):
             return False
@@ -133,5 +117,5 @@ class Rebuild:
             return frame.leg <= fold.leg + ("open" in (frame.kind, frame.whole))
         if fold.leg:
             return True
-        record = await self._index.record(self._run_id)
+        record = await self._context.index.record(self._run_id)
         return frame.writer != WRITER and (record is None or not record.sequence)

@@ -3,25 +3,34 @@
 A frame is done when its events are in EVENTS. Two normalizers may fold the same frame: the
 partition's new holder, and a normalizer that has lost the partition and has not noticed the loss
 yet. Both normalizers make the same events, and the fence of EVENTS accepts each event once.
+
+Most frames are pieces of the agent server's response, and their events only need to be published.
+One turn of the event loop folds the frames of all runs that have arrived together. Each
+acknowledgement then causes the next step. A task for each run would take three more turns of the
+event loop for each frame, and 2 KiB for each open run. Only work that needs more than one answer of
+the bus is done by a task (`Run._work`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
 
+from penstock import telemetry
 from penstock.bus import RETRY_S, BusError, MessageTooLarge, Stored
 from penstock.bus.messages import raw_frame
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import Backlog
-from penstock_normalizer.runs.blocked import MAX_RETRY_S, BlockedRun
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.ending import Ending
 from penstock_normalizer.runs.feeder import Feeder
-from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.rebuild import Rebuild
-from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.run_output import BATCH_FROM, ReadyEvents, RunOutput
 
 log = logging.getLogger(__name__)
 
@@ -31,59 +40,276 @@ Step = Callable[[], Awaitable[int]]
 # The greatest size in bytes of a frame that is folded without a task. All events of a frame are in
 # memory at the same time, and together they can be a hundred times as large as the frame.
 QUICK_FRAME_BYTES = 16 * 1024
+# the seconds before a blocked run is tried again, and the greatest delay in seconds
+BLOCKED_S, MAX_BLOCKED_S = 1.0, 30.0
+
+
+class RunPhase(Enum):
+    """The state of the work on a run."""
+
+    IDLE = auto()  # no frame waits
+    READY = auto()  # frames wait for the next turn of the event loop
+    PUBLISHING = auto()  # an event is sent and not acknowledged, and there is no task
+    WORKING = auto()  # a task does the work
+    CLOSED = auto()  # this process no longer works on the run
+
+
+class Blocked:
+    """The failures of a run that something other than the bus blocks, for example a corrupt record.
+
+    If the frame that failed were skipped, the run's events would have a gap. So the run is tried
+    again, with growing delays, for `patience_s` seconds. A metric counts blocked runs.
+    """
+
+    __slots__ = ("_failures", "_until")
+
+    def __init__(self, patience_s: float) -> None:
+        self._until = time.monotonic() + patience_s
+        self._failures = 0
+        telemetry.RUNS_STANDING.inc()
+
+    def count_failure(self) -> float:
+        """Count a failure; return the seconds until the next try, or 0 after the time limit."""
+        remaining_s = self._until - time.monotonic()
+        delay_s = min(BLOCKED_S * 2.0 ** min(self._failures, 10), MAX_BLOCKED_S, remaining_s)
+        self._failures += 1
+        return max(0.0, delay_s)
+
+    @property
+    def is_first_failure(self) -> bool:
+        """Whether only one failure was counted; its traceback is logged."""
+        return self._failures == 1
+
+
+@dataclass(slots=True)
+class Publishing:
+    """The events of frames that were folded without a task, while they are sent one by one."""
+
+    ready: ReadyEvents
+    count: int  # the number of the folded frames
+    at: int = 0  # the index of the event that is sent
 
 
 class Run:
-    """Works on one run: `backlog` takes frames; `work` folds the frames and publishes the
-    events."""
+    """Works on one run; `push` takes the run's frames, in the order of RAW.
 
-    __slots__ = ("_blocked", "_context", "_feeder", "_fold", "_run_id", "backlog", "output")
+    `on_idle` is called when no more frames wait.
+    """
 
-    def __init__(self, context: RunContext, run_id: str) -> None:
+    __slots__ = (
+        "_blocked",
+        "_context",
+        "_feeder",
+        "_fold",
+        "_on_idle",
+        "_publishing",
+        "_task",
+        "backlog",
+        "output",
+        "phase",
+        "run_id",
+    )
+
+    def __init__(self, context: RunContext, run_id: str, on_idle: Callable[[Run], None]) -> None:
         self._context = context
-        self._run_id = run_id
-        self.output = RunOutput(context.bus, run_id, context.index, context.pauses)
-        self._feeder = Feeder(run_id, self.output, context.give_up)
-        self._blocked = BlockedRun(context.max_blocked_s)
+        self._on_idle = on_idle
         self._fold: RunFold | None = None  # None if the fold must be rebuilt before the next frame
+        self._blocked: Blocked | None = None
+        self._publishing: Publishing | None = None  # only while PUBLISHING
+        self._task: asyncio.Task[None] | None = None  # only while WORKING
+        self.run_id = run_id
+        self.output = RunOutput(context, run_id)
+        self._feeder = Feeder(run_id, self.output, context.give_up)
         self.backlog = Backlog(context.bus, run_id, context.budget)
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self._run_id
+        self.phase = RunPhase.IDLE
 
     @property
     def has_ended(self) -> bool:
         """Whether the terminal event was made, so that only an epilogue can follow."""
         return self._fold is not None and self._fold.ended is not None
 
-    def close(self) -> None:
-        """Stop counting the run as blocked, because this process no longer works on the run."""
-        self._blocked.unblocked()
+    def push(self, stored: Stored) -> None:
+        """Add the next frame; the work begins in the next turn of the event loop."""
+        self.backlog.push(stored)
+        if self.phase is RunPhase.IDLE:
+            self.phase = RunPhase.READY
+            self._context.loop.call_soon(self._turn)
 
-    async def work(self, first_step: Step | None = None) -> None:
+    def close(self) -> asyncio.Task[None] | None:
+        """Stop the work; return the task if it has not ended yet.
+
+        An acknowledgement that comes later is ignored, so its frames count as not done.
+        """
+        self.phase = RunPhase.CLOSED
+        self._unblock()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    def _remove_done(self, count: int) -> None:
+        """Remove the first `count` frames, whose events are published."""
+        self.backlog.done(count)
+        self._unblock()
+
+    def _unblock(self) -> None:
+        if self._blocked is not None:
+            self._blocked = None
+            telemetry.RUNS_STANDING.dec()
+
+    def _count_failure(self) -> float:
+        """Count the run as blocked; return the seconds until the next try, 0 after the limit."""
+        if self._blocked is None:
+            self._blocked = Blocked(self._context.max_blocked_s)
+        return self._blocked.count_failure()
+
+    # The steps without a task, which never wait
+
+    def _turn(self) -> None:
+        """Fold the waiting frames, and publish their events."""
+        if self.phase is RunPhase.READY:
+            try:
+                self._fold_waiting()
+            except Exception as error:
+                self._fail(error)
+
+    def _fold_waiting(self) -> None:
+        if len(self.backlog) >= BATCH_FROM:
+            self._work()  # many frames wait: a task publishes their events in batches
+            return
+        ready = ReadyEvents()
+        count, is_simple = self._fold_at_once(ready)
+        if not count:
+            self._work()
+        elif not is_simple:
+            self._work(partial(self._complete, ready, count))
+        elif len(ready.events) >= BATCH_FROM:
+            self._work(partial(self._publish_rest, Publishing(ready, count), None))
+        elif ready.events:
+            self.phase = RunPhase.PUBLISHING
+            self._publishing = Publishing(ready, count)
+            self._publish(self._publishing)
+        else:
+            self._remove_done(count)
+            self._continue()
+
+    def _fold_at_once(self, ready: ReadyEvents) -> tuple[int, bool]:
+        """Fold frames that need no read from the bus, until there are `BATCH_FROM` events or more.
+
+        Returns the number of folded frames, and whether their events only need to be published. If
+        the second value is False, the caller calls `_complete` with the number and the events.
+        `_advance` folds all frames that need a task: the frames of a run that has not begun,
+        control frames, large frames, frames with published events, and frames that the fold cannot
+        accept.
+        """
+        fold, backlog, count = self._fold, self.backlog, 0
+        if fold is None or not self.output.first:
+            return 0, True
+        while len(ready.events) < BATCH_FROM and (stored := backlog.after(count)) is not None:
+            if len(stored.payload) > QUICK_FRAME_BYTES or stored is backlog.remnant:
+                break
+            try:
+                frame = raw_frame(stored)
+            except (KeyError, ValueError):
+                break
+            if frame.kind != "bytes" or not self._feeder.follows(stored, fold):
+                break
+            if frame.sequence <= self.output.raw_position:
+                break  # at least some of the frame's events were published before
+            count += 1
+            if not self._feeder.feed_at_once(fold, frame, stored, ready):
+                return count, False
+        return count, True
+
+    def _publish(self, publishing: Publishing) -> None:
+        fold = self._fold
+        assert fold is not None
+        event = publishing.ready.events[publishing.at]
+        if not self.output.post(fold, event, self._settled):
+            self._publish_in_task(publishing, None)
+
+    def _settled(self, outcome: int | BusError) -> None:
+        """Handle the answer to the event that was sent, and send the next event."""
+        publishing = self._publishing
+        if self.phase is not RunPhase.PUBLISHING or publishing is None:
+            return
+        try:
+            if isinstance(outcome, int):
+                self._acknowledged(publishing, outcome)
+            else:
+                self._publish_in_task(publishing, outcome)
+        except Exception as error:
+            self._fail(error)
+
+    def _acknowledged(self, publishing: Publishing, sequence: int) -> None:
+        fold, ready, at = self._fold, publishing.ready, publishing.at
+        assert fold is not None
+        self.output.published(fold, ready.events[at : at + 1], sequence)
+        publishing.at = at + 1
+        if publishing.at < len(ready.events):
+            self._publish(publishing)
+            return
+        self._publishing = None
+        self.output.observe(ready)
+        self._remove_done(publishing.count)
+        self._continue()
+
+    def _publish_in_task(self, publishing: Publishing, error: BusError | None) -> None:
+        self._publishing = None
+        self._work(partial(self._publish_rest, publishing, error))
+
+    def _continue(self) -> None:
+        """Continue with the frames that have arrived meanwhile; if there are none, become idle."""
+        if self.phase is RunPhase.CLOSED:
+            return
+        if self.backlog:
+            self.phase = RunPhase.READY
+            self._turn()
+        else:
+            self.phase = RunPhase.IDLE
+            self._on_idle(self)
+
+    def _work(self, first_step: Step | None = None) -> None:
+        """Start a task that works until no frame waits.
+
+        `first_step` completes a step that began without a task.
+        """
+        self.phase = RunPhase.WORKING
+        name = f"run {self.run_id}"
+        self._task = self._context.loop.create_task(self._work_in_task(first_step), name=name)
+
+    def _fail(self, error: Exception) -> None:
+        """Start a task that logs an unexpected error and folds the run again.
+
+        If the error ended here, the run would accept frames without publishing events, and no log
+        would show it.
+        """
+        self._publishing = None
+        self._work(partial(_raise, error))
+
+    # The steps of the task
+
+    async def _work_in_task(self, step: Step | None) -> None:
         """Fold frames and publish events until no frame waits, or until cancelled.
 
-        `first_step` completes a step that began without a task. Each failure is logged, and the run
-        is folded again. If a failure ended the task, the run would accept frames without publishing
-        events, and no log would show it.
+        Each failure is logged, and the run is folded again. If a failure ended the task, the run
+        would accept frames without publishing events, and no log would show it.
         """
         while True:
             try:
-                await self._work(first_step or self._advance)
-                return
+                await self._work_off(step or self._advance)
+                break
             except Exception:
-                first_step = None
-                self._fold = None
-                delay_s = self._blocked.failed() or MAX_RETRY_S
+                step = self._fold = None
+                delay_s = self._count_failure() or MAX_BLOCKED_S
                 log.exception(
                     "run %s: unexpected failure; it is tried again in %.0f s",
-                    *(self._run_id, delay_s),
+                    *(self.run_id, delay_s),
                 )
                 await asyncio.sleep(delay_s)
+        self._task = None
+        self._continue()
 
-    async def _work(self, step: Step) -> None:
+    async def _work_off(self, step: Step) -> None:
         while self.backlog:
             first = await self.backlog.first()
             try:
@@ -91,27 +317,22 @@ class Run:
             except Exception as error:
                 self._fold = None
                 if isinstance(error, BusError) and not isinstance(error, MessageTooLarge):
-                    log.warning("run %s: it is folded again: %s", self._run_id, error)
+                    log.warning("run %s: it is folded again: %s", self.run_id, error)
                     await asyncio.sleep(RETRY_S)
                 else:
                     await self._wait_or_end(first, error)
             else:
-                self.done(count)
+                self._remove_done(count)
             step = self._advance
-
-    def done(self, count: int) -> None:
-        """Remove the first `count` frames, whose events are published."""
-        self.backlog.done(count)
-        self._blocked.unblocked()
 
     async def _wait_or_end(self, stored: Stored, error: Exception) -> None:
         """Wait before a blocked run is tried again; end the run if the time limit has passed."""
-        delay_s = self._blocked.failed()
-        is_first = self._blocked.is_first_failure
+        delay_s = self._count_failure()
+        is_first = self._blocked is not None and self._blocked.is_first_failure
         log.log(
             logging.ERROR if is_first else logging.WARNING,
             "run %s: it is blocked at RAW %d, and tried again in %.0f s: %r",
-            *(self._run_id, stored.sequence, delay_s, error),
+            *(self.run_id, stored.sequence, delay_s, error),
             exc_info=error if is_first else None,
         )
         if delay_s:
@@ -124,19 +345,19 @@ class Run:
     async def _end_blocked(self, stored: Stored, text: str) -> None:
         """Write the end of a blocked run if possible, and ignore all further frames of the run."""
         while True:
-            self._fold = self._new_fold()
+            self._fold = self._context.new_fold(self.run_id)
             self._fold.broken_off = True
             try:
-                await self._ending().fail(self._fold, stored, text)
+                await Ending(self._context, self.output).fail(self._fold, stored, text)
                 return
             except BusError as error:
                 if isinstance(error, MessageTooLarge):
-                    log.exception("run %s: its end cannot be written", self._run_id)
+                    log.exception("run %s: its end cannot be written", self.run_id)
                     return
-                log.warning("run %s: its end is not written yet: %s", self._run_id, error)
+                log.warning("run %s: its end is not written yet: %s", self.run_id, error)
                 await asyncio.sleep(RETRY_S)
             except Exception:
-                log.exception("run %s: its end cannot be written", self._run_id)
+                log.exception("run %s: its end cannot be written", self.run_id)
                 return
 
     async def _advance(self) -> int:
@@ -168,67 +389,11 @@ class Run:
             await self.output.publish(self._fold, ready)
         return count
 
-    def _new_fold(self) -> RunFold:
-        return RunFold(self._run_id, self._context.decoders, self._context.max_frame_bytes)
-
-    # `Ending` and `Rebuild` have no state. So they are made when needed, and an open run does not
-    # keep them in memory.
-
-    def _ending(self) -> Ending:
-        return Ending(self._context.bus, self._run_id, self.output, self._context.index)
-
     def _rebuild(self) -> Rebuild:
-        return Rebuild(
-            self._context.bus,
-            self._run_id,
-            self._new_fold,
-            self.output,
-            self._feeder,
-            self._ending(),
-            self._context.index,
-            self._context.pauses,
-        )
+        # made when it is needed, so that an open run does not keep it in memory
+        return Rebuild(self._context, self.output, self._feeder)
 
-    # The steps without a task, which never wait
-
-    def fold_at_once(self, ready: ReadyEvents, limit: int) -> tuple[int, bool]:
-        """Fold frames that need no read from the bus, until there are `limit` events or more.
-
-        Returns the number of folded frames, and whether their events only need to be published. If
-        the second value is False, the caller calls `complete` with the number and the events.
-        `work` folds all frames that need a task: the frames of a run that has not begun, control
-        frames, large frames, frames with published events, and frames that the fold cannot accept.
-        """
-        fold, backlog, count = self._fold, self.backlog, 0
-        if fold is None or not self.output.events.first:
-            return 0, True
-        while len(ready.events) < limit and (stored := backlog.after(count)) is not None:
-            if len(stored.payload) > QUICK_FRAME_BYTES or stored is backlog.remnant:
-                break
-            try:
-                frame = raw_frame(stored)
-            except (KeyError, ValueError):
-                break
-            if frame.kind != "bytes" or not self._feeder.follows(stored, fold):
-                break
-            if frame.sequence <= self.output.events.raw_position:
-                break  # at least some of the frame's events were published before
-            count += 1
-            if not self._feeder.feed_at_once(fold, frame, stored, ready):
-                return count, False
-        return count, True
-
-    def post(self, ready: ReadyEvents, at: int, settled: Callable[[int | BusError], None]) -> bool:
-        """Publish one of the ready events without waiting; see `RunEvents.post`."""
-        assert self._fold is not None
-        return self.output.events.post(self._fold, ready.events[at], settled)
-
-    def posted(self, ready: ReadyEvents, at: int, sequence: int) -> None:
-        """Record that one of the ready events is stored, with this stream sequence."""
-        assert self._fold is not None
-        self.output.events.published(self._fold, ready.events[at : at + 1], sequence)
-
-    async def complete(self, ready: ReadyEvents, count: int) -> int:
+    async def _complete(self, ready: ReadyEvents, count: int) -> int:
         """Complete the last of `count` folded frames, and publish the events of all these frames.
 
         Returns `count`. Raises the exceptions of `RunOutput.publish`.
@@ -240,15 +405,17 @@ class Run:
         await self.output.publish(self._fold, ready)
         return count
 
-    async def publish_rest(
-        self, ready: ReadyEvents, at: int, count: int, error: BusError | None
-    ) -> int:
-        """Publish the events from the index `at` on; `error` is the failure of an earlier attempt,
-        or None.
+    async def _publish_rest(self, publishing: Publishing, error: BusError | None) -> int:
+        """Publish the events that are not published yet; `error` is the failure of an earlier
+        attempt, or None.
 
-        Returns `count`, the number of the events' frames. Raises StaleFold and MessageTooLarge.
+        Returns the number of the events' frames. Raises StaleFold and MessageTooLarge.
         """
         assert self._fold is not None
-        await self.output.events.append(self._fold, ready.events[at:], error)
-        self.output.observe(ready)
-        return count
+        await self.output.append(self._fold, publishing.ready.events[publishing.at :], error)
+        self.output.observe(publishing.ready)
+        return publishing.count
+
+
+async def _raise(error: Exception) -> int:
+    raise error
