@@ -21,9 +21,8 @@ from httpx._utils import get_environment_proxies
 
 from penstock_connector.http import dialing
 from penstock_connector.http.exchange import MAX_OVERHEAD_BYTES
-from penstock_connector.http.proxies import environment_proxies
 from penstock_connector.http.reading import reading_of
-from penstock_connector.http.transport import DirectTransport, new_client
+from penstock_connector.http.transport import DirectTransport, environment_proxies, new_client
 from support.fakes.serving import close_after
 from support.real.authority import Authority
 

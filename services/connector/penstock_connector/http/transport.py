@@ -9,22 +9,27 @@ module, no cost grows with the number of connections.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import ssl
 from collections.abc import AsyncIterator
 from typing import Final
+from urllib.request import getproxies
 
 import httpx
 
 from penstock_connector.http.dialing import dial
 from penstock_connector.http.exchange import Exchange
-from penstock_connector.http.proxies import environment_proxies
-from penstock_connector.http.request import request_bytes
 
 WRITE_TIMEOUT_S: Final = 60.0  # the most seconds that a server may take to read a request
 EXCHANGE: Final = "penstock_exchange"  # the key of the `Exchange` in a response's extensions
 # the most seconds that a server may take to answer the end of a TLS connection
 _SHUTDOWN_S: Final = 5.0
 _PORTS: Final = {"http": 80, "https": 443}
+# what a request may contain
+_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
+_VALUE: Final = re.compile(rb"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?)?")
 
 
 def new_client(connect_timeout_s: float) -> httpx.AsyncClient:
@@ -161,3 +166,57 @@ class _Proxied(httpx.AsyncByteStream):
 def _parts(request: httpx.Request) -> httpx.AsyncByteStream:
     assert isinstance(request.stream, httpx.AsyncByteStream)
     return request.stream
+
+
+def environment_proxies() -> dict[str, str | None]:
+    """Map each pattern of URLs to its proxy; None for a pattern that uses no proxy.
+
+    httpx itself reads the environment only for a client that has httpx's own transport. The
+    variables are `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower
+    case. Each variable has the same meaning as in httpx.
+    """
+    found = getproxies()
+    excepted = [host for each in found.get("no", "").split(",") if (host := each.strip())]
+    if "*" in excepted:
+        return {}
+    proxies: dict[str, str | None] = {
+        f"{scheme}://": url if "://" in url else f"http://{url}"
+        for scheme in ("http", "https", "all")
+        if (url := found.get(scheme))
+    }
+    return proxies | dict.fromkeys(map(_pattern, excepted))
+
+
+def _pattern(host: str) -> str:
+    if "://" in host:
+        return host
+    try:
+        version = ipaddress.ip_address(host.partition("/")[0]).version
+    except ValueError:
+        return f"all://{host}" if host.lower() == "localhost" else f"all://*{host}"
+    return f"all://[{host}]" if version == 6 else f"all://{host}"
+
+
+def request_bytes(request: httpx.Request, content: bytes) -> bytes:
+    """Return the bytes of the request with its body.
+
+    The request has the header `Connection: close`, because no other request follows on the
+    connection.
+
+    Raises:
+        httpx.LocalProtocolError: the method, the URL or a header has a line end or another control
+            character. With such a character, the server could read a different request.
+    """
+    method, target = request.method.encode("ascii", "replace"), request.url.raw_path
+    if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
+        raise httpx.LocalProtocolError(f"the request {method!r} {target!r} cannot be sent")
+    lines = [b"%b %b HTTP/1.1\r\n" % (method, target)]
+    for name, value in request.headers.raw:
+        if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise httpx.LocalProtocolError(f"the header {name!r} cannot be sent: its value is bad")
+        if name.lower() == b"transfer-encoding":
+            chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+            content = chunk + b"0\r\n\r\n"
+        if name.lower() != b"connection":
+            lines.append(b"%b: %b\r\n" % (name, value))
+    return b"".join((*lines, b"Connection: close\r\n\r\n", content))

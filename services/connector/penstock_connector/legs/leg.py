@@ -42,7 +42,6 @@ from penstock_connector.legs.outcome import (
 from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.response import text_of
 from penstock_connector.legs.stop_requests import StopRequests
-from penstock_connector.legs.tasks import stop
 from penstock_connector.secrets import without_secrets
 from penstock_connector.upstreams.base import (
     Call,
@@ -348,3 +347,13 @@ def survives_disconnect(upstream: Upstream[Any], seen: ReattachState, run_id: st
     except Exception:
         log.exception("run %s: the adapter fails to say if the run survives a disconnect", run_id)
         return False
+
+
+async def stop(task: asyncio.Future[Any]) -> None:
+    """Cancel the task, and wait until the task has ended; the task's result or exception is
+    dropped."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # otherwise asyncio logs that the exception was never retrieved
