@@ -109,9 +109,11 @@ class Instances:
     async def _remove(self, service: WorkflowsService) -> None:
         if service in self._dead:
             await service.bus.close()
-            handlers = [task for task in asyncio.all_tasks() if _is_handler_of(task, service.bus)]
-            for task in [*service._loops.values(), *handlers]:
-                task.cancel()
+            # Repeated, because a handler that is cancelled may wait for the dead connection again.
+            while tasks := _tasks_of(service):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.sleep(0)
         else:
             await service.drain(1)
         await service.stop()
@@ -120,6 +122,11 @@ class Instances:
         # instance that nobody stops would wait for ever, also when the event loop ends.
         self._running.discard(service)
         self._dead.discard(service)
+
+
+def _tasks_of(service: WorkflowsService) -> list[asyncio.Task[Any]]:
+    handlers = [task for task in asyncio.all_tasks() if _is_handler_of(task, service.bus)]
+    return [task for task in [*service._loops.values(), *handlers] if not task.done()]
 
 
 def _is_handler_of(task: asyncio.Task[Any], bus: Bus) -> bool:

@@ -34,6 +34,7 @@ MAX_DELIVER = 5
 # The server's limit of deliveries of one message. Even if every process that takes the message is
 # killed, the limit is reached only after hours.
 SERVER_LIMIT = 1000
+CANCEL_S = 1.0  # the most seconds that a cancelled handler may take to end
 CHECK_S = 0.2  # seconds between two checks whether there is room for more messages
 # The reason that a work queue gives when it ends a message that it has made a dead letter. The
 # server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
@@ -184,7 +185,7 @@ class WorkQueue:
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
-                await asyncio.wait(self._tasks)
+                await asyncio.wait(self._tasks, timeout=CANCEL_S)
 
     async def count_waiting(self) -> int:
         """Return how many messages no process has taken yet; 0 if the consumer does not exist yet.
@@ -336,8 +337,10 @@ class WorkQueue:
             answer = await self._answer_to(stored)
         except asyncio.CancelledError:
             delivery = self._in_hand.pop(stored.sequence)
-            if self._stopped.is_set():
-                await self._answer(delivery, again_after(0))
+            if self._stopped.is_set() and self._bus.jetstream.is_ready:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CANCEL_S):
+                        await self._answer(delivery, again_after(0))
             raise
         except Exception:
             del self._in_hand[stored.sequence]
@@ -423,12 +426,19 @@ class WorkQueue:
     # The answers to the server
 
     async def _report_work(self) -> None:
-        """Report the messages that are being handled, so that the server does not deliver them to
-        another process."""
+        """Report the messages that are being handled for long, so that the server does not deliver
+        them to another process.
+
+        A message is first reported when a third to two thirds of `ack_wait_s` have passed. Most
+        messages are handled before, and cost no report.
+        """
+        known: set[int] = set()  # the messages that were in hand at the last look
         while True:
             await asyncio.sleep(self._consumer.ack_wait_s / 3)
-            for delivery in tuple(self._in_hand.values()):
-                await self._answer(delivery, WORKING)
+            for sequence, delivery in tuple(self._in_hand.items()):
+                if sequence in known:
+                    await self._answer(delivery, WORKING)
+            known = set(self._in_hand)
 
     async def _answer(self, delivery: Delivery, answer: bytes) -> None:
         with contextlib.suppress(NatsError):  # without an answer, the message is redelivered
