@@ -13,8 +13,8 @@ from support.real.automating import automations_process
 from support.real.nats import NatsServer
 
 SILENT, CALLS = 28, 40
-# The goal is 1 s, which a machine without other load keeps; before there were shares it was 68 s.
-SLOWEST_S = 5.0
+# Before there were shares it was 68 s. (e2e/test_second_user.py measures whether it is below 1 s.)
+SLOWEST_S = 20.0
 
 
 @asynccontextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -194,14 +191,8 @@ def test_a_shell_can_complete_commands_and_options(shell: str) -> None:
             "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         }
         program = "from penstock_cli.main import app; app(prog_name='penstock')"
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            env=os.environ | words | {"_PENSTOCK_COMPLETE": f"complete_{shell}"},
-            check=False,
-        )
-        return done.stdout
+        words["_PENSTOCK_COMPLETE"] = f"complete_{shell}"
+        return finished(["-c", program], words).stdout
 
     assert "deadletters" in complete("penstock dead")
     assert "--agent" in complete("penstock run --ag")

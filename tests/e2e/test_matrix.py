@@ -289,13 +289,20 @@ class Reader:
     run_id: str
 
     async def read(self, dialect: str, after: str | None = None) -> list[Frame]:
-        """Return the run's frames after this id, up to the end of the response."""
-        answer = await self.penstock.http.get(
-            f"/v1/runs/{self.run_id}/events",
-            params={"dialect": dialect},
-            headers={"last-event-id": after} if after else {},
-            timeout=30,
-        )
+        """Return the run's frames after this id, up to the end of the response.
+
+        As any client, it asks again after a 503: on a starved machine, NATS may answer too late.
+        """
+        while True:
+            answer = await self.penstock.http.get(
+                f"/v1/runs/{self.run_id}/events",
+                params={"dialect": dialect},
+                headers={"last-event-id": after} if after else {},
+                timeout=30,
+            )
+            if answer.status_code != 503:
+                break
+            await asyncio.sleep(float(answer.headers["retry-after"]))
         assert answer.status_code == (200 if answer.content else 204)
         return sse.Parser().feed(answer.content)
 

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from support.fakes.issuer import JwksServer, Key
 from support.real import servers, upstreams
 from support.real.deployment import Deployment, deployment
 from support.real.devtools import Page, page_at
+from support.real.forked import finished
 from support.real.nats import NatsServer, write_passwords
 from support.real.ports import free_port
 
@@ -183,20 +182,12 @@ async def test_services_with_secrets_of_their_own_are_found_by_the_doctor(scene:
 async def test_a_separate_service_with_jwks_does_not_start_without_the_shared_secret(
     service: str,
 ) -> None:
-    environment = os.environ | {
+    environment = {
         "PENSTOCK_AUTH_JWKS_URL": "https://issuer.example/keys",
         "PENSTOCK_NATS_URL": "nats://127.0.0.1:9",
         "PENSTOCK_CONFIG": os.devnull,
     }
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", f"penstock_{service}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = await asyncio.to_thread(finished, ["-m", f"penstock_{service}"], environment)
     assert done.returncode == 2
     assert "set PENSTOCK_AUTH_CSRF_SECRET" in done.stderr
 

@@ -72,7 +72,7 @@ async def test_shards_are_added_under_runs_and_kill_9_and_all_runs_are_right(
         assert await adding == Shards(3, 3)
         async with steady(bus, 12, 0.2, timeout_s=60, shards=3) as new:
             await held(bus, 3)
-            await moved_on(bus, [*old, *new], 0, 30)
+            await moved_on(bus, [*old, *new], 0, 60)
             assert {shard_of(run.run_id) for run in new} == {0, 1, 2}
 
 

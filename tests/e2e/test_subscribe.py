@@ -64,7 +64,8 @@ class Reader:
             assert self.process.returncode is None, self.lines
             return any(text in line for line in self.lines)
 
-        await eventually(there, 30, text)
+        # What a killed program was handling comes again after the durable's ack_wait.
+        await eventually(there, subscribers.ACK_WAIT_S + 30, text)
 
     async def ended(self) -> int:
         code = await self.process.wait()
@@ -95,6 +96,7 @@ async def reading(nats: NatsServer, folder: Path) -> AsyncIterator[Reader]:
 
 
 @pytest.mark.real
+@pytest.mark.timeout(240)
 async def test_the_program_of_the_page_prints_each_event_once_over_a_restart_and_a_kill(
     penstock: Deployment, fresh_nats: NatsServer, tmp_path: Path
 ) -> None:

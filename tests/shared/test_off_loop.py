@@ -44,11 +44,11 @@ async def test_a_cancelled_or_failed_call_passes_its_turn_on() -> None:
 async def test_the_longest_turn_of_the_event_loop_is_measured() -> None:
     measured = asyncio.create_task(measuring.measure_turns())
     await asyncio.sleep(0)
-    threading.Event().wait(0.3)  # blocks the loop
+    threading.Event().wait(0.5)  # blocks the loop
 
     async def is_seen() -> bool:
         found = REGISTRY.get_sample_value("penstock_loop_longest_turn_seconds")
-        return found is not None and found >= 0.27
+        return found is not None and found >= 0.5 - measuring.LOOK_S - 0.01
 
-    await eventually(is_seen, 30, "the turn of 0.3 s")
+    await eventually(is_seen, 30, "the turn of 0.5 s")
     measured.cancel()

@@ -48,7 +48,7 @@ class CountingServer:
     def __init__(self, upstream: Misbehaving) -> None:
         self.upstream = upstream
         self.calls: Counter[str] = Counter()
-        upstream.scripted = lambda request: request.path == "/agui"
+        upstream.scripted = lambda request: (request.method, request.path) == ("POST", "/agui")
         upstream.script(self._answer)
 
     @property
@@ -107,9 +107,9 @@ def _text_of(request: Request) -> str:
 
 
 @asynccontextmanager
-async def counting() -> AsyncIterator[CountingServer]:
-    """Run a counting server for one test."""
-    async with misbehaving() as upstream:
+async def counting(port: int = 0) -> AsyncIterator[CountingServer]:
+    """Run a counting server for one test, on a free port unless one is named."""
+    async with misbehaving(port) as upstream:
         yield CountingServer(upstream)
 
 

@@ -95,14 +95,14 @@ Script = Callable[[Answer], Awaitable[None]]
 class Misbehaving:
     """The server; see the module's docstring."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.answering: set[asyncio.Task[None]] = set()  # one task for each connection
         self.requests: list[Request] = []
         self.other: Callable[[Request], tuple[int, Any]] = lambda request: (200, {})
         self.scripted: Callable[[Request], bool] = _runs_something
         self.comes_back: Script | None = None
         self._scripts: list[Script] = []
-        self._port = 0
+        self._port = port
         self._closed = 0
 
     @property
@@ -184,9 +184,9 @@ def _runs_something(request: Request) -> bool:
 
 
 @asynccontextmanager
-async def misbehaving() -> AsyncIterator[Misbehaving]:
-    """Run a server for one test."""
-    made = Misbehaving()
+async def misbehaving(port: int = 0) -> AsyncIterator[Misbehaving]:
+    """Run a server for one test, on a free port unless one is named."""
+    made = Misbehaving(port)
     server = await made.serve()
     try:
         yield made
