@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,6 +27,18 @@ STREAMED, ASKS, LEFT = (f".trial:nth-of-type({number})" for number in (1, 2, 3))
 HOSTILE = "a\u202ecod.exe\u200b <img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
+class NotYet(BaseHTTPRequestHandler):
+    """Answers as a demo server does whose environment is being made."""
+
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.send_header("Retry-After", "5")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
 @pytest.fixture(scope="module")
 def demo(
     agno_server: Upstream, adk_server: Upstream, tmp_path_factory: pytest.TempPathFactory
@@ -37,14 +51,18 @@ def demo(
     config = folder / "penstock.yaml"
     tester = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
     away = {"id": "away", "protocol": "agui", "url": "http://127.0.0.1:9/"}
-    config.write_text(yaml.safe_dump({"agents": [tester, away]}))
-    up = Up(folder, "--demo", "--config", str(config))
-    up.start(
-        PENSTOCK_DEMO_AGNO_PYTHON=str(upstreams.AGNO.python),
-        PENSTOCK_DEMO_ADK_PYTHON=str(upstreams.ADK.python),
-    )
-    yield up
-    assert up.signal(signal.SIGTERM) == 0
+    with HTTPServer(("127.0.0.1", 0), NotYet) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        later = away | {"id": "later", "url": f"http://127.0.0.1:{server.server_port}/"}
+        config.write_text(yaml.safe_dump({"agents": [tester, away, later]}))
+        up = Up(folder, "--demo", "--config", str(config))
+        up.start(
+            PENSTOCK_DEMO_AGNO_PYTHON=str(upstreams.AGNO.python),
+            PENSTOCK_DEMO_ADK_PYTHON=str(upstreams.ADK.python),
+        )
+        yield up
+        assert up.signal(signal.SIGTERM) == 0
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +240,13 @@ async def test_an_agent_whose_server_is_away_is_shown_so(demo: Up) -> None:
         rows = "[...document.querySelectorAll('#agents li')].map(each => each.innerText)"
         await page.until(f"{rows}.some(row => /Vana.*adk.*answers/s.test(row))")
         assert any("does not answer" in row and "away" in row for row in await page.value(rows))
+
+
+async def test_an_agent_whose_server_is_being_set_up_is_shown_so(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
+        agents = "document.querySelector('#agents').textContent"
+        await page.until(f"/later\\s*agui\\s*is being set up/.test({agents})")
+        is_clean(page, demo.url)
 
 
 async def test_it_is_used_with_the_keyboard_alone(demo: Up) -> None:
