@@ -116,11 +116,10 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 docs: setup ## Write the generated parts of the READMEs anew: settings tables
 	@PYTHONPATH=tests $(BIN)/python -m readmes
 
-dist: setup ## Build the wheels and sdists of all members into dist/, with the lock they run on
+dist: setup ## Build the wheels and sdists of this version into dist/, with all that they need by hash
 	@deploy/dist.sh $(BIN)/python dist $(MEMBERS)
 	@echo "dist/ has $$(ls dist/*.whl | wc -l) wheels. To install them into an environment:"
 	@echo "  pip install --no-deps --require-hashes -r dist/requirements.txt"
-	@echo "  pip install --no-deps --no-index dist/*.whl"
 
 dist-check: setup upstreams ## Install the wheels into an empty environment, and run penstock from there
 	@$(BIN)/python -m pytest tests/test_dist.py -m dist -p no:xdist --timeout 900 -rs

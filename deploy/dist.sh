@@ -1,6 +1,7 @@
 #!/bin/sh
-# dist.sh PYTHON FOLDER MEMBER…: a wheel and an sdist of every MEMBER in FOLDER, and the lock of what
-# they run on as FOLDER/requirements.txt. PYTHON has the build backend; nothing is fetched.
+# dist.sh PYTHON FOLDER MEMBER…: a wheel and an sdist of every MEMBER in FOLDER, and FOLDER/requirements.txt
+# with all that is to be installed: the wheels and the lock of what they run on. PYTHON has the build
+# backend; nothing is fetched.
 set -eu
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 rm -rf "$2"
@@ -14,4 +15,14 @@ for member in "$@"; do
         exit 1
     }
 done
-cp deploy/requirements.txt "$folder/requirements.txt"
+# The wheels are named with their hashes, so that pip takes no other package of such a name. pip reads
+# `--find-links .` as the folder of this file.
+{
+    echo "--find-links ."
+    for wheel in "$folder"/*.whl; do
+        name=$(basename "$wheel" | sed 's/-\([^-]*\)-py3-none-any.whl/==\1/; s/_/-/g')
+        hash=$("$python" -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$wheel")
+        printf '%s \\\n    --hash=sha256:%s\n' "$name" "$hash"
+    done
+    cat deploy/requirements.txt
+} >"$folder/requirements.txt"

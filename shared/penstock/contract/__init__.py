@@ -9,4 +9,4 @@ from __future__ import annotations
 
 # The major and minor version of the distribution. A released contract only grows, see
 # `compatibility`.
-VERSION = "0.1"
+VERSION = "0.9"
