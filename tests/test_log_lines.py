@@ -21,11 +21,7 @@ EVERY: Final = ("",)
 # Code that is called only while a message, a leg or a delivery is bound, or `about` a run holds.
 BOUND: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/bus/read/work_queue.py": EVERY,
-    "penstock_automations/broker.py": ("%s is handled again",),
-    "penstock_automations/delivery/deliverer.py": EVERY,
     "penstock_automations/delivery/one_delivery.py": EVERY,
-    "penstock_automations/delivery/due.py": EVERY,
-    "penstock_automations/matching/lanes.py": EVERY,
     "penstock_connector/commands/session_order.py": EVERY,
     "penstock_connector/state/retries.py": EVERY,
     "penstock_connector/upstreams/conversations.py": EVERY,
@@ -71,12 +67,11 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_automations/actions/webhook/mirror.py": EVERY,
     "penstock_automations/delivery/failing.py": EVERY,  # a rule
     "penstock_automations/delivery/waking.py": EVERY,  # a rule
-    "penstock_automations/broker.py": ("%d messages are handled again",),
     "penstock_automations/matching/evaluations.py": EVERY,  # a lane's run is bound; hooks have none
-    "penstock_automations/matching/matcher.py": ("events are matched again",),
     "penstock_automations/rules": EVERY,
     "penstock_automations/service.py": EVERY,
-    "penstock_automations/triggers": EVERY,  # what has not started a run yet
+    "penstock_automations/api/hooks.py": EVERY,  # a request that has not started a run yet
+    "penstock_automations/triggers": EVERY,  # the same
     "penstock_cli/local": EVERY,
     "penstock_connector/service.py": EVERY,
     "penstock_edge/service.py": EVERY,

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into plain sentences, and checks the URLs of webhooks."""
+"""The base of models that people write, their errors as sentences, and checks of webhooks' URLs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict
+
 UNKNOWN_FIELD: Final = "there is no such field"
+
+
+class Part(BaseModel):
+    """The base of the models that people write. An unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def reason_of(error: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def jobs(run_id: str, count: int) -> list[Job]:
 
 async def say(made: Announcements, job: Job, raw: int = 0) -> bool:
     assert job.run_id is not None
-    return await made.once(
+    return await made.write_once(
         Timeline(job.run_id, raw), job, "outcome", "automation.completed", {"delivery_id": job.key}
     )
 
@@ -81,12 +81,12 @@ async def test_a_process_looks_once_for_each_run_that_it_alone_writes_about(
             assert not await say(made, job)
         assert reads.count == 1
         [late] = jobs(run_id, 1)
-        assert await Announcements(bus, "other").once(
+        assert await Announcements(bus, "other").write_once(
             Timeline(run_id), late.replayed(), "outcome", "automation.completed", {}
         )
         assert not await say(made, late)
         reads.count = 0
-        assert not await made.once(
+        assert not await made.write_once(
             Timeline(run_id), late.replayed(), "outcome", "automation.completed", {}
         )
         assert reads.count == 0, "its write is refused, and it reads what the other has written"

@@ -13,7 +13,7 @@ import yaml
 from penstock.bus import Bus, Message, streams, subjects
 from penstock.runs.calls import Called, CallJob, called_subject, publish_call
 from penstock.settings import ConfigurationError
-from penstock_automations.rules.call_secrets import read_call_secrets
+from penstock_automations.rules.calls import read_call_secrets
 from support.drive.automations import Automations, automations
 from support.drive.dead_letters import all_letters
 from support.drive.waiting import eventually

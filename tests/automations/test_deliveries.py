@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
 import pytest
 
 from penstock import telemetry
-from penstock.bus import Message, Stored, streams, subjects
+from penstock.bus import GiveBack, Message, Stored, WorkQueue, streams, subjects
 from penstock.bus.admin import replay
 from penstock.bus.state import deadletters
 from penstock_automations.actions.webhook.breaker import Breaker
 from penstock_automations.actions.webhook.request import Sender
-from penstock_automations.broker import Taken
-from penstock_automations.delivery import deliverer
 from support.drive.automations import automations, rule
 from support.drive.pipeline import Event
 from support.drive.waiting import eventually
@@ -69,10 +67,10 @@ async def test_an_event_is_delivered_and_said_on_the_runs_timeline(nats_server: 
 async def test_a_delivery_whose_reports_are_lost_is_not_sent_twice_by_its_process(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def is_lost(_: Taken) -> None:
-        pass
+    async def is_lost(_: WorkQueue) -> None:
+        await asyncio.sleep(60)
 
-    monkeypatch.setattr(Taken, "working", is_lost)
+    monkeypatch.setattr(WorkQueue, "_report_work", is_lost)
     async with automations(nats_server.url, deliver_ack_wait_s=1) as made:
         made.receiver.usual["/hook"] = late(4)
         await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
@@ -88,20 +86,19 @@ async def test_a_delivery_whose_reports_are_lost_is_not_sent_twice_by_its_proces
 async def test_a_job_is_given_up_for_processes_that_did_not_survive_it_and_not_for_deliveries(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, unsurvived: int, outcome: str
 ) -> None:
-    take = deliverer.Deliverer.take
+    handle = WorkQueue._attempt
 
-    async def take_at_last(self: deliverer.Deliverer, batch: Sequence[Taken]) -> None:
-        for taken in batch:
-            if taken.stored.delivered < 25:
-                await taken.give_back(0)
-                continue
+    async def handle_at_last(self: WorkQueue, stored: Stored) -> None:
+        if stored.subject.startswith("delivery."):
+            if stored.delivered < 25:
+                raise GiveBack(0)
             if unsurvived:
-                key = f"attempts.automations.deliver.{taken.stored.sequence}.{taken.subject}"
+                key = f"attempts.automations.automations.{stored.sequence}.{stored.subject}"
                 bucket = made.penstock.bus.bucket("claims")
                 await bucket.put(key, str(unsurvived).encode())
-            await take(self, [taken])
+        await handle(self, stored)
 
-    monkeypatch.setattr(deliverer.Deliverer, "take", take_at_last)
+    monkeypatch.setattr(WorkQueue, "_attempt", handle_at_last)
     async with automations(nats_server.url) as made:
         await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
         run = await made.run()
@@ -467,7 +464,6 @@ async def test_a_job_that_fails_again_and_again_ends_and_the_next_in_order_conti
         return await real(self, url, *arguments)
 
     monkeypatch.setattr(Sender, "post", post)
-    monkeypatch.setattr(deliverer, "AGAIN_S", 0.1)
     async with automations(nats_server.url) as made:
         await made.apply(rule("hook", made.receiver.url(), "llm.tool_call", order="run"))
         run = await made.run()

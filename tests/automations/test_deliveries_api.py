@@ -348,7 +348,7 @@ async def test_what_waits_for_a_silent_receiver_is_listed_with_the_reason(
     api: AutomationsApi,
 ) -> None:
     api.receiver.usual["/hook"] = hangs()
-    await api.make("hook", "llm.tool_call", webhook={"concurrency": 1, "timeout_s": 5})
+    await api.make("hook", "llm.tool_call", webhook={"concurrency": 1, "timeout_s": 20})
     run = await api.run()
     await run.open()
     for number in range(5):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from penstock.expressions import Conditions
-from penstock_automations.rules.call_secrets import read_call_secrets
+from penstock_automations.rules.calls import read_call_secrets
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
 from support.drive.repository import ROOT

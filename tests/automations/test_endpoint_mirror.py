@@ -46,7 +46,7 @@ async def test_a_breaker_is_shown_while_it_is_not_closed(
         await kept.update()
         assert await endpoints_of(bus) == []
         for _ in range(FAILURES):
-            breaker.failed(0.0)
+            breaker.record_failure(0.0)
         await kept.update()
         [shown] = await endpoints_of(bus)
         assert (shown.endpoint, shown.state) == ("https://x.example:443", "open")
@@ -61,6 +61,6 @@ async def test_a_breaker_is_shown_while_it_is_not_closed(
         await kept.update()
         await kept.update()
         assert len(await endpoints_of(bus)) == 1, "an entry that was lost is written anew"
-        breaker.succeeded()
+        breaker.record_success()
         await kept.update()
         assert await endpoints_of(bus) == []

@@ -25,6 +25,7 @@ from starlette.requests import Request
 from penstock.bus import streams
 from penstock.bus.state import deadletters
 from penstock.web.problems import Problem
+from penstock_automations.api.hooks import Hooks
 from penstock_automations.matching.evaluations import MAX_SLOW
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
@@ -39,7 +40,6 @@ from penstock_automations.triggers.hook_request import (
     Refusal,
     trigger_id,
 )
-from penstock_automations.triggers.hooks import Hooks
 from support.drive.automations import Automations, automations
 from support.drive.waiting import eventually
 from support.fakes.clocks import server_steps
@@ -167,7 +167,7 @@ async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
     # No second passes. On a slow machine, a later refusal would write another log line, whose calls
     # would be counted.
     frozen = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr("penstock_automations.triggers.hooks.time", frozen)
+    monkeypatch.setattr("penstock_automations.api.hooks.time", frozen)
     rules = CurrentRules(SimpleNamespace(on_reconnect=lambda _: None))  # type: ignore[arg-type]
     monkeypatch.setattr(rules, "refresh", AsyncMock())
     for id, hook in HOOKS.items():

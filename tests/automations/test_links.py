@@ -23,7 +23,7 @@ from support.fakes.receiver import Received, answers
 from support.real.nats import NatsServer
 
 ASKED = "approval.requested"
-ADMIN = Owner(user_id="u1", scopes=["read", "automate", "administer"])
+ADMIN = Owner(user_id="ops", scopes=["read", "automate", "administer"])
 
 
 def with_links(url: str, *links: dict[str, Any], subject: str = ASKED) -> Rule:
@@ -39,7 +39,7 @@ async def test_a_person_decides_by_the_link_that_a_webhook_brings(nats_server: N
 
         made.receiver.usual["/hook"] = echoes
         links = ({"user": "u1"}, {"role": "finance"})
-        await made.store.apply(with_links(made.receiver.url(), *links), ADMIN)
+        await made.store.apply(with_links(made.receiver.url(), *links), ADMIN, all_users=True)
         await made.settled()
         run_id = await start_and_pause(made.penstock, confirmation("t1"))
         [request] = await made.receiver.count(1)
@@ -79,7 +79,7 @@ async def test_an_escalation_brings_links_to_those_whom_it_lets_decide(
     async with automations(nats_server.url, others=others, policy=policy) as made:
         link = {"role": "leads"}
         asked = with_links(made.receiver.url(), link, subject="approval.escalated")
-        await made.store.apply(asked, ADMIN)
+        await made.store.apply(asked, ADMIN, all_users=True)
         await made.settled()
         run_id = await start_and_pause(made.penstock, confirmation("t1"))
         [request] = await made.receiver.count(1)

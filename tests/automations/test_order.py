@@ -41,10 +41,10 @@ async def drained(order: Order, first: Job) -> list[int]:
     found, job = [], first
     while True:
         found.append(queue.position(job))
-        following = await order.done(job)
+        following = await order.remove(job)
         if following is None:
             return found
-        assert await order.done(job) == following, "a repeated call returns the same job"
+        assert await order.remove(job) == following, "a repeated call returns the same job"
         job = following
 
 

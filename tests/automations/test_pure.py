@@ -26,15 +26,14 @@ from penstock_automations.actions.webhook.breaker import (
     Breaker,
     Rate,
 )
-from penstock_automations.actions.webhook.payload import body_of
-from penstock_automations.actions.webhook.signing import signed
+from penstock_automations.actions.webhook.preparing import body_of, signed
 from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
 from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
 from penstock_automations.matching.rule_matches import depth_refusal, matched, may_act
 from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.index import RuleIndex
-from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import MANY, Rule, types_of
 from penstock_automations.rules.records import (
     CompiledRule,
@@ -299,18 +298,18 @@ def test_delays_grow_vary_and_end() -> None:
 def test_a_breaker_opens_probes_and_closes() -> None:
     breaker = Breaker(30)
     for _ in range(FAILURES - 1):
-        breaker.failed(0)
-    breaker.succeeded()
+        breaker.record_failure(0)
+    breaker.record_success()
     for _ in range(FAILURES):
         assert breaker.admit(0) == 0
-        breaker.failed(0)
+        breaker.record_failure(0)
     assert breaker.admit(1) == 29
     assert breaker.admit(30) == 0, "one request probes the endpoint"
     assert 0 < breaker.admit(30) <= PROBE_S, "and no second one, which need not wait long"
-    breaker.failed(31)
+    breaker.record_failure(31)
     assert breaker.admit(31) == 60, "the next time is twice as long"
     assert breaker.admit(91) == 0
-    breaker.succeeded()
+    breaker.record_success()
     assert breaker.admit(91) == 0
 
 
@@ -318,11 +317,11 @@ def test_a_breaker_opens_for_ten_minutes_at_most_and_forgets_a_lost_probe() -> N
     breaker = Breaker(30)
     now = 0.0
     for _ in range(FAILURES):
-        breaker.failed(now)
+        breaker.record_failure(now)
     for _ in range(10):
         now += breaker.admit(now)
         assert breaker.admit(now) == 0
-        breaker.failed(now)
+        breaker.record_failure(now)
     assert breaker.admit(now) == MAX_OPEN_S
     now += MAX_OPEN_S
     assert breaker.admit(now) == 0

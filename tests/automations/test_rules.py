@@ -14,12 +14,16 @@ from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules import store as store_module
-from penstock_automations.rules.anonymous import pause_rules_without_owner
 from penstock_automations.rules.file import apply_file, read_rules
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.sealing import RuleKeys
 from penstock_automations.rules.secrets import check_secret
-from penstock_automations.rules.store import CurrentRules, RuleStore, VersionConflict
+from penstock_automations.rules.store import (
+    CurrentRules,
+    RuleStore,
+    VersionConflict,
+    pause_rules_without_owner,
+)
 from support.drive.automations import rule, user
 from support.drive.bus import connected, event, new_run_id
 from support.drive.waiting import eventually

@@ -342,7 +342,7 @@ async def test_clocks_that_jump_forward_and_back_fire_each_time_once(
         for step_s in (86_400, -86_400, -600, 600):
             for service in services:
                 server_steps(service.bus.clock, step_s)
-                await service.rules_changed()
+                await service.apply_rule_changes()
                 service._schedules._on_reconnect()  # look at everything again
             await asyncio.sleep(0.5)
             await handled(made)

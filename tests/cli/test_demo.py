@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from penstock.settings import Config
-from penstock_automations.actions.webhook.signing import signed
+from penstock_automations.actions.webhook.preparing import signed
 from penstock_automations.rules.secrets import new_secret
 from penstock_cli import demo
 from penstock_cli.demo import RECIPES, DemoServer, script

@@ -40,7 +40,7 @@ async def ruled(nats: NatsServer, agno: Upstream, *rules: Any) -> AsyncIterator[
             await store.apply(each, user(OWNER))
         for service in penstock.services:
             if isinstance(service, AutomationsService):
-                await service.rules_changed()
+                await service.apply_rule_changes()
         yield penstock
 
 

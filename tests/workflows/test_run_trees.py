@@ -143,7 +143,7 @@ async def test_a_rule_that_loops_over_each_piece_of_text_ends_at_the_limit_of_it
     await store.apply(rule_with("loop", action, "llm.stream", loops=True), user("u1"))
     for service in penstock.services:
         if isinstance(service, AutomationsService):
-            await service.rules_changed()
+            await service.apply_rule_changes()
     async with with_a_second_user(penstock):
         root = await penstock.start_run("worker", "deltas-9")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 from penstock import telemetry
-from penstock.bus import BusError, Stored, streams, subjects
+from penstock.bus import RETRY_S, BusError, Consumer, streams, subjects
 from penstock.bus.connection.retry import until_answered
 from penstock.runs.calls import CALLS
 from penstock.runs.open_runs import OpenRuns
@@ -27,42 +28,39 @@ from penstock_automations.actions.webhook.mirror import Mirror
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.api.deliveries import Deliveries
 from penstock_automations.api.endpoints import EndpointStates
+from penstock_automations.api.hooks import Hooks
 from penstock_automations.api.rule_secrets import RuleSecrets
 from penstock_automations.api.rules import Rules
 from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.api.trials import Trials
-from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.announcements import Announcements
-from penstock_automations.delivery.deliverer import Deliverer
-from penstock_automations.delivery.due import DueJobs
 from penstock_automations.delivery.failing import FailingRules
 from penstock_automations.delivery.listing import DeliveryList
-from penstock_automations.delivery.one_delivery import Parts
+from penstock_automations.delivery.one_delivery import Deliverer, Parts
 from penstock_automations.delivery.records import Records
-from penstock_automations.delivery.replay import replay
+from penstock_automations.delivery.replay import replay_dead_letter
 from penstock_automations.delivery.waking import Waking
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
+from penstock_automations.jobs.publish import publish_due
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.evaluations import Evaluations
 from penstock_automations.matching.matcher import Matcher
-from penstock_automations.rules.anonymous import pause_rules_without_owner
-from penstock_automations.rules.call_secrets import read_call_secrets
+from penstock_automations.rules.calls import read_call_secrets
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
-from penstock_automations.rules.refusals import Refusals
+from penstock_automations.rules.rights import check_action
 from penstock_automations.rules.sealing import RuleKeys
-from penstock_automations.rules.store import CurrentRules, RuleStore
+from penstock_automations.rules.store import CurrentRules, RuleStore, pause_rules_without_owner
 from penstock_automations.settings import AutomationsSettings
-from penstock_automations.triggers import schedules
-from penstock_automations.triggers.hooks import Hooks
+from penstock_automations.triggers.firing import SERVICE as SCHEDULES_OF
 from penstock_automations.triggers.schedules import Schedules
 
 log = logging.getLogger(__name__)
 
-NEW_SHARDS_S = 1.0  # seconds between two checks for new shards of the bus
-RETRY_S = 1.0
+# How many events a process has in memory: they wait to be matched, most of them in lanes.
+EVENTS_AT_ONCE = 4000
 ENCRYPT_AFTER_S = 900.0
 LIST = "list of deliveries"
 READABLE = "the secrets of rules are stored readable in NATS: set PENSTOCK_RULE_KEYS"
@@ -114,8 +112,8 @@ class AutomationsService(Service):
             self._rules,
             evaluations,
             order,
-            self.give_up,
-            settings.deliver_ack_wait_s,
+            give_up=self.give_up,
+            batch=settings.match_batch,
         )
         secrets = settings.call_secrets
         parts = Parts(
@@ -133,24 +131,15 @@ class AutomationsService(Service):
             delays_s=settings.retry_delays_s,
             max_age_s=settings.delivery_max_age_s,
         )
-        self._deliverer = Deliverer(
-            parts,
-            self.attempts,
-            settings.deliveries_at_once,
-            settings.deliver_ack_wait_s,
-            self.give_up,
-        )
+        self._deliverer = Deliverer(parts, self.give_up)
         self._waking = Waking(self.bus, self._rules, failing)
         webhooks.on_success = self._on_success
         self._schedules = Schedules(self.bus, self._rules, evaluations, self.give_up)
-        self._due = DueJobs(self.bus, self.give_up)
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
-        self._brokers: list[Broker] = []
-        self._shards = 0  # the number of shards that have subscribers
         self._changed = asyncio.Event()
         self._rules.on_change = self._on_change
-        refusals = Refusals(guard, context.config)
-        stored = StoredRules(self._store, refusals, self.rules_changed, self.bus.clock)
+        check = partial(check_action, guard=guard, config=context.config)
+        stored = StoredRules(self._store, check, self.apply_rule_changes, self.bus.clock)
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
         surfaces = (
             Rules(stored, self._rules, settings.rules_per_user),
@@ -179,76 +168,62 @@ class AutomationsService(Service):
         elif self._settings.auth.requires_credentials:
             log.warning(READABLE)
         await until_answered("reading the rules", self._rules.refresh)
-        await self._begin_to_deliver()
-        await until_answered("making the consumers of events", self._take_new_shards)
+        await until_answered("making the consumers of events", self._consumers.update)
+        self._consume()
         self.spawn("rules", self._rules.follow)
         self.spawn("consumers", self._keep_consumers)
         self.spawn("schedules", self._schedules.keep)
-        self.spawn("shards", self._look_for_shards)
         self.spawn("open runs", self._open_runs.follow)
         self.spawn("endpoints", self._mirror.run)
-        self.consume_replays(self._replay)
 
     @property
     def notices(self) -> list[str]:
-        """Texts for operators about lost data and readable secrets."""
         is_readable = self._settings.auth.requires_credentials and not self._settings.rule_keys
         return [*super().notices, *([READABLE] if is_readable else [])]
 
     async def drain(self, grace_s: float) -> None:
-        """Take no new jobs and events, and finish the deliveries that are under way."""
-        await self.cancel("shards")
-        await self._stop_brokers()
-        await self._matcher.finish(grace_s)
-        await self._deliverer.finish(grace_s)
+        await self.stop_consuming()
 
     async def stop(self) -> None:
-        """Stop taking jobs and events, and give unfinished jobs back."""
-        await self.stop_consuming()
-        await self.cancel("shards", "consumers", "schedules", "rules", "open runs")
-        await self.cancel("endpoints", "encryption", LIST)
         await self._waking.stop()
-        await self._stop_brokers()
-        await self._matcher.finish(0)
-        await self._deliverer.finish(0)
+        await super().stop()
+        await self._matcher.stop()
 
-    async def _begin_to_deliver(self) -> None:
-        ack_wait_s = self._settings.deliver_ack_wait_s
-        jobs = Consumer(streams.DELIVERIES, self.name, ("delivery.*.*",), ack_wait_s, 10_000)
-        due = Consumer(streams.SCHEDULES, self.name, (subjects.due(self.name, ">"),), ack_wait_s)
-        broker = Broker(self.bus, self._settings.drain_s)
-        times = schedules.consumer(self.name, ack_wait_s)
-        for consumer in (jobs, due, times):
-            what = f"making the consumer {consumer.durable} of {consumer.stream}"
-            await until_answered(what, partial(declare, self.bus, consumer))
-        self._deliverer.on_room = broker.batches(
-            jobs, self._settings.deliveries_at_once, self._deliverer.take, self._deliverer.room
+    def _consume(self) -> None:
+        durable, ack_wait_s = self.name, self._settings.deliver_ack_wait_s
+        due = Consumer(
+            stream=streams.SCHEDULES,
+            durable=durable,
+            subjects=(subjects.due(self.name, ">"),),
+            deletes=True,
+            ack_wait_s=ack_wait_s,
         )
-        broker.messages(due, self._due.take)
-        broker.batches(times, schedules.BATCH, self._schedules.take)
-        await self._start_broker(broker)
+        times = replace(
+            due, durable=f"{durable}-schedules", subjects=(subjects.due(SCHEDULES_OF, ">"),)
+        )
+        jobs = Consumer(
+            stream=streams.DELIVERIES,
+            durable=durable,
+            subjects=("delivery.*.*",),
+            ack_wait_s=ack_wait_s,
+            at_once=self._settings.deliveries_at_once,
+            finish_s=self._settings.drain_s,
+        )
+        events = Consumer(
+            stream=streams.EVENTS,
+            durable=durable,
+            make=self._consumers.update,
+            ack_wait_s=ack_wait_s,
+            at_once=EVENTS_AT_ONCE,
+        )
+        self.consume(jobs, self._deliverer.handle, give_up=self._deliverer.give_up)
+        self.consume(due, partial(publish_due, self.bus, self.give_up))
+        self.consume(times, self._schedules.handle)
+        # An event that found its user's lane full comes again often, although it kills nothing.
+        self.consume(events, self._matcher.handle, counts_attempts=False)
+        self.consume_replays(partial(replay_dead_letter, self.bus))
 
-    async def _take_new_shards(self) -> None:
-        """Match the events of each shard that has no subscribers yet."""
-        if self._shards == self.bus.shards.made:
-            return
-        await self._consumers.update()
-        for shard in range(self._shards, self.bus.shards.made):
-            broker = Broker(self.bus, self._settings.drain_s)
-            events = self._consumers.of(shard)
-            broker.batches(events, self._settings.match_batch, self._matcher.batch)
-            await self._start_broker(broker)
-            self._shards = shard + 1
-
-    async def _start_broker(self, broker: Broker) -> None:
-        self._brokers.append(broker)
-        await broker.start()
-
-    async def _stop_brokers(self) -> None:
-        await asyncio.gather(*(broker.stop() for broker in self._brokers))
-        self._brokers.clear()
-
-    async def rules_changed(self) -> None:
+    async def apply_rule_changes(self) -> None:
         """Make the stored rules match every event that is stored after this call returns.
 
         The next times of the rules' schedules are scheduled, too.
@@ -271,7 +246,7 @@ class AutomationsService(Service):
     def _on_change(self) -> None:
         self._changed.set()
         self._schedules.wake()
-        self._waking.rules_changed()
+        self._waking.wake_changed_rules()
 
     def _on_success(self, rule: CompiledRule) -> None:
         # Calls wait at most until their breaker lets a request pass. To wake the calls of one user,
@@ -280,7 +255,6 @@ class AutomationsService(Service):
             self._waking.wake(rule.id, rule.record.uid)
 
     async def _keep_consumers(self) -> None:
-        """Change the subjects of the consumers each time that the rules have changed."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -290,11 +264,3 @@ class AutomationsService(Service):
                 log.warning("the consumers of events are changed later: %s", error)
                 self._changed.set()
                 await asyncio.sleep(RETRY_S)
-
-    async def _look_for_shards(self) -> None:
-        while True:
-            await asyncio.sleep(NEW_SHARDS_S)
-            await self._take_new_shards()
-
-    async def _replay(self, stored: Stored) -> None:
-        await replay(self.bus, stored)

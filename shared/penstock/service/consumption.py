@@ -46,6 +46,11 @@ class Consumption:
         """The name of the consumer and of its stream."""
         return f"{self._consumer.durable} of {self._consumer.stream}"
 
+    @property
+    def finish_s(self) -> float:
+        """The seconds that running handlers get to finish when the work stops."""
+        return self._consumer.finish_s
+
     async def run(self) -> None:
         """Process messages until cancelled; `WorkQueue.run` describes the end."""
         async with asyncio.TaskGroup() as group:

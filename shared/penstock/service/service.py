@@ -196,15 +196,22 @@ class Service(ABC):
 
         `Consumer.finish_s` limits this time. Unfinished messages are given back.
         """
-        names = [each.name for each in consumptions or self._consumptions]
-        await asyncio.gather(*(self.cancel(name) for name in names))
+        stopping = [
+            # a second cancellation would cut the handlers short
+            self.cancel(each.name, again_s=each.finish_s + CANCEL_AGAIN_S)
+            for each in consumptions or self._consumptions
+        ]
+        await asyncio.gather(*stopping)
 
-    async def cancel(self, *names: str) -> None:
-        """Cancel these loops one after another, in this order."""
+    async def cancel(self, *names: str, again_s: float = CANCEL_AGAIN_S) -> None:
+        """Cancel these loops one after another, in this order.
+
+        A loop that has not ended after `again_s` seconds is cancelled again.
+        """
         for name in names:
             task = self._loops.pop(name, None)
             if task is not None:
                 while not task.done():
                     # repeated, because a library may have swallowed the first cancellation
                     task.cancel()
-                    await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+                    await asyncio.wait([task], timeout=again_s)

@@ -112,7 +112,7 @@ class Automations:
         """Return when the service matches new events against all stored rules."""
         for service in self.penstock.services:
             if isinstance(service, AutomationsService):
-                await service.rules_changed()
+                await service.apply_rule_changes()
 
     async def run(self, user_id: str = "u1", **fields: Any) -> DrivenRun:
         """Return a run with a record and without frames. `fields`: further fields of the record."""

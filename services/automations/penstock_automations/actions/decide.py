@@ -8,8 +8,6 @@ refuses the decision if the request for approval has changed since the event.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import orjson
@@ -20,7 +18,7 @@ from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
 from penstock.tracing import spans
 from penstock.web.problems import Problem
-from penstock_automations.actions.executor import Attempted, Occurrence, Verdict
+from penstock_automations.actions.executor import ActionExecutor, Attempted, Occurrence, Verdict
 from penstock_automations.actions.refusals import Codes, refused, unfilled
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import DecideAction, filled
@@ -37,25 +35,19 @@ _CODES: Final[Codes] = {
 _DONE: Final = {"approve": "approved", "reject": "rejected"}
 
 
-class DecideExecutor:
+class DecideExecutor(ActionExecutor):
     """Decides approvals."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-
-    @asynccontextmanager
-    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[None]:
-        """Yield None, because a decision is one short request and needs no limit."""
-        yield None
 
     async def attempt(
         self,
         rule: CompiledRule,
         job: Job,
         occurrence: Occurrence,
-        started_run_id: str | None = None,
+        started_run_id: str | None,
     ) -> Attempted:
-        """Send the decision, and return the answer of the approvals service as a result."""
         begun, at = time.monotonic(), self._bus.clock.stamp()
         try:
             verdict = await self._decided(rule, job, occurrence)
@@ -69,17 +61,10 @@ class DecideExecutor:
             verdict = Verdict("failed", "unavailable", f"the approvals service is away: {error}")
         return Attempted(verdict, at, time.monotonic() - begun)
 
-    async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
-        """Return None, because only the approval shows whether the decision was made.
-
-        This service has no right to read approvals.
-        """
-        return None
-
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
         record = rule.record
         action = record.rule.action.decide
-        assert action is not None, "the deliverer chooses the executor by the kind of action"
+        assert action is not None, "the delivery chooses the executor by the kind of action"
         if (reason := missing_right(record.rule, record.owner)) is not None:
             raise Problem(403, reason)
         event = event_of(orjson.loads(occurrence.payload))

@@ -6,9 +6,11 @@ delivery.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from penstock.bus.records import Record
 from penstock_automations.jobs.job import Job
@@ -82,19 +84,21 @@ class Occurrence:
     traceparent: str | None = None
 
 
-class ActionExecutor(Protocol):
-    """Carries out one kind of action. The deliverer repeats attempts, and reports the outcome."""
+class ActionExecutor(ABC):
+    """Carries out one kind of action. `Delivery` repeats attempts, and reports the outcome."""
 
-    def reserve_capacity(
+    @asynccontextmanager
+    async def reserve_capacity(
         self, rule: CompiledRule, job: Job
-    ) -> AbstractAsyncContextManager[AttemptDeferred | None]:
+    ) -> AsyncIterator[AttemptDeferred | None]:
         """Reserve capacity for one attempt of the job.
 
-        The context manager yields None if the attempt may be made now. If there is no capacity, it
-        yields what the caller does with the job.
+        The context manager yields None if the attempt may be made now, as for each action that is
+        one short request. If there is no capacity, it yields what the caller does with the job.
         """
-        ...
+        yield None
 
+    @abstractmethod
     async def attempt(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence, started_run_id: str | None
     ) -> Attempted | AttemptDeferred:
@@ -107,19 +111,18 @@ class ActionExecutor(Protocol):
         same for all attempts and replays.
 
         Raises:
-            BusError: the bus does not answer. The deliverer repeats the same attempt.
+            BusError: the bus does not answer. The same attempt is repeated.
         """
-        ...
 
     async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
         """Complete an attempt that a killed process began and did not record, and return its
         result.
 
         Returns None if there is no such attempt, or if the attempts of this kind of action leave no
-        trace. The deliverer calls this method when it can make no attempt, because the rule was
-        deleted or the event has expired.
+        trace here. This method is called when no attempt can be made, because the rule was deleted
+        or the event has expired.
 
         Raises:
-            BusError: the bus does not answer. The deliverer repeats the call.
+            BusError: the bus does not answer. The call is repeated.
         """
-        ...
+        return None

@@ -46,7 +46,6 @@ class Shares:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no place is taken."""
         return not self._taken
 
     @asynccontextmanager

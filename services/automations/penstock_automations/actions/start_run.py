@@ -9,8 +9,7 @@ An idempotency key would be kept for 24 hours only.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -24,7 +23,7 @@ from penstock.runs.depth import MAX_DEPTH
 from penstock.runs.start import Origin, Start, Starter, require_reachable
 from penstock.settings import Config
 from penstock.web.problems import Problem
-from penstock_automations.actions.executor import Attempted, Occurrence, Verdict
+from penstock_automations.actions.executor import ActionExecutor, Attempted, Occurrence, Verdict
 from penstock_automations.actions.refusals import Codes, refused, unfilled
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import filled, filled_input
@@ -56,7 +55,7 @@ class Plan(Record):
     root_run_id: str | None = None
 
 
-class StartRunExecutor:
+class StartRunExecutor(ActionExecutor):
     """Starts runs."""
 
     def __init__(self, bus: Bus, config: Config, starter: Starter) -> None:
@@ -65,19 +64,13 @@ class StartRunExecutor:
         self._starter = starter
         self._plans = bus.bucket("deliveries")
 
-    @asynccontextmanager
-    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[None]:
-        """Yield None, because the start itself checks the limit of the owner's open runs."""
-        yield None
-
     async def attempt(
         self,
         rule: CompiledRule,
         job: Job,
         occurrence: Occurrence,
-        started_run_id: str | None = None,
+        started_run_id: str | None,
     ) -> Attempted:
-        """Start the run, unless an earlier attempt has started it."""
         if started_run_id is not None:
             # This is a replay of a delivery that has started its run. The plan is not read, because
             # it may have expired.
@@ -114,7 +107,6 @@ class StartRunExecutor:
         return await self._attempted(started())
 
     async def _attempted(self, started: Awaitable[Plan]) -> Attempted:
-        """Return the result of a start."""
         begun, at = time.monotonic(), self._bus.clock.stamp()
         run_id: str | None = None
         try:
@@ -152,7 +144,7 @@ class StartRunExecutor:
     async def _made(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
         record = rule.record
         action = record.rule.action.run
-        assert action is not None, "the deliverer chooses the executor by the kind of action"
+        assert action is not None, "the delivery chooses the executor by the kind of action"
         if (reason := missing_right(record.rule, record.owner)) is not None:
             raise Problem(403, reason)
         if job.depth + 1 > MAX_DEPTH:
@@ -166,8 +158,8 @@ class StartRunExecutor:
             session_id = filled(action.session_id, event)
             if not 0 < len(session_id) <= MAX_SESSION_CHARACTERS:
                 raise Problem(422, f"a session id has 1 to {MAX_SESSION_CHARACTERS} characters")
-        input = filled_input(action.input, event)
-        start_fields.accepted_input(agent.protocol, agent.accepts, input)
+        filled_fields = filled_input(action.input, event)
+        start_fields.accepted_input(agent.protocol, agent.accepts, filled_fields)
         require_reachable(agent, record.owner.user_id, session_id)
         parent = await self._parent(job)
         return Plan(
@@ -175,7 +167,7 @@ class StartRunExecutor:
             agent=agent.id,
             session_id=session_id,
             message=filled(action.message, event),
-            input=input,
+            input=filled_fields,
             automations=[*(parent.automations or () if parent else ()), rule.id],
             depth=job.depth + 1,
             # Whoever made the event happen may have chosen what the run does.
@@ -184,7 +176,6 @@ class StartRunExecutor:
         )
 
     async def _parent(self, job: Job) -> RunRecord | None:
-        """Return the record of the event's run; None if there is none, or it is unreadable."""
         entry = await self._bus.bucket("runs").get(job.run_id) if job.run_id is not None else None
         if entry is None:
             return None

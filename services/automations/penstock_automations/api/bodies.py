@@ -1,15 +1,62 @@
-"""The bodies that clients send, and the rules as clients see them. Pure."""
+"""The bodies that clients send, the rules as clients see them, and their documentation. Pure."""
 
 from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from penstock.validation import Part
+from penstock.web.operation import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    Json,
+    Parameter,
+    a_list,
+    an_object,
+    json,
+    one_of,
+)
 from penstock_automations.rules.hidden import with_hidden_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import RuleRecord
 from penstock_automations.rules.secrets import WRITE_ONLY
+
+IF_MATCH: Final = Parameter(
+    "If-Match",
+    "The ETag of the rule that the caller has read. If the rule has changed since, the answer is "
+    "412, and nothing changes.",
+    location="header",
+)
+RULE: Final[Json] = an_object(
+    id=TEXT,
+    name=TEXT,
+    action=OBJECT,
+    enabled=FLAG,
+    all_users=FLAG,
+    version={"type": "integer"},
+    owner=an_object(user_id=TEXT, roles=a_list(TEXT), scopes=a_list(TEXT)),
+    source=one_of(("api", "file")),
+    paused={"type": ["object", "null"]},
+    created_at=TEXT,
+    updated_at=TEXT,
+) | {"description": "`next_times`: the next times of a schedule, unless the rule is paused"}
+MADE: Final[Json] = {
+    "type": "object",
+    "description": "Secrets that the server has made, by the part of the rule that has them. No "
+    "other answer shows them.",
+    "additionalProperties": TEXT,
+}
+RULE_AND_SECRETS: Final[Json] = {
+    "allOf": [RULE, {"type": "object", "properties": {"new_secrets": MADE}}]
+}
+ACT_AS: Final = (
+    "for all_users, unless the caller has administer; and to write another user's rule, which also "
+    "needs administer"
+)
+CHANGED: Final = json("The rule", RULE_AND_SECRETS)
+
 
 # Fields that only the server sets. If a client sends these fields back with a rule, the server
 # ignores them.
@@ -43,22 +90,17 @@ class ApiRule(Rule):
 
     @property
     def plain(self) -> Rule:
-        """The rule without the field `all_users`."""
         return Rule.model_validate(self.model_dump(exclude={"all_users"}))
 
 
-class PauseBody(BaseModel):
+class PauseBody(Part):
     """Why a rule is paused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     reason: str = Field("", max_length=500, description="The reason, for people.")
 
 
-class RotateBody(BaseModel):
+class RotateBody(Part):
     """A new secret."""
-
-    model_config = ConfigDict(extra="forbid")
 
     of: Literal["webhook", "hook"] = Field(
         "webhook",
@@ -81,7 +123,6 @@ def shown_rule(record: RuleRecord) -> dict[str, Any]:
 
 
 def without_read_only(value: Any) -> Any:
-    """Return a client's JSON without the fields that only the server sets."""
     if not isinstance(value, dict):
         return value
     return {name: each for name, each in value.items() if name not in READ_ONLY}

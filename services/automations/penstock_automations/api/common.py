@@ -77,17 +77,14 @@ def invalid_rule(error: InvalidRule) -> Problem:
 
 
 def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Response:
-    """Return a JSON response."""
     return Response(orjson.dumps(body), status, headers, "application/json")
 
 
 def a_page(name: str, items: Json) -> Json:
-    """Return the schema of a page of a list."""
     return an_object(**{name: a_list(items), "next": NULLABLE})
 
 
 def cursor_of(*parts: Any) -> str:
-    """Return a cursor: a place in a list, encoded as text."""
     return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
 

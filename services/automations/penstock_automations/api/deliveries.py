@@ -7,12 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import Bus
 from penstock.events import timestamp
+from penstock.validation import Part
 from penstock.web.auth import identity_of
 from penstock.web.bodies import ignore_body, read_model
 from penstock.web.operation import (
@@ -20,6 +21,7 @@ from penstock.web.operation import (
     OBJECT,
     TEXT,
     Json,
+    Operation,
     Parameter,
     a_list,
     an_object,
@@ -68,10 +70,8 @@ AT_ONCE: Final = 50
 REPLAY_S: Final = 15.0
 
 
-class Query(BaseModel):
+class Query(Part):
     """Which deliveries to list."""
-
-    model_config = ConfigDict(extra="forbid")
 
     status: Status | None = Field(None, description="Only deliveries of this status")
     since: str | None = Field(
@@ -84,10 +84,8 @@ class Query(BaseModel):
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
 
-class RetryBody(BaseModel):
+class RetryBody(Part):
     """Which waiting deliveries are tried now."""
-
-    model_config = ConfigDict(extra="forbid")
 
     since: str | None = Field(
         None, max_length=40, description="Only deliveries that began at this time or later."
@@ -132,8 +130,6 @@ DELIVERY: Final[Json] = an_object(
     waits_for=NULLABLE,
     last={"type": ["object", "null"]},
 )
-_REPLAYED: Final[Json] = an_object(replayed=_COUNT, left_out=_COUNT, next=NULLABLE)
-_RETRIED: Final[Json] = an_object(retried=_COUNT, left_out=_COUNT, next=NULLABLE)
 _IN_PARTS: Final = (
     "Answers after at most 1,000 deliveries or 15 s. `next` is set if there are more: send it as "
     "`after`."
@@ -144,6 +140,45 @@ _WHOLE: Final[Json] = {
         an_object(request={"type": ["object", "null"]}, all_attempts=a_list(OBJECT)),
     ]
 }
+
+
+def _of_one(do: str, summary: str, description: str = "") -> Operation:
+    return operation(
+        method="POST",
+        path=f"/v1/automations/{{rule_id}}/deliveries/{{delivery_id}}/{do}",
+        summary=summary,
+        description=description,
+        answers={202: json("The delivery", DELIVERY)},
+        parameters=(RULE_ID, _DELIVERY_ID),
+        refusals=(404, 409),
+    )
+
+
+def _of_many(
+    path: str,
+    summary: str,
+    description: str = _IN_PARTS,
+    *,
+    body: type[RetryBody] = RetryBody,
+    refusals: tuple[int, ...] = (),
+) -> Operation:
+    example = {"since": "2026-01-31T12:00:00Z"}
+    if body is ReplayBody:
+        done, example = "replayed", {"status": "failed", **example}
+    else:
+        done = "retried"
+    counts = an_object(**{done: _COUNT, "left_out": _COUNT, "next": NULLABLE})
+    return operation(
+        method="POST",
+        path=f"/v1/automations{path}",
+        summary=summary,
+        description=description,
+        answers={202: json("What was done", counts)},
+        parameters=(RULE_ID,) if "{rule_id}" in path else (),
+        body=body,
+        example=example,
+        refusals=refusals,
+    )
 
 
 class Deliveries:
@@ -170,7 +205,6 @@ class Deliveries:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return a page of the rule's deliveries."""
         return await self._listed(request, await self._visible(request))
 
     @serves(
@@ -184,7 +218,6 @@ class Deliveries:
         )
     )
     async def all(self, request: Request) -> Response:
-        """Return a page of the deliveries of the caller's rules."""
         deleted = await self._deleted(request, "*")
         return await self._listed(request, _names(await self._own(request)) | deleted)
 
@@ -199,124 +232,85 @@ class Deliveries:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the delivery's record."""
         record = await self._found(request)
         head = record.request.model_dump(mode="json") if record.request is not None else None
         attempts = [_attempt(each) for each in record.attempts]
         return answer({**_shown(record), "request": head, "all_attempts": attempts})
 
-    @serves(
-        operation(
-            method="POST",
-            path="/v1/automations/{rule_id}/deliveries/{delivery_id}/replay",
-            summary="Make a delivery again, with the same webhook-id",
-            answers={202: json("The delivery", DELIVERY)},
-            parameters=(RULE_ID, _DELIVERY_ID),
-            refusals=(404, 409),
-        )
-    )
+    @serves(_of_one("replay", "Make a delivery again, with the same webhook-id"))
     async def replay(self, request: Request) -> Response:
-        """Begin to replay the delivery."""
         await ignore_body(request)
         _, record = await self._repeatable(request)
-        try:
-            await or_problem(replay_delivery(self._bus, record))
-        except CannotReplay as error:
-            raise Problem(409, f"the delivery cannot be made again: {error}") from error
-        return answer(_shown(record), 202)
+        return await self._begin(replay_delivery(self._bus, record), record, "made again")
 
     @serves(
-        operation(
-            method="POST",
-            path="/v1/automations/{rule_id}/replay",
-            summary="Make failed deliveries of a rule again, all or those of a time",
-            description=_IN_PARTS,
-            answers={202: json("What was done", _REPLAYED)},
-            parameters=(RULE_ID,),
+        _of_many(
+            "/{rule_id}/replay",
+            "Make failed deliveries of a rule again, all or those of a time",
             body=ReplayBody,
-            example={"status": "failed", "since": "2026-01-31T12:00:00Z"},
             refusals=(404,),
         )
     )
     async def replay_some(self, request: Request) -> Response:
-        """Begin to replay those deliveries of one rule that the body selects."""
         return await self._replay(request, [await found_rule(request, self._store)])
 
     @serves(
-        operation(
-            method="POST",
-            path="/v1/automations/replay",
-            summary="Make failed deliveries of all rules of the caller again",
-            description="As for one rule. With the scope administer, deliveries of all rules.",
-            answers={202: json("What was done", _REPLAYED)},
+        _of_many(
+            "/replay",
+            "Make failed deliveries of all rules of the caller again",
+            "As for one rule. With the scope administer, deliveries of all rules.",
             body=ReplayBody,
-            example={"status": "failed", "since": "2026-01-31T12:00:00Z"},
         )
     )
     async def replay_all(self, request: Request) -> Response:
-        """Begin to replay those deliveries of the caller's rules that the body selects."""
         return await self._replay(request, await self._own(request))
 
     @serves(
-        operation(
-            method="POST",
-            path="/v1/automations/{rule_id}/deliveries/{delivery_id}/retry-now",
-            summary="Make the next attempt of a waiting delivery now",
-            description="Also if the circuit breaker of the receiver is open. The rate and the "
+        _of_one(
+            "retry-now",
+            "Make the next attempt of a waiting delivery now",
+            "Also if the circuit breaker of the receiver is open. The rate and the "
             "concurrency of the rule hold. Refused while the rule is paused.",
-            answers={202: json("The delivery", DELIVERY)},
-            parameters=(RULE_ID, _DELIVERY_ID),
-            refusals=(404, 409),
         )
     )
     async def retry(self, request: Request) -> Response:
-        """Let the delivery's next attempt be made now."""
         await ignore_body(request)
         rule, record = await self._repeatable(request)
         _check_active(rule)
-        try:
-            await or_problem(retry_delivery(self._bus, record))
-        except CannotReplay as error:
-            raise Problem(409, f"the delivery cannot be tried now: {error}") from error
-        return answer(_shown(record), 202)
+        return await self._begin(retry_delivery(self._bus, record), record, "tried now")
 
     @serves(
-        operation(
-            method="POST",
-            path="/v1/automations/{rule_id}/retry-now",
-            summary="Make the next attempts of waiting deliveries of a rule now",
-            description=_IN_PARTS,
-            answers={202: json("What was done", _RETRIED)},
-            parameters=(RULE_ID,),
-            body=RetryBody,
-            example={"since": "2026-01-31T12:00:00Z"},
+        _of_many(
+            "/{rule_id}/retry-now",
+            "Make the next attempts of waiting deliveries of a rule now",
             refusals=(404, 409),
         )
     )
     async def retry_some(self, request: Request) -> Response:
-        """Let the next attempts of one rule's deliveries be made now."""
         rule = await found_rule(request, self._store)
         body = await read_model(request, RetryBody, MAX_BODY_BYTES)
         _check_active(rule)
         return await self._each(request, _names([rule]), body, "waiting", "retried")
 
     @serves(
-        operation(
-            method="POST",
-            path="/v1/automations/retry-now",
-            summary="Make the next attempts of waiting deliveries of all rules of the caller now",
-            description="As for one rule, without paused rules. With the scope administer, "
-            "deliveries of all rules.",
-            answers={202: json("What was done", _RETRIED)},
-            body=RetryBody,
-            example={"since": "2026-01-31T12:00:00Z"},
+        _of_many(
+            "/retry-now",
+            "Make the next attempts of waiting deliveries of all rules of the caller now",
+            "As for one rule, without paused rules. With the scope administer, deliveries of all "
+            "rules.",
         )
     )
     async def retry_all(self, request: Request) -> Response:
-        """Let the next attempts of the deliveries of the caller's rules be made now."""
         rules = [rule for rule in await self._own(request) if rule.matches_now]
         body = await read_model(request, RetryBody, MAX_BODY_BYTES)
         return await self._each(request, _names(rules), body, "waiting", "retried")
+
+    async def _begin(self, step: Awaitable[object], record: DeliveryRecord, what: str) -> Response:
+        try:
+            await or_problem(step)
+        except CannotReplay as error:
+            raise Problem(409, f"the delivery cannot be {what}: {error}") from error
+        return answer(_shown(record), 202)
 
     async def _own(self, request: Request) -> list[CompiledRule]:
         who = identity_of(request)
@@ -365,7 +359,6 @@ class Deliveries:
     async def _each(
         self, request: Request, rules: Names, body: RetryBody, status: Status, what: str
     ) -> Response:
-        """Replay or retry each delivery that the body selects."""
         step = replay_delivery if what == "replayed" else retry_delivery
         count = left_out = 0
         until, after = time.monotonic() + REPLAY_S, body.after
@@ -432,8 +425,6 @@ async def _done(
     step: Callable[[Bus, DeliveryRecord], Awaitable[object]],
     records: list[DeliveryRecord],
 ) -> int:
-    """Replay or retry these deliveries; return for how many this was possible."""
-
     async def one(record: DeliveryRecord) -> bool:
         try:
             await step(bus, record)

@@ -41,8 +41,6 @@ class EndpointStates:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return the breakers of the endpoints in the caller's rules, except for closed
-        breakers."""
         who = identity_of(request)
         found = await or_problem(endpoints_of(self._bus))
         everything = who.has_scope("administer")

@@ -10,9 +10,8 @@ from starlette.responses import Response
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import Parameter, json, one_of, serves
 from penstock.web.problems import Problem
-from penstock_automations.api.bodies import RotateBody
+from penstock_automations.api.bodies import ACT_AS, CHANGED, IF_MATCH, RULE, RotateBody
 from penstock_automations.api.common import RULE_ID, operation, optional_body
-from penstock_automations.api.rule_documents import ACT_AS, CHANGED, IF_MATCH, RULE
 from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.model import Rule
@@ -43,7 +42,6 @@ class RuleSecrets:
         )
     )
     async def rotate(self, request: Request) -> Response:
-        """Begin a rotation: put a new secret before the current secret."""
         rule = await self._rules.writable(request)
         body = await optional_body(request, RotateBody)
         name, present = _secrets(rule.record.rule, body.of)
@@ -61,7 +59,7 @@ class RuleSecrets:
         secret = body.secret or (new_secret() if name == "secrets" else new_token())
         changed = _with_secrets(rule, body.of, name, [secret, *present])
         record = await self._rules.replace_secrets(rule, changed)
-        return await self._rules.written(record, {} if body.secret else {body.of: secret})
+        return await self._rules.respond_with(record, {} if body.secret else {body.of: secret})
 
     @serves(
         operation(
@@ -90,7 +88,7 @@ class RuleSecrets:
             record = await self._rules.replace_secrets(
                 rule, _with_secrets(rule, of, name, present[:1])
             )
-        return await self._rules.written(record, {})
+        return await self._rules.respond_with(record, {})
 
 
 def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) -> Rule:

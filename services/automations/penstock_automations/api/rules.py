@@ -6,15 +6,27 @@ import asyncio
 import bisect
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.validation import Part
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import OBJECT, Answer, Parameter, json, serves
 from penstock.web.problems import Problem, invalid
-from penstock_automations.api.bodies import EXAMPLE, ApiRule, PauseBody, merged, shown_rule
+from penstock_automations.api.bodies import (
+    ACT_AS,
+    CHANGED,
+    EXAMPLE,
+    IF_MATCH,
+    RULE,
+    RULE_AND_SECRETS,
+    ApiRule,
+    PauseBody,
+    merged,
+    shown_rule,
+)
 from penstock_automations.api.common import (
     MAX_BODY_BYTES,
     MAX_PAGE,
@@ -29,13 +41,6 @@ from penstock_automations.api.common import (
     optional_body,
     or_problem,
 )
-from penstock_automations.api.rule_documents import (
-    ACT_AS,
-    CHANGED,
-    IF_MATCH,
-    RULE,
-    RULE_AND_SECRETS,
-)
 from penstock_automations.api.stored_rules import (
     StoredRules,
     etag_of,
@@ -43,16 +48,13 @@ from penstock_automations.api.stored_rules import (
     may_see_all_runs,
     owner_of,
 )
-from penstock_automations.rules.hidden import made_secrets
-from penstock_automations.rules.kept_secrets import with_secrets
+from penstock_automations.rules.hidden import made_secrets, with_secrets
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, VersionConflict
 
 
-class Query(BaseModel):
+class Query(Part):
     """Which rules to list."""
-
-    model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(100, ge=1, le=MAX_PAGE, description="How many rules a page has at most")
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
@@ -83,7 +85,6 @@ class Rules:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return a page of the rules that the caller may see."""
         try:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
@@ -120,9 +121,9 @@ class Rules:
     async def create(self, request: Request) -> Response:
         """Store a new rule, and respond when the rule matches events."""
         who = identity_of(request)
-        given = self._rules.read(await read_json(request, MAX_BODY_BYTES), None)
+        asked = self._rules.read(await read_json(request, MAX_BODY_BYTES), None)
         owner = owner_of(who)
-        everybody = matches_all_users(given.all_users, owner, may_see_all_runs(owner))
+        everybody = matches_all_users(asked.all_users, owner, may_see_all_runs(owner))
         async with self._making:
             await or_problem(self._current.refresh())
             if self._count(who.user_id) >= self._most:
@@ -132,13 +133,13 @@ class Rules:
                     "as many: delete one",
                 )
             record = await self._rules.apply(
-                given.plain,
+                asked.plain,
                 owner,
                 everybody,
                 0,
-                f"the id {given.id} is taken; choose another",
+                f"the id {asked.id} is taken; choose another",
             )
-        return await self._rules.written(record, made_secrets(given, record.rule, None), 201)
+        return await self._rules.respond_with(record, made_secrets(asked, record.rule, None), 201)
 
     @serves(
         operation(
@@ -151,7 +152,6 @@ class Rules:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the rule."""
         rule = await found_rule(request, self._rules.store)
         return answer(self._rules.shown(rule.record), etag=etag_of(rule))
 
@@ -169,7 +169,6 @@ class Rules:
         )
     )
     async def replace(self, request: Request) -> Response:
-        """Store the rule in the request's body in place of the rule that the path names."""
         rule = await self._rules.writable(request)
         value = await read_json(request, MAX_BODY_BYTES)
         return await self._change(identity_of(request), rule, value)
@@ -189,7 +188,6 @@ class Rules:
         )
     )
     async def change(self, request: Request) -> Response:
-        """Replace those fields of the rule that the body names."""
         rule = await self._rules.writable(request)
         patch = await read_json(request, MAX_BODY_BYTES)
         if not isinstance(patch, dict):
@@ -208,7 +206,6 @@ class Rules:
         )
     )
     async def delete(self, request: Request) -> Response:
-        """Delete the rule."""
         await ignore_body(request)
         rule = await self._rules.changeable(request)
         try:
@@ -239,7 +236,7 @@ class Rules:
         by = identity_of(request).user_id
         reason = body.reason or f"paused by {by}"
         await or_problem(self._rules.store.pause(rule.id, reason, by, rule.record.uid))
-        return await self._rules.current(request)
+        return await self._rules.respond_with_current(request)
 
     @serves(
         operation(
@@ -256,7 +253,7 @@ class Rules:
         await ignore_body(request)
         rule = await found_rule(request, self._rules.store)
         await or_problem(self._rules.store.resume(rule.id, rule.record.uid))
-        return await self._rules.current(request)
+        return await self._rules.respond_with_current(request)
 
     async def _change(self, who: Identity, rule: CompiledRule, value: Any) -> Response:
         if isinstance(value, dict):
@@ -264,16 +261,16 @@ class Rules:
             if value["id"] != rule.id:
                 raise Problem(422, "id: a rule keeps its id; make another rule and delete this one")
         record = rule.record
-        given = self._rules.read(value, record.rule)
+        asked = self._rules.read(value, record.rule)
         # If an administrator changes another user's rule, the rule keeps the rights of its owner.
         owner = owner_of(who) if record.owner.user_id == who.user_id else record.owner
-        everybody = matches_all_users(given.all_users, owner, record.all_users)
+        everybody = matches_all_users(asked.all_users, owner, record.all_users)
         stored = record
-        wanted = with_secrets(given.plain, record.rule)
+        wanted = with_secrets(asked.plain, record.rule)
         if (wanted, owner, everybody) != (record.rule, record.owner, record.all_users):
             text = f"the rule {rule.id} was changed at the same time: read it again"
-            stored = await self._rules.apply(given.plain, owner, everybody, rule.revision, text)
-        return await self._rules.written(stored, made_secrets(given, stored.rule, record.rule))
+            stored = await self._rules.apply(asked.plain, owner, everybody, rule.revision, text)
+        return await self._rules.respond_with(stored, made_secrets(asked, stored.rule, record.rule))
 
     def _count(self, user_id: str) -> int:
         return sum(

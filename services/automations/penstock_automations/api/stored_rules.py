@@ -18,7 +18,6 @@ from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.hidden import with_restored_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
-from penstock_automations.rules.refusals import Refusals
 from penstock_automations.rules.rights import missing_right
 from penstock_automations.rules.store import RuleStore, VersionConflict
 
@@ -28,19 +27,19 @@ SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
 class StoredRules:
     """The rules that requests read and write.
 
-    `changed` is awaited after each write, and returns when the stored rules match every new event.
-    `clock` has NATS's time.
+    `check` raises InvalidRule for a rule that cannot work here. `changed` is awaited after each
+    write, and returns when the stored rules match every new event. `clock` has NATS's time.
     """
 
     def __init__(
         self,
         store: RuleStore,
-        refusals: Refusals,
+        check: Callable[[Rule], None],
         changed: Callable[[], Awaitable[None]],
         clock: Clock,
     ) -> None:
         self.store = store
-        self._refusals = refusals
+        self._check = check
         self.changed = changed
         self._clock = clock
 
@@ -90,11 +89,11 @@ class StoredRules:
     def read(self, value: Any, earlier: Rule | None) -> ApiRule:
         """Return the rule in a request's body. Raises Problem 422 if the body has no valid rule."""
         try:
-            given = read_rule(with_restored_secrets(without_read_only(value), earlier), ApiRule)
-            self._refusals.check(given)
+            rule = read_rule(with_restored_secrets(without_read_only(value), earlier), ApiRule)
+            self._check(rule)
         except InvalidRule as error:
             raise invalid_rule(error) from error
-        return given
+        return rule
 
     async def apply(
         self, rule: Rule, owner: Owner, everybody: bool, expected: int, refusal: str
@@ -115,12 +114,11 @@ class StoredRules:
             raise Problem(409, refusal) from error
 
     async def replace_secrets(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
-        """Store a rule with other secrets; its owner and rights stay the same."""
         text = f"the rule {rule.id} was changed at the same time: try again"
         record = rule.record
         return await self.apply(changed, record.owner, record.all_users, rule.revision, text)
 
-    async def written(
+    async def respond_with(
         self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200
     ) -> Response:
         """Respond with a stored record, as soon as the rule matches events."""
@@ -134,14 +132,13 @@ class StoredRules:
             headers["cache-control"] = "no-store"
         return answer(body, status, **headers)
 
-    async def current(self, request: Request) -> Response:
+    async def respond_with_current(self, request: Request) -> Response:
         """Respond with the rule that the path names, as soon as its last change is in effect."""
         await or_problem(self.changed())
         rule = await found_rule(request, self.store)
         return answer(self.shown(rule.record), etag=etag_of(rule))
 
     def shown(self, record: RuleRecord) -> dict[str, Any]:
-        """Return the rule as clients see it, with the next times of its schedule."""
         if record.rule.schedule is None:
             return shown_rule(record)
         times = record.times
@@ -150,7 +147,6 @@ class StoredRules:
 
 
 def may_see_all_runs(owner: Owner) -> bool:
-    """Return whether the owner may see the runs of all users."""
     return owner.has_scope("act-as") or owner.has_scope("administer")
 
 
@@ -177,5 +173,4 @@ def matches_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
 
 
 def etag_of(rule: CompiledRule) -> str:
-    """Return the ETag of a stored rule."""
     return f'"{rule.revision}"'

@@ -1,17 +1,21 @@
-"""Serves the routes that try a rule: a test request, and a dry run over past events."""
+"""Serves the routes that try a rule: a test with a sample, and a dry run over past events."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+import uuid_utils
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import Bus
+from penstock.events.examples import example
+from penstock.validation import Part
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_connected
@@ -27,6 +31,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
+from penstock_automations.actions.executor import Occurrence
 from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.api.common import (
     MAX_BODY_BYTES,
@@ -38,22 +43,23 @@ from penstock_automations.api.common import (
     or_problem,
     time_of,
 )
-from penstock_automations.api.samples import sample, sample_types
+from penstock_automations.jobs.job import EventSource, Job, TriggerKind, TriggerSource
 from penstock_automations.matching.dry_run import MAX_EVENTS, Why, dry_run
+from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.secrets import HIDDEN
 from penstock_automations.rules.store import RuleStore
+from penstock_automations.triggers.firing import body_of_firing
+from penstock_automations.triggers.hook_request import body_of_request
 
 _NUMBER: Final[Json] = {"type": "number"}
 _COUNT: Final[Json] = {"type": "integer"}
 
 
-class TestBody(BaseModel):
+class TestBody(Part):
     """Which sample is sent."""
 
     __test__ = False  # not a test of pytest
-
-    model_config = ConfigDict(extra="forbid")
 
     type: str | None = Field(
         None,
@@ -62,10 +68,8 @@ class TestBody(BaseModel):
     )
 
 
-class DryRunBody(BaseModel):
+class DryRunBody(Part):
     """Which events a rule is tried on."""
-
-    model_config = ConfigDict(extra="forbid")
 
     since: str = Field(
         max_length=40, description="The time (RFC 3339) from which events are looked at."
@@ -120,7 +124,6 @@ class Trials:
         )
     )
     async def test(self, request: Request) -> Response | None:
-        """Send a sample, and return the request and the answer."""
         rule = await found_rule(request, self._store)
         body = await optional_body(request, TestBody)
         types = sample_types(rule)
@@ -147,7 +150,6 @@ class Trials:
         )
     )
     async def dry_run(self, request: Request) -> Response | None:
-        """Try the rule on past events, and return what the rule would have done."""
         rule = await found_rule(request, self._store)
         body = await read_model(request, DryRunBody, MAX_BODY_BYTES)
         since = time_of(body.since, "since")
@@ -191,3 +193,47 @@ class Trials:
                 "shown": [asdict(each) for each in found.shown],
             }
         )
+
+
+_SAMPLE: Final = {"sample": True}  # the body of an imagined request to a hook
+_TYPES: Final[dict[TriggerKind, str]] = {"schedule": "schedule.fired", "hook": "hook.received"}
+
+
+def _of_schedule(rule: Rule, now: str) -> dict[str, Any]:
+    assert rule.schedule is not None
+    return body_of_firing(rule.schedule.times, datetime.fromisoformat(now).timestamp())
+
+
+def _of_hook(rule: Rule, now: str) -> dict[str, Any]:
+    return body_of_request(_SAMPLE, None, now)
+
+
+_BODIES: Final[dict[TriggerKind, Callable[[Rule, str], dict[str, Any]]]] = {
+    "schedule": _of_schedule,
+    "hook": _of_hook,
+}
+
+
+def sample_types(rule: CompiledRule) -> list[str]:
+    trigger = rule.record.rule.trigger
+    return sorted(rule.types) if trigger == "subjects" else [_TYPES[trigger]]
+
+
+def sample(rule: CompiledRule, type_: str, now: str) -> tuple[Job, Occurrence]:
+    """Return a sample for a rule: a job, and the event or trigger that causes the job.
+
+    `now` becomes the time of the event or trigger, as RFC 3339.
+
+    Each call makes new ids, so that a receiver that ignores repeated ids handles each sample.
+    """
+    fresh_id = str(uuid_utils.uuid7())
+    trigger = rule.record.rule.trigger
+    record = rule.record
+    if trigger == "subjects":
+        body = orjson.loads(example(type_).dump()) | {"run_id": fresh_id, "timestamp": now}
+        source: EventSource | TriggerSource = EventSource(fresh_id, body["sequence"], 0, 0)
+    else:
+        body = _BODIES[trigger](record.rule, now)
+        source = TriggerSource(trigger, fresh_id, body)
+    job = Job(rule.id, record.version, record.uid, type_, source)
+    return job, Occurrence(orjson.dumps(body))

@@ -73,7 +73,7 @@ class Announcements:
         # many of the writes.
         self._turns = [asyncio.Lock() for _ in range(_LOCKS)]
 
-    async def once(
+    async def write_once(
         self,
         timeline: Timeline,
         job: Job,
@@ -149,7 +149,6 @@ class Announcements:
         return known
 
     async def _read_frames(self, timeline: Timeline) -> _Frames:
-        """Read this service's frames of the run after the sequence `timeline.raw`."""
         stream, pattern = raw_for(timeline.run_id), raw_stored(timeline.run_id, WRITER)
         while True:
             last = await tail(self._bus, stream, pattern)

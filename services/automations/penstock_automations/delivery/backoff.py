@@ -1,4 +1,4 @@
-"""Computes when a delivery is tried again. Pure."""
+"""Computes when a delivery is tried again, and how long it is put off without an attempt. Pure."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ def delay_s(
     if retry_after_s is not None:
         return min(max(retry_after_s, 0.0), MAX_RETRY_AFTER_S)
     return delays_s[attempt - 1] * (1 + _SPREAD * (2 * random - 1))
+
+
+def deferral_delay_s(first_and_longest_s: tuple[float, float], deferrals: int) -> float:
+    """Return the seconds to wait, which double with each deferral up to the longest wait."""
+    first_s, longest_s = first_and_longest_s
+    return min(first_s * 2.0 ** min(deferrals, 20), longest_s)

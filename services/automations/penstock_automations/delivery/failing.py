@@ -23,13 +23,12 @@ class FailingRules:
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._shown: set[str] = set()
 
-    def succeeded(self, rule: str) -> None:
-        """Count an attempt that was delivered."""
+    def count_success(self, rule: str) -> None:
         if self._failures.pop(rule, 0) >= FAILURES:
             log.info("rule %s delivers again", rule)
         self._hide(rule)
 
-    def failed(self, rule: str) -> bool:
+    def count_failure(self, rule: str) -> bool:
         """Count a failed attempt. Return True once, when the rule has begun to keep failing."""
         count = self._failures[rule] = self._failures.get(rule, 0) + 1
         self._failures.move_to_end(rule)
@@ -42,7 +41,6 @@ class FailingRules:
         return count == FAILURES
 
     def forget(self, rule: str) -> None:
-        """Forget a rule that was deleted."""
         self._failures.pop(rule, None)
         self._hide(rule)
 

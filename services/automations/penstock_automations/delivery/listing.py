@@ -48,7 +48,6 @@ class Selection:
     until: int = LAST_MS
 
     def has(self, record: DeliveryRecord) -> bool:
-        """Return whether the record belongs to one of the rules, and has the status."""
         is_of_rule = (record.rule, str(record.job.get("uid"))) in self.rules
         return is_of_rule and self.status in (None, record.status)
 
@@ -163,7 +162,6 @@ def is_delivery(key: str) -> bool:
 
 
 def record_of(entry: Entry) -> DeliveryRecord | None:
-    """Return the record of an entry. If the record cannot be read, log this and return None."""
     try:
         return DeliveryRecord.model_validate_json(entry.value)
     except ValidationError:

@@ -17,6 +17,7 @@ import orjson
 
 from penstock import log_fields, telemetry
 from penstock.bus import Bus, BusError, ObjectGone, Stored
+from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
@@ -31,18 +32,22 @@ from penstock_automations.actions.executor import (
 )
 from penstock_automations.actions.shares import Shares
 from penstock_automations.delivery.announcements import Announcements, Timeline
-from penstock_automations.delivery.backoff import delay_s
-from penstock_automations.delivery.call_outcomes import publish_call_outcome, waiting_user
-from penstock_automations.delivery.delivery_span import context_of, span_of
+from penstock_automations.delivery.backoff import deferral_delay_s, delay_s
 from penstock_automations.delivery.failing import FailingRules, warning_of
-from penstock_automations.delivery.outcomes import dead_letter, outcome_event, triggered_data
+from penstock_automations.delivery.outcomes import (
+    context_of,
+    dead_letter,
+    outcome_event,
+    publish_call_outcome,
+    span_of,
+    triggered_data,
+    waiting_user,
+)
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records, new_record
-from penstock_automations.jobs.deferrals import deferral_delay_s
 from penstock_automations.jobs.job import DUE_TTL_S, CallSource, EventSource, Job, TriggerSource
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
-from penstock_automations.rules.call_secrets import CallSecret
-from penstock_automations.rules.calls import CallRefused, rule_of_call
+from penstock_automations.rules.calls import CallRefused, CallSecret, rule_of_call
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
@@ -56,8 +61,8 @@ RETRY_S = 1.0
 # whose owner has no place in this process.
 PAUSED_S, NO_PLACE_S = (10.0, 3600.0), (1.0, 60.0)
 # Seconds after which a delivery that waits for its receiver gets a record, so that lists have it.
-# Most deliveries end sooner, and need one write less.
-LISTED_AFTER_S = 1.0
+# A delivery to a receiver that works waits no longer (`AHEAD_S`), and needs one write less.
+LISTED_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,34 @@ class Parts:
     max_age_s: float
 
 
+class Deliverer:
+    """Carries out the jobs of DELIVERIES."""
+
+    def __init__(self, parts: Parts, give_up: GiveUp) -> None:
+        self._parts = parts
+        self._give_up = give_up
+
+    async def handle(self, stored: Stored) -> None:
+        """Carry out a job. A repeated call does the steps that are missing. Raises BusError."""
+        try:
+            job = Job.parse(stored.payload)
+        except ValueError as error:
+            await self._give_up(stored, error)
+        else:
+            await Delivery(self._parts, job, stored).carry_out()
+
+    async def give_up(self, stored: Stored, error: Exception) -> None:
+        """Give up a job whose handling fails.
+
+        The failure is recorded as the delivery's outcome, because other jobs may wait for it.
+        """
+        log.error("%s: given up", stored.subject, exc_info=error)
+        try:
+            await Delivery(self._parts, Job.parse(stored.payload), stored).give_up(error)
+        except Exception as failure:
+            await self._give_up(stored, failure)
+
+
 class Delivery:
     """One delivery, while this process carries out one job of it."""
 
@@ -114,7 +147,7 @@ class Delivery:
     async def carry_out(self) -> None:
         """Make the attempt that the job asks for, unless it was made before."""
         job = self._job
-        earlier = await self._persist(lambda: self._parts.records.get(job))
+        earlier = await self._parts.records.get(job)
         if earlier is not None and earlier.has_done(job):
             # An earlier process has made this attempt, and ended before it finished the other
             # steps.
@@ -137,7 +170,7 @@ class Delivery:
 
     async def give_up(self, error: Exception) -> None:
         """Record an unexpected error as the outcome, because other jobs may wait for it."""
-        record = await self._persist(lambda: self._parts.records.get(self._job))
+        record = await self._parts.records.get(self._job)
         if record is None or not record.has_done(self._job):
             record = new_record(self._job, record, self._bus.clock.time())
         self._record = record
@@ -155,11 +188,10 @@ class Delivery:
         return await self._attempt_with_place(rule) if isinstance(rule, CompiledRule) else rule
 
     async def _rule(self) -> CompiledRule | AttemptDeferred | Failed:
-        """Return the job's rule if its action may be carried out now."""
         job = self._job
         rule = self._parts.rules.get(job.rule)
         if rule is None:
-            await self._persist(self._parts.rules.refresh)
+            await self._parts.rules.refresh()
             rule = self._parts.rules.get(job.rule)
         if rule is None or rule.record.uid != job.uid:
             # A rule with another `uid` may belong to another user, who must not get this event.
@@ -174,7 +206,7 @@ class Delivery:
 
     async def _rule_of_call(self, call: CallJob) -> CompiledRule | Failed:
         self._record.name = call.workflow
-        user_id = await self._persist(lambda: waiting_user(self._bus, call))
+        user_id = await waiting_user(self._bus, call)
         if user_id is None:
             text = "the workflow's run has ended before the call was delivered"
             return Failed("run_ended", text)
@@ -189,7 +221,6 @@ class Delivery:
             return Failed(refused.code, str(refused))
 
     async def _attempt_with_place(self, rule: CompiledRule) -> Result:
-        """Make an attempt if the owner has a place here and the executor has capacity."""
         owner, places = rule.record.owner.user_id, self._parts.places
         if not places.take(owner):
             return AttemptDeferred(deferral_delay_s(NO_PLACE_S, self._job.deferrals))
@@ -202,7 +233,7 @@ class Delivery:
 
     async def _attempt(self, executor: ActionExecutor, rule: CompiledRule) -> Result:
         job = self._job
-        occurrence = await self._persist(self._occurrence)
+        occurrence = await self._occurrence()
         if occurrence is None:
             text = "the event has expired or was deleted before it was delivered"
             return Failed("event_expired", text, unrecorded=True)
@@ -211,8 +242,7 @@ class Delivery:
         if spans.is_on():
             self._traceparent = occurrence.traceparent
             occurrence = replace(occurrence, traceparent=context_of(job, occurrence.traceparent))
-        started, own = self._record.started_run_id, occurrence
-        return await self._persist(lambda: executor.attempt(rule, job, own, started))
+        return await executor.attempt(rule, job, occurrence, self._record.started_run_id)
 
     @asynccontextmanager
     async def _listed_if_slow(self) -> AsyncIterator[None]:
@@ -233,34 +263,21 @@ class Delivery:
 
     async def _list(self) -> bool:
         self._record.wait("receiver", None)
-        return await self._persist(lambda: self._parts.records.put(self._job, self._record))
+        # The result of the attempt that is under way must not be lost by an error of this write.
+        return await self._persist(partial(self._parts.records.put, self._job, self._record))
 
     async def _unrecorded_attempt(self) -> Attempted | None:
         """Return the attempt that a killed process has made without recording it, if any."""
         for executor in self._parts.executors.values():
-            step = partial(executor.complete_unrecorded_attempt, self._job)
-            if (attempted := await self._persist(step)) is not None:
+            if (attempted := await executor.complete_unrecorded_attempt(self._job)) is not None:
                 return attempted
         return None
 
     async def _settle(self, attempted: Attempted) -> None:
-        """Record an attempt, and do what follows from it."""
         job, record = self._job, self._record
         meant, now = attempted.verdict, self._bus.clock.time()
         telemetry.DELIVERY_ATTEMPTS.labels(meant.code or "delivered").inc()
-        is_final = meant.outcome in ("final", "gone")
-        record.add(
-            self._attempt_record(attempted.at, meant.code, meant.text, is_final).model_copy(
-                update={
-                    "seconds": round(attempted.seconds, 3),
-                    "status": meant.status,
-                    "answer": attempted.answer,
-                }
-            ),
-            attempted.request,
-            attempted.run_id,
-            attempted.whole_answer,
-        )
+        record.add(job, attempted)
         wait_s = self._wait_s(meant.retry_after_s, now)
         if meant.outcome == "delivered":
             record.end("delivered", now)
@@ -270,17 +287,16 @@ class Delivery:
             record.wait("retry", now + wait_s)
         if meant.outcome != "delivered":
             following = f"; the next in {wait_s:.0f} s" if record.status == "waiting" else ""
-            log.warning(
-                "%s: %s: attempt %d failed: %s%s",
-                *(job.about, job.on_behalf, job.attempt, meant.text, following),
-            )
+            text, number = f"{meant.text}{following}", job.attempt
+            log.warning("%s: %s: attempt %d failed: %s", job.about, job.on_behalf, number, text)
         elif job.attempt > 1:
             log.info("%s: %s: attempt %d was delivered", job.about, job.on_behalf, job.attempt)
-        await self._store_and_follow()
+        await self._store()
         await self._tell_owner(meant.outcome == "delivered", meant.text)
         if meant.outcome == "gone" and not isinstance(job.source, CallSource):
             await self._persist(lambda: self._parts.store.pause(job.rule, meant.text, "penstock"))
         self._trace()
+        await self._follow()
 
     def _wait_s(self, retry_after_s: float | None, now: float) -> float | None:
         """Return the seconds until the next attempt; None if no further attempt may be made."""
@@ -294,7 +310,6 @@ class Delivery:
         return None if wait_s is None or math.ceil(now + wait_s) >= last else wait_s
 
     async def _put_off(self, put_off: AttemptDeferred) -> None:
-        """Put the job off without using an attempt."""
         job, record, now = self._job, self._record, self._bus.clock.time()
         if put_off.waits_for == "pause":
             self._since = now  # a delivery does not grow too old during a pause
@@ -314,38 +329,41 @@ class Delivery:
         if (is_new or not is_short) and not isinstance(job.source, CallSource):
             record.wait(put_off.waits_for, None if is_short else at)
             # If another process has written the record meanwhile, its record is kept.
-            await self._persist(lambda: self._parts.records.put(job, record))
+            await self._parts.records.put(job, record)
         await self._schedule(job.deferred(self._since), at)
 
     async def _fail(self, failed: Failed) -> None:
-        """End a delivery that no attempt can complete."""
         record = self._record
-        at, is_final = self._bus.clock.stamp(), failed.code != "internal"
-        record.attempts.append(self._attempt_record(at, failed.code, failed.text, is_final))
+        record.attempts.append(
+            Attempt(
+                number=self._job.attempt,
+                replay=self._job.replay,
+                at=self._bus.clock.stamp(),
+                seconds=0,
+                code=failed.code,
+                text=failed.text,
+                final=failed.code != "internal",
+            )
+        )
         record.made = max(record.made, self._job.attempt - 1)
         record.end("failed", self._bus.clock.time())
-        await self._store_and_follow()
+        await self._store()
         if spans.is_on() and self._traceparent is None:
-            occurrence = await self._persist(self._occurrence)
+            occurrence = await self._occurrence()
             self._traceparent = occurrence.traceparent if occurrence is not None else None
         self._trace()
+        await self._follow()
 
-    def _attempt_record(self, at: str, code: str, text: str, is_final: bool) -> Attempt:
-        number, replay = self._job.attempt, self._job.replay
-        return Attempt(
-            number=number, replay=replay, at=at, seconds=0, code=code, text=text, final=is_final
-        )
-
-    async def _store_and_follow(self) -> None:
-        while not await self._persist(lambda: self._parts.records.put(self._job, self._record)):
+    async def _store(self) -> None:
+        put = partial(self._parts.records.put, self._job, self._record)
+        while not await self._persist(put):
             # This process did not answer in time, so the server has delivered the job to another
             # process. The record that the other process has written is kept.
-            found = await self._persist(lambda: self._parts.records.get(self._job))
+            found = await self._persist(partial(self._parts.records.get, self._job))
             if found is not None and found.has_done(self._job):
                 self._record = found
-                break
+                return
             self._record.replace(found)
-        await self._follow()
 
     async def _follow(self) -> None:
         """Do the steps that follow from the record. Every step may be repeated."""
@@ -358,7 +376,7 @@ class Delivery:
             return
         if isinstance(job.source, CallSource):
             call = job.source.call
-            await self._persist(lambda: publish_call_outcome(self._bus, call, record))
+            await publish_call_outcome(self._bus, call, record)
             telemetry.DELIVERIES.labels(record.status).inc()
             log.info("%s: %s: %s", job.about, job.on_behalf, record.status)
             return
@@ -367,9 +385,9 @@ class Delivery:
         else:
             await self._tell_outcome()
         if job.ordered:
-            first = await self._persist(lambda: self._parts.order.done(job))
+            first = await self._parts.order.remove(job)
             if first is not None:
-                await self._persist(partial(publish, self._bus, first))
+                await publish(self._bus, first)
 
     async def _drop(self) -> None:
         """End a delivery of a deleted rule, with an outcome event only if it may have begun."""
@@ -382,7 +400,7 @@ class Delivery:
         is_dead = record.status == "failed" and job.can_be_repeated
         if is_dead:
             letter = dead_letter(self._parts.pod, job, self._stored, record)
-            await self._persist(lambda: deadletters.store_dead_letter(self._bus, letter))
+            await deadletters.store_dead_letter(self._bus, letter)
         if not await self._announce_outcome():
             return
         telemetry.DELIVERIES.labels(record.status).inc()
@@ -405,10 +423,8 @@ class Delivery:
     async def _announce_trigger(self) -> None:
         timeline, data = self._timeline, triggered_data(self._job, self._record.name)
         if timeline is not None:
-            once = self._parts.announcements.once
-            await self._persist(
-                lambda: once(timeline, self._job, "triggered", "automation.triggered", data)
-            )
+            write_once = self._parts.announcements.write_once
+            await write_once(timeline, self._job, "triggered", "automation.triggered", data)
             self._record.announced = True
 
     async def _announce_outcome(self) -> bool:
@@ -424,19 +440,21 @@ class Delivery:
             # This attempt has started the run, so `automation.triggered` can be written only now.
             await self._announce_trigger()
         type_, data = outcome_event(self._job, self._record)
-        once = self._parts.announcements.once
-        return await self._persist(lambda: once(timeline, self._job, "outcome", type_, data))
+        return await self._parts.announcements.write_once(
+            timeline, self._job, "outcome", type_, data
+        )
 
     async def _tell_owner(self, is_delivered: bool, text: str) -> None:
-        """Warn the owner on the run's timeline if the rule has begun to fail again and again."""
         job, failing = self._job, self._parts.failing
         if isinstance(job.source, CallSource):
             return
         if is_delivered:
-            failing.succeeded(job.rule)
-        elif failing.failed(job.rule) and (timeline := self._timeline) is not None:
-            data, once = warning_of(job, text), self._parts.announcements.once
-            await self._persist(lambda: once(timeline, job, "failing", "system.warning", data))
+            failing.count_success(job.rule)
+        elif failing.count_failure(job.rule) and (timeline := self._timeline) is not None:
+            data, write_once = warning_of(job, text), self._parts.announcements.write_once
+            await self._persist(
+                lambda: write_once(timeline, job, "failing", "system.warning", data)
+            )
 
     def _trace(self) -> None:
         if spans.is_on():
@@ -444,10 +462,9 @@ class Delivery:
 
     async def _schedule(self, job: Job, at: float) -> None:
         names = job.schedule_subject, job.due_subject
-        await self._persist(lambda: schedule(self._bus, *names, at, job.dump(), DUE_TTL_S))
+        await schedule(self._bus, *names, at, job.dump(), DUE_TTL_S)
 
     async def _occurrence(self) -> Occurrence | None:
-        """Return the event or trigger of the job; None if the event has expired."""
         source = self._job.source
         if isinstance(source, TriggerSource):
             return Occurrence(orjson.dumps(source.body))
@@ -466,7 +483,10 @@ class Delivery:
         return Occurrence(payload, traceparent)
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step until the bus answers, so that the result of an attempt is not lost."""
+        """Repeat a step until the bus answers, so that the result of an attempt is not lost.
+
+        All other steps are repeated with the whole job by the queue that calls `Deliverer.handle`.
+        """
         for tries in itertools.count(1):
             try:
                 return await step()

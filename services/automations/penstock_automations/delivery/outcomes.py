@@ -1,4 +1,4 @@
-"""Makes the source events and the dead letter of a delivery. Pure."""
+"""Makes what tells of a delivery: events, the dead letter, the span, the outcome of a call."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Stored, subjects
+from penstock.bus import Bus, Message, Stored, subjects
+from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.state.deadletters import DeadLetter, letter_about
+from penstock.runs.calls import Called, CallError, CallJob, called_subject
+from penstock.tracing import spans
+from penstock.tracing.spans import Span
 from penstock_automations.delivery.records import DeliveryRecord
-from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.job import EventSource, Job
 
 
 class NotDelivered(Exception):
@@ -17,7 +21,6 @@ class NotDelivered(Exception):
 
 
 def triggered_data(job: Job, name: str) -> dict[str, Any]:
-    """Return the data of `automation.triggered`."""
     return {
         "automation": job.rule,
         "trigger": job.type,
@@ -28,7 +31,6 @@ def triggered_data(job: Job, name: str) -> dict[str, Any]:
 
 
 def outcome_event(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
-    """Return the type and data of the event with the outcome of a delivery."""
     last = record.last
     data: dict[str, Any] = {
         "automation": record.rule,
@@ -55,7 +57,6 @@ def outcome_event(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]
 
 
 def traceback_id(job: Job) -> str:
-    """Return the id of the delivery's dead letter."""
     return subjects.traceback_id(job.webhook_id, job.replay)
 
 
@@ -74,3 +75,99 @@ def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> D
             "delivery": orjson.loads(record.dump()),
         }
     )
+
+
+def _parent(job: Job, traceparent: str | None) -> str | None:
+    """Return the trace context of the delivery's parent span; None if there is none.
+
+    The parent is the span of the event's run. If the job comes from a trigger, the parent is the
+    span that `traceparent` names.
+    """
+    if isinstance(job.source, EventSource):
+        return spans.of_run(traceparent, job.source.run_id)
+    return traceparent
+
+
+def context_of(job: Job, traceparent: str | None) -> str | None:
+    """Return the trace context of a job's delivery, which is the same for each attempt.
+
+    `traceparent` is the trace context of the event or of the workflow's step. A trigger without a
+    `traceparent` begins a new trace.
+    """
+    about = ("delivery", job.webhook_id, job.replay)
+    parent = _parent(job, traceparent)
+    return spans.root(*about) if parent is None else spans.child(parent, *about)
+
+
+def span_of(job: Job, record: DeliveryRecord, traceparent: str | None) -> Span | None:
+    """Return the span of a delivery; None if the delivery has not ended, or has no trace.
+
+    `context_of` describes `traceparent`.
+    """
+    context = context_of(job, traceparent)
+    if context is None or record.ended_at is None:
+        return None
+    last = record.last
+    failed = record.status == "failed"
+    code = last.code if last is not None else None
+    return Span(
+        name=f"delivery {record.source}",
+        kind="client",
+        context=context,
+        parent=_parent(job, traceparent),
+        began_ns=round(record.began_at * 1e9),
+        ended_ns=round(record.ended_at * 1e9),
+        attributes={
+            "penstock.delivery.id": job.webhook_id,
+            "penstock.delivery.outcome": record.status,
+            "penstock.delivery.attempts": record.made,
+            "penstock.rule": job.rule,
+            **({"penstock.run.id": job.run_id} if job.run_id is not None else {}),
+            **({"http.response.status_code": last.status} if last and last.status else {}),
+        },
+        error=(code or "failed") if failed else None,
+    )
+
+
+def called_of(call: CallJob, record: DeliveryRecord) -> Called:
+    last = record.last
+    error = None
+    if record.status != "delivered":
+        code, text = (last.code, last.text) if last is not None else ("unknown", "")
+        error = CallError(code=code, message=text)
+    return Called(
+        run_id=call.run_id,
+        step_id=call.step_id,
+        call_id=call.call_id,
+        outcome="delivered" if record.status == "delivered" else "failed",
+        status=last.status if last is not None else None,
+        answer=record.answer,
+        attempts=record.made,
+        error=error,
+    )
+
+
+async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) -> None:
+    """Publish the outcome of a call. A repeated call of this function is harmless.
+
+    Raises:
+        BusError: the outcome was not published, or it is unknown whether it was; repeat the call.
+    """
+    payload = called_of(call, record).dump()
+    headers = {"Nats-Msg-Id": f"{call.webhook_id}.called"}
+    await bus.publisher.publish(Message(called_subject(call.run_id), payload, headers))
+
+
+async def waiting_user(bus: Bus, call: CallJob) -> str | None:
+    """Return the owner of the workflow's run; None if the run has ended.
+
+    If the run's record is missing, the run counts as open, and the result is an empty text.
+
+    Raises:
+        BusError: the bucket cannot be read.
+    """
+    entry = await bus.bucket("runs").get(call.run_id)
+    if entry is None:
+        return ""
+    record = RunRecord.model_validate_json(entry.value)
+    return None if record.status in ENDED else record.user_id

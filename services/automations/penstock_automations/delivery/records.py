@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from penstock.bus import Bus
 from penstock.bus.records import Record
-from penstock_automations.actions.executor import RequestHead, WaitsFor
+from penstock_automations.actions.executor import Attempted, RequestHead, WaitsFor
 from penstock_automations.jobs.job import CallSource, EventSource, Job, SourceKind
 
 BUCKET = "deliveries"
@@ -65,7 +65,6 @@ class DeliveryRecord(Record):
     _revision: int = PrivateAttr(0)
 
     def replace(self, earlier: DeliveryRecord | None) -> None:
-        """Make this record replace an earlier record."""
         self._revision = earlier._revision if earlier is not None else 0
 
     @property
@@ -75,20 +74,28 @@ class DeliveryRecord(Record):
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the delivery ended because its rule was deleted."""
         return self.last is not None and self.last.code == "rule_deleted"
 
-    def add(
-        self, attempt: Attempt, request: RequestHead | None, run_id: str | None, answer: str | None
-    ) -> None:
-        """Add an attempt that was made, with its request, the run it started, and its answer."""
-        self.attempts.append(attempt)
-        self.made = attempt.number
-        self.request, self.answer = request, answer
-        self.started_run_id = run_id or self.started_run_id
+    def add(self, job: Job, attempted: Attempted) -> None:
+        meant = attempted.verdict
+        self.attempts.append(
+            Attempt(
+                number=job.attempt,
+                replay=job.replay,
+                at=attempted.at,
+                seconds=round(attempted.seconds, 3),
+                status=meant.status,
+                code=meant.code,
+                text=meant.text,
+                final=meant.outcome in ("final", "gone"),
+                answer=attempted.answer,
+            )
+        )
+        self.made = job.attempt
+        self.request, self.answer = attempted.request, attempted.whole_answer
+        self.started_run_id = attempted.run_id or self.started_run_id
 
     def end(self, status: Literal["delivered", "failed"], at: float) -> None:
-        """Give the delivery its outcome."""
         self.status, self.ended_at, self.waits_for = status, at, None
 
     def wait(self, what: WaitsFor, next_at: float | None) -> None:
@@ -103,7 +110,6 @@ class DeliveryRecord(Record):
 
     @property
     def last(self) -> Attempt | None:
-        """The last attempt; None if the delivery failed without an attempt."""
         return self.attempts[-1] if self.attempts else None
 
 
@@ -138,11 +144,7 @@ class Records:
         self._bucket = bus.bucket(BUCKET)
 
     async def get(self, job: Job) -> DeliveryRecord | None:
-        """Return the delivery's record; None if it is missing or cannot be read.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Return the delivery's record; None if it is missing or unreadable. Raises BusError."""
         entry = await self._bucket.get(job.key)
         if entry is None:
             return None

@@ -66,7 +66,7 @@ async def retry_delivery(bus: Bus, record: DeliveryRecord) -> None:
     await bring_forward(bus, f"{key}.*", lambda job: True)
 
 
-async def replay(bus: Bus, stored: Stored) -> None:
+async def replay_dead_letter(bus: Bus, stored: Stored) -> None:
     """Publish the job of a dead letter again, unless it was replayed before.
 
     A replay has the same id for its receiver, and begins with the first attempt. A replay of an

@@ -39,7 +39,7 @@ class Waking:
         self._active: dict[tuple[str, str], bool] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def rules_changed(self) -> None:
+    def wake_changed_rules(self) -> None:
         """Wake the deliveries of rules that were resumed or deleted since the last call."""
         before = self._active
         self._active = {

@@ -152,5 +152,4 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         raise AddressRefused("webhooks reach no sockets of this machine")
 
     async def sleep(self, seconds: float) -> None:
-        """Wait; httpcore requires this method of a backend."""
         await asyncio.sleep(seconds)

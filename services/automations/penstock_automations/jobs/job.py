@@ -46,16 +46,13 @@ class EventSource:
 
     @property
     def token(self) -> str:
-        """The source's part of the job's subjects and keys."""
         return f"{self.run_id}-{self.sequence}"
 
     @property
     def id(self) -> str:
-        """The source's part of the delivery's id."""
         return f"{self.run_id}.{self.sequence}"
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that a job as JSON has for this source."""
         return {"source": self.kind, **_without_defaults(self)}
 
 
@@ -74,11 +71,9 @@ class TriggerSource:
 
     @property
     def token(self) -> str:
-        """The source's part of the job's subjects and keys."""
         return self.id
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that a job as JSON has for this source."""
         return {"source": self.kind, "id": self.id, "body": self.body}
 
 
@@ -92,16 +87,13 @@ class CallSource:
 
     @property
     def token(self) -> str:
-        """The source's part of the job's subjects and keys."""
         return self.call.token
 
     @property
     def id(self) -> str:
-        """The call's id, which is unique in its run."""
         return self.call.call_id
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that a job as JSON has for this source."""
         return {"source": self.kind, "call": self.call.model_dump(exclude_none=True)}
 
 
@@ -130,7 +122,6 @@ class Job:
 
     @property
     def run_id(self) -> str | None:
-        """The run of the event or of the workflow; None for a trigger."""
         match self.source:
             case EventSource(run_id=run_id):
                 return run_id
@@ -181,18 +172,15 @@ class Job:
 
     @property
     def subject(self) -> str:
-        """The subject of the job in DELIVERIES."""
         return subjects.delivery_of(self.key)
 
     @property
     def schedule_subject(self) -> str:
-        """The subject of this job's scheduled message in SCHEDULES."""
         step = f"{self.attempt}-{self.deferrals}-{self.replay}"
         return subjects.schedule("automations", f"{self.key}.{step}")
 
     @property
     def due_subject(self) -> str:
-        """The subject to which the server publishes the job when it is due."""
         return subjects.due("automations", self.key)
 
     @property
@@ -201,11 +189,9 @@ class Job:
         return f"order.{self.rule}.{self.run_id}"
 
     def attempt_after(self, made: int, since: float) -> Job:
-        """Return the job of the attempt after `made` attempts."""
         return replace(self, attempt=made + 1, deferrals=0, since=since)
 
     def deferred(self, since: float) -> Job:
-        """Return the job of the same attempt, with one more deferral."""
         return replace(self, deferrals=self.deferrals + 1, since=since)
 
     def replayed(self) -> Job:

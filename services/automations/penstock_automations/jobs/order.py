@@ -67,7 +67,7 @@ class Order:
             if await self._write(last, extended, revision):
                 return None if queue.jobs else extended.first
 
-    async def done(self, job: Job) -> Job | None:
+    async def remove(self, job: Job) -> Job | None:
         """Remove a job that has its outcome; return the job that is now first, or None.
 
         A repeated call returns the first job again, because an earlier caller may have ended before
@@ -78,9 +78,9 @@ class Order:
         """
         while True:
             queue, revision = await self._queue(job)
-            left = queue.without(job)
-            if left == queue or await self._write(job, left, revision):
-                return left.first
+            rest = queue.without(job)
+            if rest == queue or await self._write(job, rest, revision):
+                return rest.first
 
     async def _queue(self, job: Job) -> tuple[Queue, int]:
         entry = await self._bucket.get(job.order_key)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.bus import Bus, FenceConflict, Message
+from penstock.bus import Bus, FenceConflict, Message, Stored
+from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.write import fence
 from penstock_automations.jobs.job import Job
 
@@ -16,6 +17,20 @@ async def publish(bus: Bus, job: Job) -> None:
     """
     headers = {"Nats-Msg-Id": job.message_id}
     await bus.publisher.publish(Message(job.subject, job.dump(), headers))
+
+
+async def publish_due(bus: Bus, give_up: GiveUp, stored: Stored) -> None:
+    """Move a job that is due from SCHEDULES to DELIVERIES. A repeated call moves it once.
+
+    Raises:
+        BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
+    """
+    try:
+        job = Job.parse(stored.payload)
+    except ValueError as error:
+        await give_up(stored, error)
+    else:
+        await publish(bus, job)
 
 
 async def publish_first(bus: Bus, job: Job) -> bool:

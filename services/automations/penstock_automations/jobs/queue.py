@@ -42,7 +42,6 @@ class Queue:
         return cls(fields["upto"], tuple(fields["jobs"]), fields.get("same", {}))
 
     def dump(self) -> bytes:
-        """Return the queue as JSON."""
         return orjson.dumps({"upto": self.upto, "jobs": self.jobs, "same": self.same})
 
     @property
@@ -67,11 +66,10 @@ class Queue:
         return Queue(upto, (*self.jobs, *entries), same), list(jobs[room:])
 
     def without(self, job: Job) -> Queue:
-        """Return the queue without a job that has its outcome."""
         assert isinstance(job.source, EventSource), "only events of runs have an order"
         done = job.source.sequence
-        left = tuple(each for each in self.jobs if each["sequence"] != done)
-        return Queue(self.upto, left, self.same if left else {})
+        rest = tuple(each for each in self.jobs if each["sequence"] != done)
+        return Queue(self.upto, rest, self.same if rest else {})
 
 
 def _entry(job: dict[str, Any], same: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +79,5 @@ def _entry(job: dict[str, Any], same: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def position(job: Job) -> int:
-    """Return the stream sequence of the job's event."""
     assert isinstance(job.source, EventSource), "only events of runs have an order"
     return job.source.event

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from penstock.bus import Bus, BusUnavailable, Lease, streams, subjects
-from penstock_automations.broker import Consumer, declare
+from penstock.bus.connection.retry import first_answer
 from penstock_automations.rules.store import CurrentRules
 
-log = logging.getLogger(__name__)
-
-NOTHING = "custom.none.none"  # a subject without messages
+NOTHING: Final = "custom.none.none"  # a subject without messages
 # So many events may be unacknowledged. Events of users whose lane is full count, too.
-MAX_PENDING = 10_000
+MAX_PENDING: Final = 10_000
 LEASE_TTL_S, LEASE_WAIT_S, CHECK_S = 5.0, 30.0, 0.05
+_NANO: Final = 1_000_000_000
 
 
 class Consumers:
@@ -43,12 +42,21 @@ class Consumers:
         async with self._alone():
             await self._rules.refresh()
             for shard in range(self._bus.shards.made):
-                await declare(self._bus, self.of(shard))
+                await self._declare(streams.events_of(shard))
 
-    def of(self, shard: int) -> Consumer:
-        """Return the consumer of a shard's events."""
-        stream, patterns = streams.events_of(shard), filters(self._rules.types())
-        return Consumer(stream, self._name, patterns, self._ack_wait_s, MAX_PENDING, from_now=True)
+    async def _declare(self, stream: str) -> None:
+        config: dict[str, Any] = {
+            "durable_name": self._name,
+            "filter_subjects": list(filters(self._rules.types())),
+            "deliver_policy": "new",  # no rule waits for events that are stored already
+            "ack_policy": "explicit",
+            "ack_wait": int(self._ack_wait_s * _NANO),
+            "max_ack_pending": MAX_PENDING,
+            "max_deliver": -1,
+        }
+        call = f"CONSUMER.DURABLE.CREATE.{stream}.{self._name}"
+        body = {"stream_name": stream, "config": config}
+        await first_answer(lambda: self._bus.jetstream.api(call, body))
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:

@@ -6,20 +6,19 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from penstock import log_fields, telemetry
-from penstock.bus import Bus, BusError, ObjectGone, Stored, messages, subjects
+from penstock.bus import Bus, GiveBack, ObjectGone, Stored, messages, subjects
 from penstock.bus.read import direct
+from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock.expressions import Budget, TooMuch
-from penstock_automations.broker import Taken
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
@@ -38,7 +37,7 @@ from penstock_automations.rules.store import CurrentRules
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 1.0
+LANE_FULL_S: Final = 2.0  # seconds until an event comes again that found its user's lane full
 # The seconds that one user's events in a batch may take before the user's later events go to the
 # user's lane, and the seconds after which other tasks of the process may run.
 TURN_S: Final = 0.02
@@ -47,8 +46,6 @@ LOOP_S: Final = 0.005
 # The errors that are raised when an event cannot be read, because the normalizer did not write the
 # event, or because the event's object has expired.
 _UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
-
-GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +68,31 @@ class _Event:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Arrival:
+    """An event that has arrived, and the result of its handler: None when its jobs are stored."""
+
+    stored: Stored
+    result: asyncio.Future[None]
+
+    def end(self, error: Exception | None = None) -> None:
+        if self.result.done():  # the handler was cancelled
+            return
+        if error is None:
+            self.result.set_result(None)
+        else:
+            self.result.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
     """An event in a lane."""
 
-    taken: Taken
+    arrival: _Arrival
     event: _Event
-
-    async def give_back(self, delay_s: float) -> None:
-        await self.taken.give_back(delay_s)
-
-    async def working(self) -> None:
-        await self.taken.working()
 
 
 class Matcher:
-    """Matches batches of events. An event is acknowledged when all its jobs are stored.
+    """Matches the events that have arrived, up to `batch` after each look at the rules.
 
     The events of a batch are matched one after another. If an event takes long, this event and
     later events of the same user go to the user's lane.
@@ -97,68 +104,81 @@ class Matcher:
         rules: CurrentRules,
         evaluations: Evaluations,
         order: Order,
+        *,
         give_up: GiveUp,
-        ack_wait_s: float,
+        batch: int,
     ) -> None:
         self._bus = bus
         self._rules = rules
         self._evaluations = evaluations
         self._order = order
         self._give_up = give_up
+        self._batch = batch
         self._facts = Facts(bus)
-        self._lanes = Lanes(self._match_slowly, ack_wait_s / 3)
+        self._lanes = Lanes(self._match_slowly)
+        self._arrived: list[_Arrival] = []
+        self._matching: asyncio.Task[None] | None = None
 
-    async def batch(self, batch: Sequence[Taken]) -> None:
-        """Match a batch of events. Events in lanes may be matched after this call has returned."""
+    async def handle(self, stored: Stored) -> None:
+        """Match an event, and store its jobs.
+
+        Raises:
+            BusError: not all jobs are stored; match the event again.
+            GiveBack: too many events of the same user wait.
+        """
+        arrival = _Arrival(stored, asyncio.get_running_loop().create_future())
+        self._arrived.append(arrival)
+        if self._matching is None:
+            self._matching = asyncio.create_task(self._match_arrived())
+        await arrival.result
+
+    async def stop(self) -> None:
+        """Stop matching. The events that were not matched come again, perhaps elsewhere."""
+        await self._lanes.stop()
+        if self._matching is not None:
+            self._matching.cancel()
+
+    async def _match_arrived(self) -> None:
+        try:
+            while self._arrived:
+                batch, self._arrived = self._arrived[: self._batch], self._arrived[self._batch :]
+                try:
+                    await self._match(batch)
+                except Exception as error:
+                    for arrival in batch:
+                        arrival.end(error)
+        finally:
+            self._matching = None
+
+    async def _match(self, batch: Sequence[_Arrival]) -> None:
         # The server delivers an event to any process. Without this refresh, a process that has not
         # yet read a new rule would acknowledge the rule's first events without a job.
-        await self._persist(batch, self._rules.refresh)
+        await self._rules.refresh()
         jobs: list[Job] = []
-        done: list[Taken] = []
+        done: list[_Arrival] = []
         used_s: defaultdict[str, float] = defaultdict(float)
         begun = time.perf_counter()
-        for taken in batch:
-            event = await self._persist(batch, partial(self._read, taken.stored))
+        for arrival in batch:
+            event = await self._read(arrival.stored)
             if event is None:
-                done.append(taken)
+                done.append(arrival)
                 continue
             owner, before = event.facts.owner, time.perf_counter()
             found = None
             if used_s[owner] < TURN_S and not self._lanes.is_busy(owner):
                 found = self._match_quickly(event)
                 used_s[owner] += time.perf_counter() - before
-            if found is None:
-                await self._lanes.add(owner, _Waiting(taken, event))
-            else:
+            if found is not None:
                 jobs += found
-                done.append(taken)
+                done.append(arrival)
+            elif not self._lanes.add(owner, _Slow(arrival, event)):
+                arrival.end(GiveBack(LANE_FULL_S))
             if time.perf_counter() - begun > LOOP_S:
                 await asyncio.sleep(0)
                 begun = time.perf_counter()
-        await self._finish(done, jobs)
-
-    async def finish(self, grace_s: float) -> None:
-        """Match the events in lanes for up to `grace_s` seconds, and give the other ones back."""
-        await self._lanes.finish(grace_s)
-
-    async def _finish(self, done: Sequence[Taken], jobs: Sequence[Job]) -> None:
-        await self._persist(done, partial(self._store_jobs, jobs))
-        for taken in done:
-            await taken.ack()
-        for job in jobs:
-            telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
-
-    async def _persist(self, batch: Sequence[Taken], step: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a step until the bus answers. Meanwhile, report to NATS that the batch is still
-        being handled."""
-        while True:
-            try:
-                return await step()
-            except BusError as error:
-                log.warning("events are matched again in %g s: %s", RETRY_S, error)
-                await asyncio.sleep(RETRY_S)
-                for taken in batch:
-                    await taken.working()
+        await self._store_jobs(jobs)
+        for arrival in done:
+            arrival.end()
 
     async def _read(self, stored: Stored) -> _Event | None:
         """Return the event; None if no rule waits for it, or if it cannot be read."""
@@ -196,13 +216,18 @@ class Matcher:
             return None
         return [job_of(event, match) for match in found if match is not None]
 
-    async def _match_slowly(self, waiting: _Waiting) -> None:
+    async def _match_slowly(self, slow: _Slow) -> None:
         """Match an event of a lane, and let other tasks run between the conditions."""
-        event = waiting.event
+        event = slow.event
         log_fields.bind(event.run_id)
-        rules = [rule for rule in self._candidates(event) if event.may_fire(rule)]
-        found = await self._matched(rules, event)
-        await self._finish([waiting.taken], [job_of(event, match) for match in found])
+        try:
+            rules = [rule for rule in self._candidates(event) if event.may_fire(rule)]
+            found = await self._matched(rules, event)
+            await self._store_jobs([job_of(event, match) for match in found])
+        except Exception as error:
+            slow.arrival.end(error)
+        else:
+            slow.arrival.end()
 
     async def _matched(self, rules: Iterable[CompiledRule], event: _Event) -> list[Match]:
         begun = time.perf_counter()
@@ -220,7 +245,6 @@ class Matcher:
         return self._rules.index.candidates(event.type, event.facts.owner, event.variable)
 
     async def _store_jobs(self, jobs: Sequence[Job]) -> None:
-        """Store jobs in DELIVERIES, or in the queues of their runs."""
         queues: dict[str, list[Job]] = {}
         for job in jobs:
             if job.ordered:
@@ -229,6 +253,8 @@ class Matcher:
         first = [job for job in await asyncio.gather(*extended) if job is not None]
         unordered = [job for job in jobs if not job.ordered]
         await asyncio.gather(*(publish(self._bus, job) for job in (*unordered, *first)))
+        for job in jobs:
+            telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
 
     async def _between(self, job: Job, after: int, upto: int) -> list[Job]:
         """Return the jobs of the job's rule and run for the events between two stream sequences."""
@@ -254,7 +280,6 @@ class Matcher:
 
 
 def job_of(event: _Event, match: Match) -> Job:
-    """Return the job of a match."""
     rule = match.rule
     deep = depth_refusal(event.facts, event.body) if match.failure is None else None
     failure = match.failure or deep

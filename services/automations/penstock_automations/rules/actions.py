@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from penstock.expressions import ExpressionError, Template
+from penstock.validation import Part
 
 VARIABLES: Final = ("event",)
 MAX_INPUT_BYTES: Final = 16 * 1024
@@ -22,9 +23,9 @@ def _is_template(text: str) -> str:
     return text
 
 
-def _is_input(given: dict[str, Any]) -> dict[str, Any]:
+def _is_input(value: dict[str, Any]) -> dict[str, Any]:
     try:
-        size = len(orjson.dumps(given))
+        size = len(orjson.dumps(value))
     except TypeError as error:
         raise ValueError(f"the input is not JSON: {error}") from None
     if size > MAX_INPUT_BYTES:
@@ -38,17 +39,15 @@ def _is_input(given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"the input has at most {MAX_INPUT_TEXTS} texts")
         return _is_template(text)
 
-    _mapped(given, check)
-    return given
+    _mapped(value, check)
+    return value
 
 
 TemplateText = Annotated[str, AfterValidator(_is_template)]
 
 
-class RunAction(BaseModel):
+class RunAction(Part):
     """Starts a run of the rule's owner. Texts may have placeholders: `{{ event.data.tool }}`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     agent: str = Field(
         pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="The id of the agent in the configuration."
@@ -74,10 +73,8 @@ class RunAction(BaseModel):
         return b"{{" in orjson.dumps(self.input)
 
 
-class DecideAction(BaseModel):
+class DecideAction(Part):
     """Decides all items of an approval, with the rights of the rule's owner."""
-
-    model_config = ConfigDict(extra="forbid")
 
     decision: Literal["approve", "reject"] = Field(description="The decision of every item.")
     note: TemplateText | None = Field(
@@ -94,7 +91,7 @@ def filled(text: str, event: Mapping[str, Any]) -> str:
     return Template.compile(text, VARIABLES).fill({"event": event})
 
 
-def filled_input(given: Mapping[str, Any] | None, event: Mapping[str, Any]) -> Any:
+def filled_input(value: Mapping[str, Any] | None, event: Mapping[str, Any]) -> Any:
     """Return the input of a run with the event's values in place of the placeholders.
 
     Raises:
@@ -102,7 +99,7 @@ def filled_input(given: Mapping[str, Any] | None, event: Mapping[str, Any]) -> A
             large.
     """
     data = {"event": event}
-    found = _mapped(given, lambda text: Template.compile(text, VARIABLES).value(data))
+    found = _mapped(value, lambda text: Template.compile(text, VARIABLES).value(data))
     if len(orjson.dumps(found)) > MAX_FILLED_BYTES:
         raise ExpressionError(f"the input would be larger than {MAX_FILLED_BYTES} bytes")
     return found

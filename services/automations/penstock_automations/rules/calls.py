@@ -1,17 +1,84 @@
-"""Makes a rule from a workflow's call, so that the call can be delivered as a webhook. Pure."""
+"""Makes rules from calls of workflows, so that a call is delivered like the webhook of a rule.
+
+Anybody who may write a workflow chooses the URL and the body of its calls. So each secret of the
+operator names the hosts that may get its signature and its credentials. Without this limit, a
+workflow could have a text signed for a receiver that trusts the secret.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from penstock.runs.calls import CALLS, CallJob
-from penstock_automations.rules.call_secrets import CallSecret
-from penstock_automations.rules.model import Action, HeaderAuth, Rule, Webhook, fields_of
+from penstock.settings import ConfigurationError
+from penstock.validation import Part
+from penstock_automations.rules.model import (
+    Action,
+    HeaderAuth,
+    Rule,
+    Webhook,
+    WebhookAuth,
+    fields_of,
+)
+from penstock_automations.rules.operator_files import read_list
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
+from penstock_automations.rules.secrets import Secrets
+
+Host = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class CallSecret(Part):
+    """A secret that calls of workflows may name."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+    hosts: list[Host] = Field(min_length=1, max_length=50)
+    secrets: Secrets = Field([], max_length=2)
+    auth: WebhookAuth | None = None
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_lower(cls, hosts: list[str]) -> list[str]:
+        return [host.lower() for host in hosts]
+
+    @model_validator(mode="after")
+    def _has_something(self) -> Self:
+        if not self.secrets and self.auth is None:
+            raise ValueError("give `secrets`, `auth` or both")
+        return self
+
+
+def read_call_secrets(path: Path) -> dict[str, CallSecret]:
+    """Return the secrets of a file by name, with environment variables in place of `${NAME}`.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a secret is wrong; the text names the field
+            and does not contain the secret.
+    """
+    found: dict[str, CallSecret] = {}
+    for number, value in enumerate(read_list(path, "secrets"), 1):
+        try:
+            secret = CallSecret.model_validate(value)
+        except ValidationError as error:
+            raise ConfigurationError(
+                f"{path}: secret {number} is wrong: {_reasons(error)}"
+            ) from None
+        if secret.name in found:
+            raise ConfigurationError(f"{path}: the name {secret.name} is used twice")
+        found[secret.name] = secret
+    return found
+
+
+def _reasons(error: ValidationError) -> str:
+    def line(each: Any) -> str:
+        return f"{'.'.join(map(str, each['loc'])) or 'secret'}: {each['msg']}"
+
+    return "; ".join(map(line, error.errors(include_input=False, include_url=False)))
+
 
 MAX_HEADERS: Final = 20
 

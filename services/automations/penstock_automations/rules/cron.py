@@ -78,7 +78,6 @@ class Cron:
         return next(self.after(unix_s), None)
 
     def upcoming(self, unix_s: float, count: int) -> list[float]:
-        """Return up to `count` times after `unix_s`."""
         return list(islice(self.after(unix_s), count))
 
     def latest(self, begin: float, end: float) -> float | None:
@@ -103,7 +102,6 @@ def rfc3339(unix_s: float) -> str:
 
 
 def check_timezone(name: str) -> None:
-    """Raise ValueError unless there is a time zone with this name."""
     try:
         ZoneInfo(name)
     except (ValueError, LookupError, OSError):

@@ -6,15 +6,14 @@ import logging
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.scopes import DEFAULT, SCOPES
 from penstock_automations.rules.check import InvalidRule, read_rule
-from penstock_automations.rules.environment import expanded
-from penstock_automations.rules.kept_secrets import with_secrets
+from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.model import Rule
+from penstock_automations.rules.operator_files import read_list
 from penstock_automations.rules.records import Owner, RuleRecord
 from penstock_automations.rules.rights import check_agent, missing_right
 from penstock_automations.rules.store import RuleStore, VersionConflict
@@ -40,21 +39,14 @@ def read_rules(path: Path) -> list[FileRule]:
     Raises:
         ConfigurationError: the file cannot be read, or a rule is wrong; the text names the field.
     """
-    try:
-        content = expanded(yaml.safe_load(path.read_text()) or {})
-    except (OSError, yaml.YAMLError, LookupError) as error:
-        raise ConfigurationError(f"the rules in {path} cannot be read: {error}") from None
-    listed = content.get("rules") if isinstance(content, dict) else None
-    if not isinstance(listed, list) or set(content) != {"rules"}:
-        raise ConfigurationError(f"{path} must have one key, `rules`, with a list of rules")
     found: list[FileRule] = []
-    for number, value in enumerate(listed, 1):
+    for number, value in enumerate(read_list(path, "rules"), 1):
         try:
             found.append(read_rule(value, FileRule))
         except InvalidRule as error:
             raise ConfigurationError(f"{path}: rule {number} is wrong: {error}") from None
     ids = [rule.id for rule in found]
-    if twice := {id for id in ids if ids.count(id) > 1}:
+    if twice := {each for each in ids if ids.count(each) > 1}:
         raise ConfigurationError(f"{path}: these ids are used twice: {', '.join(sorted(twice))}")
     return found
 
@@ -105,7 +97,6 @@ def owner_of(rule: FileRule) -> Owner:
 
 
 def _is_stored(wanted: Rule, owner: Owner, all_users: bool, found: RuleRecord) -> bool:
-    """Return whether storing the wanted rule would change nothing."""
     if not found.has_rights_of(owner, all_users=all_users):
         return False
     return with_secrets(wanted, found.rule).model_dump() == found.rule.model_dump()

@@ -57,7 +57,6 @@ class RuleIndex:
                 self._groups.setdefault(type_, {}).setdefault(owner, _Group()).add(rule)
 
     def has_type(self, type_: str) -> bool:
-        """Return whether a rule waits for events of this type."""
         return type_ in self._groups
 
     def candidates(

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -22,9 +20,9 @@ from pydantic import (
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ExpressionError
-from penstock.validation import check_url, reason_of
+from penstock.validation import Part, check_url, reason_of
 from penstock_automations.rules.actions import DecideAction, RunAction
-from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
+from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
 from penstock_automations.rules.triggers import Hook, Schedule
 
 _TYPES: Final = frozenset(CATALOGUE)
@@ -44,12 +42,6 @@ TRIGGERS: Final = ("subjects", "schedule", "hook")
 RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay", "retry-now"})
 
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
-
-
-class Part(BaseModel):
-    """The base of all parts of a rule. An unknown field is an error."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class BasicAuth(Part):
@@ -101,8 +93,10 @@ class WebhookAuth(Part):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        given = [name for name in ("bearer", "basic", "header") if getattr(self, name) is not None]
-        if len(given) != 1:
+        present = [
+            name for name in ("bearer", "basic", "header") if getattr(self, name) is not None
+        ]
+        if len(present) != 1:
             raise ValueError("give exactly one of bearer, basic and header")
         return self
 
@@ -132,7 +126,7 @@ class Webhook(Part):
     """An HTTP request to a URL, signed as Standard Webhooks describes."""
 
     url: str = Field(description="The URL that gets a POST for each event.", max_length=2000)
-    secrets: list[str] = Field(
+    secrets: Secrets = Field(
         [],
         max_length=2,
         description="The signing secrets, `whsec_` and base64 of 24 to 64 bytes. Two while one "
@@ -174,13 +168,6 @@ class Webhook(Part):
         check_url(url, "auth")
         return url
 
-    @field_validator("secrets")
-    @classmethod
-    def _are_secrets(cls, secrets: list[str]) -> list[str]:
-        for secret in secrets:
-            check_secret(secret)
-        return secrets
-
 
 ActionKind = Literal["webhook", "run", "decide"]
 ACTIONS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
@@ -201,7 +188,6 @@ class Action(Part):
 
     @property
     def kind(self) -> ActionKind:
-        """The kind of the action."""
         return next(kind for kind in ACTIONS if getattr(self, kind) is not None)
 
 
@@ -246,10 +232,10 @@ class Rule(Part):
 
     @field_validator("id")
     @classmethod
-    def _is_free(cls, id: str) -> str:
-        if id in RESERVED:
-            raise ValueError(f"{id} is a path of the API; choose another id")
-        return id
+    def _is_free(cls, rule_id: str) -> str:
+        if rule_id in RESERVED:
+            raise ValueError(f"{rule_id} is a path of the API; choose another id")
+        return rule_id
 
     @field_validator("subjects")
     @classmethod
@@ -258,8 +244,8 @@ class Rule(Part):
             types_of(subject)
         # if a field is missing here, its own validator has reported a problem
         if {"schedule", "hook"} <= info.data.keys():
-            given = [bool(subjects), info.data["schedule"], info.data["hook"]]
-            if sum(map(bool, given)) != 1:
+            present = [bool(subjects), info.data["schedule"], info.data["hook"]]
+            if sum(map(bool, present)) != 1:
                 raise ValueError(f"give exactly one trigger of {', '.join(TRIGGERS)}")
         return subjects
 
@@ -289,7 +275,6 @@ class Rule(Part):
 
     @property
     def trigger(self) -> Literal["subjects", "schedule", "hook"]:
-        """The name of the field that has the rule's trigger."""
         return "schedule" if self.schedule else "hook" if self.hook else "subjects"
 
     @property

@@ -36,7 +36,6 @@ class Owner(Record):
     scopes: list[str] = Field([])
 
     def has_scope(self, scope: str) -> bool:
-        """Return whether the maker had the scope."""
         return scope in self.scopes
 
 
@@ -68,7 +67,6 @@ class RuleRecord(Record):
 
     @property
     def is_active(self) -> bool:
-        """Whether the rule's trigger fires the rule now."""
         return self.rule.enabled and self.paused is None
 
     @property
@@ -94,21 +92,17 @@ class CompiledRule:
 
     @property
     def id(self) -> str:
-        """The rule's id."""
         return self.record.rule.id
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the rule's deliveries of each run are made one after another."""
         return self.record.rule.order == "run"
 
     @property
     def matches_now(self) -> bool:
-        """Whether the rule's trigger fires the rule now."""
         return self.record.is_active
 
     def waits_for_event(self, type_: str, stream: str, sequence: int) -> bool:
-        """Return whether the rule waits for the event with this type, stream and sequence."""
         return (
             self.matches_now
             and type_ in self.types

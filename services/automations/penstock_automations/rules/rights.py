@@ -1,4 +1,4 @@
-"""Checks what an action needs: scopes of the rule's owner, and configured agents. Pure."""
+"""Checks what an action needs: scopes of the owner, agents, an allowed address. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock import start_fields
 from penstock.settings import Config
+from penstock_automations.guard.backend import AddressRefused, Guard
 from penstock_automations.rules.actions import RunAction
 from penstock_automations.rules.check import InvalidRule
 from penstock_automations.rules.model import ActionKind, Rule
@@ -54,3 +55,21 @@ def check_agent(run: RunAction, config: Config) -> None:
     except start_fields.NotAccepted as error:
         field = "action.run.input"
         raise InvalidRule([{"field": field, "reason": str(error)}]) from None
+
+
+def check_action(rule: Rule, guard: Guard, config: Config) -> None:
+    """Refuse a rule whose action can never succeed with these settings and agents.
+
+    Raises:
+        InvalidRule: the guard refuses the webhook's URL; there is no such agent, or the agent does
+            not accept the input of the run.
+    """
+    if rule.action.run is not None:
+        check_agent(rule.action.run, config)
+    if rule.action.webhook is None:
+        return
+    try:
+        guard.check_url(rule.action.webhook.url)
+    except AddressRefused as error:
+        problem = {"field": "action.webhook.url", "reason": str(error)}
+        raise InvalidRule([problem]) from None

@@ -6,10 +6,10 @@ import base64
 import binascii
 import secrets
 import string
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
-from pydantic import JsonValue
+from pydantic import AfterValidator, JsonValue
 
 HIDDEN: Final = "(hidden)"  # the text that is shown in place of a secret
 # The mark of model fields that hold secrets. The mark appears in the OpenAPI document, too.
@@ -56,3 +56,12 @@ def check_secret(secret: str) -> None:
         raise ValueError(
             f"a secret has {MIN_BYTES} to {MAX_BYTES} bytes before base64; this has {len(key)}"
         )
+
+
+def _checked(secrets_: list[str]) -> list[str]:
+    for secret in secrets_:
+        check_secret(secret)
+    return secrets_
+
+
+Secrets = Annotated[list[str], AfterValidator(_checked)]

@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -16,9 +17,10 @@ from penstock.bus.read import direct
 from penstock.bus.read.reader import Reader
 from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
+from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock_automations.rules.deleted import remember_deleted
+from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.index import RuleIndex
-from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleRecord, compile_rule
 from penstock_automations.rules.sealing import CannotOpen, RuleKeys
@@ -42,21 +44,13 @@ class RuleStore:
         self._bucket = bus.bucket("rules")
 
     async def all(self) -> list[CompiledRule]:
-        """Return all rules. A record that cannot be read is logged and left out.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Return all rules; log and leave out an unreadable record. Raises BusError."""
         entries = await self._bucket.entries()
         found = [parse_rule(self._keys, each.key, each.value, each.revision) for each in entries]
         return [each for each in found if each is not None]
 
     async def get(self, rule_id: str) -> CompiledRule | None:
-        """Return the rule; None if there is no such rule.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Return the rule; None if there is no such rule. Raises BusError."""
         entry = await self._bucket.get(rule_id)
         if entry is None:
             return None
@@ -216,7 +210,6 @@ class RuleStore:
         return self._bus.clock.time()
 
     async def _ends(self) -> dict[str, int]:
-        """Return the last sequence of each stream of events."""
         ends = {}
         for shard in range(self._bus.shards.made):
             stream = events_of(shard)
@@ -240,11 +233,7 @@ class CurrentRules:
         bus.on_reconnect(self._on_reconnect)
 
     async def refresh(self) -> None:
-        """Read what was written since the last read.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Read what was written since the last read. Raises BusError."""
         if not self._is_stale and not await self._is_behind(self._revision):
             self._known_s = time.monotonic()
             return
@@ -271,7 +260,6 @@ class CurrentRules:
         return last is not None and last.sequence > revision
 
     async def _read_all(self) -> tuple[dict[str, CompiledRule], int]:
-        """Return all rules, and the revision up to which the bucket was read."""
         self._is_stale = False
         try:
             found = await RuleStore(self._bus, self._keys).all()
@@ -302,24 +290,19 @@ class CurrentRules:
         self._is_stale = True
 
     async def follow(self) -> None:
-        """Follow the changes until the task is cancelled."""
         await Reader(self._bus, _STREAM, f"{_PREFIX}*", 1, self._on_record).run()
 
     def get(self, rule_id: str) -> CompiledRule | None:
-        """Return the rule; None if there is no such rule."""
         return self._rules.get(rule_id)
 
     def all(self) -> Iterable[CompiledRule]:
-        """Return all rules, in no particular order."""
         return self._rules.values()
 
     @property
     def index(self) -> RuleIndex:
-        """The rules that match events now."""
         return self._index
 
     def types(self) -> frozenset[str]:
-        """Return the types of events that rules wait for now."""
         wanted = (rule.types for rule in self._rules.values() if rule.matches_now)
         return frozenset[str]().union(*wanted)
 
@@ -338,3 +321,26 @@ def parse_rule(keys: RuleKeys, rule_id: str, value: bytes, revision: int) -> Com
     except CannotOpen as error:
         log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, error)
     return None
+
+
+REASON: Final = (
+    "it was made while callers were not authenticated, and now they are: delete it, and make it "
+    "with a token"
+)
+
+
+async def pause_rules_without_owner(store: RuleStore) -> None:
+    """Pause the rules of `anonymous`.
+
+    Such a rule sees the runs of all users. If the rule stayed active, somebody who made it before
+    authentication was configured would still get the events of all users.
+
+    Raises:
+        BusError: a rule could not be read or written.
+    """
+    for rule in await store.all():
+        record = rule.record
+        if record.owner.user_id != ANONYMOUS_USER or record.source != "api":
+            continue
+        if await store.pause(rule.id, REASON, "penstock", record.uid):
+            log.warning("rule %s is paused: %s", rule.id, REASON)

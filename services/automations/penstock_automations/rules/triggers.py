@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from penstock.validation import Part
 from penstock_automations.rules.cron import Cron
-from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
+from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
 
 MAX_CATCH_UP_S = 7 * 86400.0
 
@@ -15,10 +16,8 @@ MAX_CATCH_UP_S = 7 * 86400.0
 Token = Annotated[str, Field(min_length=24, max_length=512, pattern=r"^[\x21-\x7e]+$")]
 
 
-class Schedule(BaseModel):
+class Schedule(Part):
     """A trigger at the times of a cron expression."""
-
-    model_config = ConfigDict(extra="forbid")
 
     cron: str = Field(
         max_length=200,
@@ -45,16 +44,13 @@ class Schedule(BaseModel):
 
     @property
     def times(self) -> Cron:
-        """The times at which the rule fires."""
         return Cron(self.cron, self.timezone)
 
 
-class Hook(BaseModel):
+class Hook(Part):
     """A trigger by a request to `POST /v1/hooks/{id}`, which is signed or has a token."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    secrets: list[str] = Field(
+    secrets: Secrets = Field(
         [],
         max_length=2,
         description="The secrets of callers that sign as Standard Webhooks describes: `whsec_` and "
@@ -82,13 +78,6 @@ class Hook(BaseModel):
         description="How many accepted requests per second one process takes at most; a burst may "
         "have one second's requests.",
     )
-
-    @field_validator("secrets")
-    @classmethod
-    def _are_secrets(cls, secrets: list[str]) -> list[str]:
-        for secret in secrets:
-            check_secret(secret)
-        return secrets
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -48,16 +48,13 @@ class Firing:
 
     @property
     def due_subject(self) -> str:
-        """The subject to which the server publishes the message at its time."""
         return subjects.due(SERVICE, f"rule-{self.rule}")
 
     def is_of(self, rule: CompiledRule) -> bool:
-        """Return whether the rule still has the schedule of this firing."""
         record = rule.record
         return record.times == Cron(self.cron, self.timezone) and record.uid == self.uid
 
     def dump(self) -> bytes:
-        """Return the firing as JSON."""
         return orjson.dumps(asdict(self))
 
     @classmethod
@@ -84,12 +81,10 @@ class DueFiring:
 
     @property
     def is_fired(self) -> bool:
-        """Whether the rule is fired."""
         return self.outcome in ("fired", "caught_up")
 
 
 def schedule_subject(rule_id: str) -> str:
-    """Return the subject of a rule's scheduled message."""
     return subjects.schedule(SERVICE, f"rule-{rule_id}")
 
 
@@ -166,7 +161,9 @@ def id_of_time(at: float) -> str:
     return f"schedule-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}"
 
 
-def job_of(match: Match, kind: TriggerKind, id: str, body: dict[str, Any], depth: int = 0) -> Job:
+def job_of(
+    match: Match, kind: TriggerKind, trigger_id: str, body: dict[str, Any], depth: int = 0
+) -> Job:
     """Return the job of a trigger whose rule matches.
 
     `body` is the JSON of the trigger in the form of an event. If the condition could not be
@@ -178,7 +175,7 @@ def job_of(match: Match, kind: TriggerKind, id: str, body: dict[str, Any], depth
         version=record.version,
         uid=record.uid,
         type=event_of(body)["type"],
-        source=TriggerSource(kind, id, body),
+        source=TriggerSource(kind, trigger_id, body),
         depth=depth,
         failure=match.failure,
     )

@@ -87,7 +87,6 @@ class Check:
         return self._has_id and (self._token is None or not self._hook.tokens)
 
     def add(self, piece: bytes) -> None:
-        """Take a piece of the body."""
         for each in self._signatures:
             each.update(piece)
 
@@ -121,7 +120,6 @@ def trigger_id(uid: str, caller_id: str | None) -> str:
 
 
 def body_of_request(data: Any, caller_id: str | None, stamp: str) -> dict[str, Any]:
-    """Return the JSON of a request in the form of an event."""
     found = {
         "timestamp": stamp,
         "event": {"category": "hook", "action": "received"},

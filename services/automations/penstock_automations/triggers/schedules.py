@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, FenceConflict, Stored, streams, subjects
+from penstock.bus import RETRY_S, Bus, BusError, FenceConflict, Stored, streams
+from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.write.schedules import reschedule
-from penstock_automations.broker import AGAIN_S, Consumer, Taken
 from penstock_automations.jobs.publish import publish_first
 from penstock_automations.matching.evaluations import Evaluations
 from penstock_automations.rules.cron import rfc3339
@@ -27,7 +26,6 @@ from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
 from penstock_automations.rules.triggers import MAX_CATCH_UP_S
 from penstock_automations.triggers.firing import (
-    SERVICE,
     DueFiring,
     Firing,
     body_of_firing,
@@ -40,8 +38,7 @@ from penstock_automations.triggers.firing import (
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 1.0
-BATCH: Final = 100  # how many firings are handled at once
+BATCH: Final = 100  # how many rules are looked at at once
 # Seconds between two checks of all rules. A check schedules the next time of a rule if no process
 # has done so `CHECK_S` seconds after the rule's last time. Usually the process that handled the
 # firing has scheduled the next time long before.
@@ -50,15 +47,6 @@ CHECK_S: Final = 30.0
 # The TTL in seconds of a message that is due. The message waits this long for a process. A longer
 # TTL has no use, because a time that is older than `catch_up_s` (at most 7 days) is not fired.
 DUE_TTL_S: Final = MAX_CATCH_UP_S + 86_400
-
-GiveUp = Callable[[Stored, Exception], Awaitable[None]]
-
-
-def consumer(name: str, ack_wait_s: float) -> Consumer:
-    """Return the durable consumer of the firings that are due."""
-    return Consumer(
-        streams.SCHEDULES, f"{name}-schedules", (subjects.due(SERVICE, ">"),), ack_wait_s
-    )
 
 
 class Schedules:
@@ -91,16 +79,10 @@ class Schedules:
                     await self._changed.wait()
 
     def wake(self) -> None:
-        """Make `keep` look at the rules now. The service calls this method when rules have
-        changed."""
         self._changed.set()
 
     async def arrange(self) -> None:
-        """Schedule the next time of each rule whose next time is not scheduled.
-
-        Raises:
-            BusError: the bus does not answer; call this again.
-        """
+        """Schedule the next time of each rule whose next time is not scheduled. Raises BusError."""
         now = self._bus.clock.time()
         rules = [rule for rule in self._rules.all() if self._is_open(rule, now)]
         for begin in range(0, len(rules), BATCH):
@@ -109,50 +91,33 @@ class Schedules:
         for rule_id in self._known.keys() - {rule.id for rule in self._rules.all()}:
             del self._known[rule_id]
 
-    async def take(self, batch: Sequence[Taken]) -> None:
-        """Handle firings that are due."""
-        await self._persist(batch, self._rules.refresh)
-        await asyncio.gather(*map(self._take, batch))
-
-    async def _take(self, taken: Taken) -> None:
-        stored = taken.stored
+    async def handle(self, stored: Stored) -> None:
+        """Handle a firing that is due. A repeated call fires nothing again. Raises BusError."""
         try:
             firing = Firing.parse(stored.payload)
         except ValueError as error:
             await self._give_up(stored, error)
-        else:
-            try:
-                await self._handle(taken, firing)
-            except Exception:  # without this handler, the whole batch would be repeated
-                log.exception("rule %s: the due time of its schedule is handled again", firing.rule)
-                await taken.give_back(AGAIN_S)
-                return
-        # The message is acknowledged before it is deleted. In the other order, the server would
-        # report the message as terminated.
-        try:
-            await taken.ack_and_wait()
-        except BusError as error:
-            log.debug("%s may be delivered again: %s", stored.subject, error)
-        # If the process ends before this step, the server deletes the message after its TTL.
-        await self._persist([], lambda: self._bus.delete(streams.SCHEDULES, stored.sequence))
-
-    async def _handle(self, taken: Taken, firing: Firing) -> None:
+            return
+        await self._rules.refresh()
         rule = self._rules.get(firing.rule)
         now = self._bus.clock.time()
         found = due(firing, rule, now)
+        if rule is not None and found.outcome != "stale":
+            await self._fire(rule, found)
+        # If the rule is stale, the process that changed the rule schedules its next time.
         telemetry.SCHEDULE_FIRINGS.labels(found.outcome).inc()
         _log(firing, found, now)
-        if rule is None or found.outcome == "stale":
-            return  # the process that changed the rule schedules its next time
+
+    async def _fire(self, rule: CompiledRule, found: DueFiring) -> None:
         times = rule.record.times
         if times is not None and found.is_fired:
             body = body_of_firing(times, found.at)
             match = await self._evaluations.matched(rule, event_of(body))
             if match is not None:
-                job = job_of(match, "schedule", id_of_time(found.at), body)
-                await self._persist([taken], lambda: publish_first(self._bus, job))
-        after = found.at if found.outcome != "early" else None
-        await self._persist([taken], lambda: self._arrange(rule.id, after))
+                await publish_first(
+                    self._bus, job_of(match, "schedule", id_of_time(found.at), body)
+                )
+        await self._arrange(rule.id, found.at if found.outcome != "early" else None)
 
     async def _arrange(self, rule_id: str, handled: float | None = None) -> None:
         """Schedule the next time of a rule. `handled` is the time that was just fired.
@@ -201,26 +166,12 @@ class Schedules:
         self.wake()
 
     def _is_open(self, rule: CompiledRule, now: float) -> bool:
-        """Return whether the rule must be looked at, because its next time may not be scheduled."""
         if rule.record.times is None:
             return False
         revision, firing = self._known.get(rule.id, (0, None))
         if revision != rule.revision:
             return True
         return firing is not None and now > firing.at + CHECK_S
-
-    async def _persist(self, batch: Iterable[Taken], step: Callable[[], Awaitable[Any]]) -> None:
-        """Repeat a step until the bus answers. Meanwhile, report to NATS that the batch is still
-        being handled."""
-        while True:
-            try:
-                await step()
-                return
-            except BusError as error:
-                log.warning("due times of schedules are handled again in %g s: %s", RETRY_S, error)
-                await asyncio.sleep(RETRY_S)
-                for taken in batch:
-                    await taken.working()
 
 
 def _parsed(stored: Stored | None) -> Firing | None:
@@ -242,6 +193,9 @@ def _log(firing: Firing, found: DueFiring, now: float) -> None:
     if found.outcome in _TEXTS:
         log.warning(
             "rule %s: its time %s %s %s, %.0f s ago",
-            *(firing.rule, rfc3339(firing.at), _TEXTS[found.outcome]),
-            *(rfc3339(found.at), now - found.at),
+            firing.rule,
+            rfc3339(firing.at),
+            _TEXTS[found.outcome],
+            rfc3339(found.at),
+            now - found.at,
         )

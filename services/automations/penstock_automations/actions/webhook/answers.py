@@ -37,7 +37,6 @@ class Answer:
         return text
 
     def shown(self, secrets: Iterable[str] = ()) -> str:
-        """Return the first KiB of what `text` returns."""
         return self.text(secrets).encode()[:KEPT_BYTES].decode("utf-8", "ignore")
 
 
@@ -76,7 +75,6 @@ def is_up(result: Answer | NoAnswer) -> bool:
 
 
 def retry_after_s(value: str | None, unix_s: float) -> float | None:
-    """Return the seconds to wait that a `Retry-After` header names; None if it names no time."""
     if value is None:
         return None
     text = value.strip()

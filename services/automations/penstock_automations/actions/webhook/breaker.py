@@ -35,7 +35,6 @@ class Breaker:
 
     @property
     def failures(self) -> int:
-        """The number of failures in a row."""
         return self._failures
 
     def left_s(self, now: float) -> float:
@@ -61,8 +60,8 @@ class Breaker:
 
         `woken` is when a person, or a success of another process, showed that the endpoint works.
         The breaker does not stop such a request until a later request fails. If the result is 0,
-        the caller makes the request and reports its result with `succeeded` or `failed`. If a
-        caller never reports the result of a probe, another probe is admitted later.
+        the caller makes the request and records its result. If a caller never records the result of
+        a probe, another probe is admitted later.
         """
         if wait_s := self.waits_s(now, woken):
             return wait_s
@@ -71,7 +70,7 @@ class Breaker:
             self._until = now + self._open_s
         return 0.0
 
-    def succeeded(self) -> bool:
+    def record_success(self) -> bool:
         """Report that the endpoint answered. Return whether the breaker was not closed."""
         was_stopping = self.state is not State.CLOSED
         self.state = State.CLOSED
@@ -79,8 +78,7 @@ class Breaker:
         self._open_s = self._first_open_s
         return was_stopping
 
-    def failed(self, now: float) -> None:
-        """Report that the endpoint did not answer, or answered that it cannot work."""
+    def record_failure(self, now: float) -> None:
         self._failures += 1
         self._failed_at = now
         if self.state is State.HALF_OPEN:

@@ -79,7 +79,6 @@ class Endpoint:
 
     @property
     def _per_s(self) -> float:
-        """The number of deliveries that the endpoint takes per second."""
         usual_s = self._usual_s
         if usual_s is None:
             # A turn has taken this long at least. Without this, deliveries to an endpoint that is
@@ -180,7 +179,6 @@ class Endpoints:
         }
 
     def open_breakers(self) -> int:
-        """Return how many breakers are not closed."""
         return len(self.not_closed())
 
     def _forget_one(self) -> None:

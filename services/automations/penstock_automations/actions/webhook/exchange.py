@@ -99,13 +99,10 @@ class _Reading:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the answer is complete, or `READ_BYTES` of its body were read."""
         return self.is_complete or len(self.body) >= READ_BYTES
 
     @property
     def ends_with_the_connection(self) -> bool:
-        """Whether the head gives no length of the body, so that the body ends with the
-        connection."""
         is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
         return self.has_head and not is_chunked and "content-length" not in self.headers
 
@@ -118,12 +115,11 @@ class _Reading:
                 raise NoExchange(str(error) or type(error).__name__) from None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header of the head; ignore a header of the trailer."""
+        # a header of the trailer is ignored
         if not self.has_head:
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Remember that the head has ended."""
         if self.has_head:
             return
         self.status = self._parser.get_status_code()
@@ -132,11 +128,9 @@ class _Reading:
             self.headers.clear()
 
     def on_body(self, data: bytes) -> None:
-        """Keep a part of the body."""
         self.body += data
 
     def on_message_complete(self) -> None:
-        """Remember that the answer has ended."""
         self.is_complete = self.has_head
 
 

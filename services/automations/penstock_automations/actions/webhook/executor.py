@@ -7,23 +7,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
+
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock_automations.actions.executor import AttemptDeferred, Attempted, Occurrence
+from penstock.bus.records import Decider, LinkReply, LinkRequest
+from penstock.runs.links import request_link
+from penstock_automations.actions.executor import (
+    ActionExecutor,
+    AttemptDeferred,
+    Attempted,
+    Occurrence,
+)
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
 from penstock_automations.actions.webhook.endpoints import Endpoints, admit
-from penstock_automations.actions.webhook.links import links_of
 from penstock_automations.actions.webhook.preparing import Request, request_of
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.jobs.job import CallSource, Job
-from penstock_automations.rules.model import Webhook
-from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.model import LinkFor, Webhook
+from penstock_automations.rules.records import CompiledRule, Owner
 
 MAX_TEST_S = 20.0
 LONG_S = 0.5  # seconds; if a delivery waits longer for its turn, its record is read again
 
 
-class WebhookExecutor:
+class WebhookExecutor(ActionExecutor):
     """Sends webhooks, within the limits of each endpoint."""
 
     def __init__(
@@ -62,9 +70,8 @@ class WebhookExecutor:
         rule: CompiledRule,
         job: Job,
         occurrence: Occurrence,
-        started_run_id: str | None = None,
+        started_run_id: str | None,
     ) -> Attempted | AttemptDeferred:
-        """Send the webhook once, and judge the answer."""
         webhook = _webhook_of(rule)
         endpoint = self.endpoints.of(rule, webhook)
         begun = time.monotonic()
@@ -81,15 +88,11 @@ class WebhookExecutor:
             is_call = isinstance(job.source, CallSource)
             result, attempted = await self._send(request, webhook, keeps_answer=is_call)
         if not is_up(result):
-            endpoint.breaker.failed(time.monotonic())
-        elif endpoint.breaker.succeeded() or job.replay:
+            endpoint.breaker.record_failure(time.monotonic())
+        elif endpoint.breaker.record_success() or job.replay:
             self.on_success(rule)
         telemetry.DELIVERY_SECONDS.observe(attempted.seconds)
         return attempted
-
-    async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
-        """Return None: nobody but the receiver knows whether a request was sent."""
-        return None
 
     async def test(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence
@@ -104,7 +107,7 @@ class WebhookExecutor:
         request = self._request(rule, job, occurrence, is_test=True)
         result, attempted = await self._send(request, limited)
         if is_up(result):
-            self.endpoints.of(rule, webhook).breaker.succeeded()
+            self.endpoints.of(rule, webhook).breaker.record_success()
             self.on_success(rule)
         return request, attempted
 
@@ -145,5 +148,37 @@ class WebhookExecutor:
 
 def _webhook_of(rule: CompiledRule) -> Webhook:
     webhook = rule.record.rule.action.webhook
-    assert webhook is not None, "the deliverer chooses the executor by the kind of action"
+    assert webhook is not None, "the delivery chooses the executor by the kind of action"
     return webhook
+
+
+async def links_of(
+    bus: Bus, webhook: Webhook, owner: Owner, occurrence: Occurrence
+) -> list[dict[str, Any]]:
+    """Return the links for the webhook's body.
+
+    Each entry names a person or a group. The entry also has the `url` of the link for this person
+    or group, or the reason why no link was made.
+
+    Raises:
+        BusError: the approvals service does not answer.
+    """
+    if not webhook.links:
+        return []
+    approval_id = str(orjson.loads(occurrence.payload)["data"]["approval_id"])
+    maker = Decider(
+        name=owner.user_id, roles=owner.roles, scopes=owner.scopes, channel="automation"
+    )
+    return [await _link(bus, approval_id, maker, whom) for whom in webhook.links]
+
+
+async def _link(bus: Bus, approval_id: str, maker: Decider, whom: LinkFor) -> dict[str, Any]:
+    request = LinkRequest(maker=maker, **whom.model_dump())
+    reply = await request_link(bus, approval_id, request)
+    return {**whom.model_dump(include={"user", "role"}, exclude_none=True), **_shown(reply)}
+
+
+def _shown(reply: LinkReply) -> dict[str, Any]:
+    if reply.url is None:
+        return {"error": reply.detail}
+    return {"url": reply.url, "expires_at": reply.expires_at}

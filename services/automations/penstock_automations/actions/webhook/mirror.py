@@ -57,7 +57,6 @@ class Mirror:
         self._written: dict[str, tuple[State, int, float]] = {}
 
     async def run(self) -> None:
-        """Write the changes until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:
@@ -108,11 +107,7 @@ class Mirror:
 
 
 async def endpoints_of(bus: Bus) -> list[EndpointRecord]:
-    """Return the breakers of all processes that are not closed.
-
-    Raises:
-        BusError: the bucket cannot be read.
-    """
+    """Return the breakers of all processes that are not closed. Raises BusError."""
     found = []
     for entry in await bus.bucket(BUCKET).entries():
         try:

@@ -1,20 +1,48 @@
-"""Makes a delivery's HTTP request from the delivery's rule and event. Pure."""
+"""Makes the signed HTTP request of a delivery from its rule and event. Pure."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
+from standardwebhooks.webhooks import Webhook
 
 from penstock_automations.actions.executor import Occurrence, RequestHead
-from penstock_automations.actions.webhook.payload import body_of
-from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.jobs.job import CallSource, Job
 from penstock_automations.rules.model import Rule, WebhookAuth
+
+_REFERENCE = ("run_id", "sequence", "session_id", "leg", "event")
+
+
+def body_of(
+    type_: str,
+    event: bytes,
+    payload: Literal["full", "reference"],
+    max_bytes: int,
+    links: Sequence[Mapping[str, Any]] = (),
+) -> bytes:
+    """Return the body for a canonical event.
+
+    With "full", `data` is the event itself, byte for byte. With "reference", `data` has only the
+    ids and the type of the event. If the full body would be larger than `max_bytes`, `data` is made
+    as with "reference", and its field `omitted` gives the reason.
+    """
+    parsed: Mapping[str, Any] = orjson.loads(event)
+    head = orjson.dumps({"type": type_, "timestamp": parsed["timestamp"]})[:-1]
+    tail = b',"links":' + orjson.dumps(links) + b"}" if links else b"}"
+    if payload == "full":
+        full = head + b',"data":' + event + tail
+        if len(full) <= max_bytes:
+            return full
+    data = {name: parsed[name] for name in _REFERENCE if name in parsed}
+    if payload == "full":
+        data["omitted"] = f"the event has {len(event)} bytes; at most {max_bytes} are sent"
+    return head + b',"data":' + orjson.dumps(data) + tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +125,20 @@ def _authorization(auth: WebhookAuth | None) -> dict[str, str]:
         return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
     assert auth.header is not None
     return {auth.header.name.lower(): auth.header.value}
+
+
+def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) -> dict[str, str]:
+    """Return the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`.
+
+    `webhook-signature` has a signature for each secret; without a secret, this header is missing.
+
+    Each attempt gets a new timestamp and signature, because receivers refuse a timestamp that is
+    five minutes old.
+    """
+    at = datetime.fromtimestamp(int(unix_s), UTC)
+    text = body.decode()
+    headers = {"webhook-id": webhook_id, "webhook-timestamp": str(int(unix_s))}
+    if secrets:
+        signatures = [Webhook(each).sign(webhook_id, at, text) for each in secrets]
+        headers["webhook-signature"] = " ".join(signatures)
+    return headers

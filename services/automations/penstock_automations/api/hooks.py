@@ -120,7 +120,6 @@ class Hooks:
         )
     )
     async def receive(self, request: Request) -> Response:
-        """Check the request, and store the job of its rule."""
         rule_id = request.path_params["rule_id"]
         try:
             require_json(request)
@@ -133,13 +132,13 @@ class Hooks:
         assert rule is not None
         data = _document(body)
         depth = _depth(header_of(request.scope, HEADER.encode()))
-        id = trigger_id(rule.record.uid, head.id)
+        token = trigger_id(rule.record.uid, head.id)
         found = body_of_request(data, head.id, self._bus.clock.stamp())
         match = await self._evaluations.matched(rule, event_of(found))
-        delivery_id = f"{rule.id}.{id}"
+        delivery_id = f"{rule.id}.{token}"
         if match is None:
             return _answer(delivery_id, "ignored")
-        job = job_of(match, "hook", id, found, depth)
+        job = job_of(match, "hook", token, found, depth)
         if len(job.dump()) > MAX_JOB_BYTES:
             _count("too_large")
             raise Problem(413, "the body's numbers are too long when they are written out")
@@ -182,11 +181,11 @@ class Hooks:
         except Problem as problem:
             _count("too_large" if problem.status == 413 else "unavailable")
             raise
-        why = check.refusal(self._bus.clock.time())
-        if rule is None or hook is None or why is not None:
-            _count("unknown" if hook is None else str(why))
+        refusal = check.refusal(self._bus.clock.time())
+        if rule is None or hook is None or refusal is not None:
+            _count("unknown" if hook is None else str(refusal))
             if not self._refusal_lines.admit(time.monotonic()):
-                log.warning("a request to the hook %.64r is refused: %s", rule_id, why)
+                log.warning("a request to the hook %.64r is refused: %s", rule_id, refusal)
             _not_found(rule_id)
         self._require_now(rule, hook)
         try:
@@ -197,7 +196,6 @@ class Hooks:
         return body
 
     def _require_now(self, rule: CompiledRule, hook: Hook) -> None:
-        """Raise Problem if the rule accepts no request now."""
         if not rule.matches_now:
             _count("paused")
             problem = Problem(503, "the rule is paused or disabled; send the request again later")
@@ -242,7 +240,6 @@ def _head(request: Request) -> HookRequest:
 
 
 def _document(body: bytes) -> object:
-    """Return the body as JSON. Raises Problem 422 unless it is an object or a list."""
     try:
         data: object = orjson.loads(body)
     except orjson.JSONDecodeError as error:
