@@ -18,7 +18,6 @@ from penstock.service import Service
 from penstock.settings import AgnoAgent, AuthSettings, Config, Settings
 from penstock_cli.main import app
 from penstock_cli.terminal.api import Api
-from penstock_cli.terminal.workflows_api import WorkflowsApi
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
 from penstock_workflows.service import WorkflowsService
@@ -151,7 +150,7 @@ async def test_a_run_that_has_not_ended_names_its_open_steps(
 
     def start() -> str:
         with Api(environment["PENSTOCK_URL"], print, environment["PENSTOCK_TOKEN"]) as api:
-            return str(WorkflowsApi(api).start("waiting", {"message": ""})["run_id"])
+            return str(api.call("POST", "/v1/workflows/waiting/runs", body={})["run_id"])
 
     run_id = await asyncio.to_thread(start)
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.settings import (
+    AgentConfig,
+    Config,
+    ConfigurationError,
+    WorkflowAgent,
+    load_config,
+)
 from penstock_cli.commands.options import AsJson, Url, configuration, connected
-from penstock_cli.terminal import agents
 from penstock_cli.terminal.api import DEFAULT_URL
-from penstock_cli.terminal.output import Output
+from penstock_cli.terminal.output import Output, Record
+
+DONE, WRONG = 0, 1
 
 app = typer.Typer(help="List agents, or check their servers.", invoke_without_command=True)
 
@@ -30,11 +41,12 @@ def list_agents(
         return
     if config is None:
         with connected(url, as_json) as (api, output):
-            agents.show_list(api, output)
+            columns = ("id", "name", "protocol", "kind", "answers")
+            output.listing(api.agents(), ("agent", *columns[1:]), partial(_row, columns))
         return
     output = Output(as_json)
     with configuration(output):
-        agents.show_configured(output, agents.configured(config))
+        _show_configured(output, _configured(config))
 
 
 @app.command("check")
@@ -57,5 +69,71 @@ def check_agents(
     """
     output = Output(as_json)
     with configuration(output):
-        asked = agents.chosen(agents.configured(config), ids or [])
-        raise typer.Exit(agents.check(output, asked, timeout))
+        asked = _chosen(_configured(config), ids or [])
+        raise typer.Exit(_check(output, asked, timeout))
+
+
+def _show_configured(output: Output, config: Config) -> None:
+    """Show the agents of a configuration file with their URLs, but without their headers."""
+    if output.as_json:
+        for agent in config.agents:
+            output.json_line(agent.model_dump(mode="json", exclude={"headers"}))
+        return
+    rows = [
+        (each.id, each.protocol, each.kind, each.agent, getattr(each, "url", ""))
+        for each in config.agents
+    ]
+    output.table(("agent", "protocol", "kind", "upstream's id", "url"), rows)
+
+
+def _configured(path: Path) -> Config:
+    """Return the configuration in a file.
+
+    Raises ConfigurationError if the file is missing or invalid.
+    """
+    if not path.exists():
+        raise ConfigurationError(
+            f"there is no {path} here: name your agents' file with --config (PENSTOCK_CONFIG)"
+        )
+    return load_config(path)
+
+
+def _chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
+    """Return the agents with these ids; all agents if `ids` is empty.
+
+    Raises ConfigurationError for an unknown id.
+    """
+    for id in ids:
+        if config.agent(id) is None:
+            raise ConfigurationError(config.no_agent(id))
+    return [agent for agent in config.agents if not ids or agent.id in ids]
+
+
+def _check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> int:
+    """Check the server of each agent, show the findings, and return the exit code.
+
+    An agent that starts a workflow has no server, so such an agent is not checked.
+    """
+    from penstock_connector.checks import check_all  # noqa: PLC0415 - the client needs no service
+
+    servers = [agent for agent in agents if not isinstance(agent, WorkflowAgent)]
+    findings = asyncio.run(check_all(servers, timeout_s))
+    for finding in findings:
+        if output.as_json:
+            verdict = {"agent": finding.agent, "verdict": finding.verdict, "said": finding.text}
+            output.json_line(verdict)
+        else:
+            output.text(f"{finding.agent}: {finding.verdict.replace('_', ' ')}: {finding.text}")
+    if not findings:
+        output.notice("no agent of an agent server is configured")
+    return DONE if all(finding.is_fine for finding in findings) else WRONG
+
+
+def _row(columns: Sequence[str], agent: Record) -> list[str]:
+    return [_cell(agent.get(column)) for column in columns]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

@@ -1,24 +1,28 @@
-"""`penstock automations`."""
+"""`penstock automations`: rules that fire on events, and their deliveries."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from penstock_cli.commands.options import AsJson, Url, connected
-from penstock_cli.terminal import automations
-from penstock_cli.terminal.api import DEFAULT_URL
-from penstock_cli.terminal.automations_api import AutomationsApi, Repeat
-from penstock_cli.terminal.output import Output
-from penstock_cli.terminal.rules_file import InvalidFile, read_rules
-from penstock_cli.terminal.since import parse_since
+from penstock_cli.commands.options import AsJson, Url, connected, parse_since
+from penstock_cli.terminal import render
+from penstock_cli.terminal.api import DEFAULT_URL, NOT_FOUND, Api, ApiError, path_of
+from penstock_cli.terminal.output import Output, Record
+from penstock_cli.terminal.rules_file import FileRule, InvalidFile, read_rules
+
+DONE, FAILED = 0, 1
+ROOT = path_of("automations")
+# What can be done to deliveries: the word of the API's answer, and the one for people.
+Repeat = Literal["replay", "retry-now"]
+_DONE: Mapping[Repeat, str] = {"replay": "replayed", "retry-now": "retried"}
+_SAID: Mapping[Repeat, str] = {"replay": "made again", "retry-now": "tried now"}
 
 app = typer.Typer(
     help="Manage the rules that fire on events, and their deliveries.", no_args_is_help=True
@@ -41,15 +45,17 @@ Limit = Annotated[int, typer.Option(min=1, help="The largest number that is show
 @app.command("list")
 def list_rules(limit: Limit = 100, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List your rules. With the scope administer, list all rules."""
-    with _connected(url, as_json) as (api, output):
-        automations.show_list(api, output, limit)
+    with connected(url, as_json) as (api, output):
+        rules, more = api.pages(ROOT, "automations", "after", limit, {})
+        columns = ("rule", "state", "owner", "fires on", "does")
+        output.listing(rules, columns, _row_of_rule, more=more)
 
 
 @app.command("show")
 def show(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show one rule, without its secrets."""
-    with _connected(url, as_json) as (api, output):
-        automations.show(output, api.rule(rule))
+    with connected(url, as_json) as (api, output):
+        _show(output, api.call("GET", _path(rule)))
 
 
 @app.command("apply")
@@ -73,15 +79,16 @@ def apply(
     except InvalidFile as error:
         typer.echo(f"{file}:{error}", err=True)
         raise typer.Exit(2) from None
-    with _connected(url, as_json) as (api, output):
-        raise typer.Exit(automations.apply(api, output, str(file), rules))
+    with connected(url, as_json) as (api, output):
+        codes = [_apply(api, output, str(file), rule) for rule in rules]
+        raise typer.Exit(max(codes, default=DONE))
 
 
 @app.command("delete")
 def delete(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Delete a rule. Deliveries of the rule that still wait then fail."""
-    with _connected(url, as_json) as (api, output):
-        api.delete(rule)
+    with connected(url, as_json) as (api, output):
+        api.call("DELETE", _path(rule), repeat=False)
         output.notice(f"{rule} is deleted")
 
 
@@ -95,8 +102,11 @@ def send_test(
     as_json: AsJson = False,
 ) -> None:
     """Send a sample that is marked as a test to the rule's webhook, and show the answer."""
-    with _connected(url, as_json) as (api, output):
-        raise typer.Exit(automations.test(output, api.test(rule, type_)))
+    with connected(url, as_json) as (api, output):
+        body = {} if type_ is None else {"type": type_}
+        tested = api.call("POST", _path(rule, "test"), body=body, repeat=False)
+        _show_tested(output, tested)
+        raise typer.Exit(DONE if tested["verdict"] == "delivered" else FAILED)
 
 
 @app.command("dry-run")
@@ -113,8 +123,9 @@ def dry_run(
 ) -> None:
     """Show which past events would have fired a rule, and why the others would not."""
     begin = _time(since, "--since")
-    with _connected(url, as_json) as (api, output):
-        automations.dry_run(output, api.dry_run(rule, begin, limit))
+    with connected(url, as_json) as (api, output):
+        body = {"since": begin, "limit": limit}
+        _show_dry_run(output, api.call("POST", _path(rule, "dry-run"), body=body))
 
 
 @app.command("deliveries")
@@ -135,11 +146,14 @@ def deliveries(
     """List the deliveries of a rule or of all your rules, the newest first; or show one
     delivery."""
     filters = _filters(status, since, until)
-    with _connected(url, as_json) as (api, output):
+    with connected(url, as_json) as (api, output):
         if rule is not None and delivery is not None:
-            automations.delivery(output, api.delivery(rule, delivery))
-        else:
-            automations.deliveries(output, *api.deliveries(rule, limit, filters))
+            _show_delivery(output, api.call("GET", _path(rule, "deliveries", delivery)))
+            return
+        path = _path("deliveries") if rule is None else _path(rule, "deliveries")
+        found, more = api.pages(path, "deliveries", "after", limit, filters)
+        columns = ("delivery", "began", "type", "status", "attempts", "last")
+        output.listing(found, columns, _row_of_delivery, more=more)
 
 
 @app.command("replay")
@@ -197,15 +211,15 @@ def pause(
     as_json: AsJson = False,
 ) -> None:
     """Pause a rule. A paused rule matches no events, and its deliveries wait."""
-    with _connected(url, as_json) as (api, output):
-        automations.show(output, api.pause(rule, reason))
+    with connected(url, as_json) as (api, output):
+        _show(output, api.call("POST", _path(rule, "pause"), body={"reason": reason}))
 
 
 @app.command("resume")
 def resume(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """End the pause of a rule. The rule then matches events from now on."""
-    with _connected(url, as_json) as (api, output):
-        automations.show(output, api.resume(rule))
+    with connected(url, as_json) as (api, output):
+        _show(output, api.call("POST", _path(rule, "resume")))
 
 
 @app.command("rotate")
@@ -222,23 +236,25 @@ def rotate(
 
     The old and the new secret are valid until --end.
     """
-    with _connected(url, as_json) as (api, output):
-        work = api.end_rotation if end else api.rotate
-        automations.show(output, work(rule, of))
+    with connected(url, as_json) as (api, output):
+        if end:
+            changed = api.call("DELETE", _path(rule, "secrets", "previous"), {"of": of})
+        else:
+            changed = api.call("POST", _path(rule, "secrets"), body={"of": of}, repeat=False)
+        _show(output, changed)
 
 
 @app.command("endpoints")
 def endpoints(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the receivers that get no requests at present, because several requests in a row have
     failed."""
-    with _connected(url, as_json) as (api, output):
-        automations.endpoints(output, api.endpoints())
-
-
-@contextmanager
-def _connected(url: str, as_json: bool) -> Iterator[tuple[AutomationsApi, Output]]:
     with connected(url, as_json) as (api, output):
-        yield AutomationsApi(api), output
+        found = api.call("GET", f"{ROOT}/endpoints")["endpoints"]
+        if not found and not as_json:
+            output.notice("no endpoint is blocked by its circuit breaker")
+            return
+        columns = ("endpoint", "state", "failures", "next_at", "process")
+        output.listing(found, columns, lambda each: [each[name] for name in columns])
 
 
 def _repeat(
@@ -256,10 +272,11 @@ def _repeat(
     if ids and selection:
         text = "options that select deliveries, such as --since, go with --all, not with ids"
         raise typer.BadParameter(text)
-    with _connected(url, as_json) as (api, output):
+    with connected(url, as_json) as (api, output):
         if rule is not None and ids:
-            raise typer.Exit(automations.repeat_each(api, output, what, rule, ids))
-        automations.repeat_all(api, output, what, rule, selection)
+            codes = [_repeat_one(api, output, what, rule, each) for each in ids]
+            raise typer.Exit(max(codes))
+        _repeat_all(api, output, what, rule, selection)
 
 
 def _filters(status: str | None, since: str | None, until: str | None) -> dict[str, Any]:
@@ -276,3 +293,164 @@ def _time(text: str, option: str) -> str:
         return parse_since(text).astimezone(UTC).isoformat()
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _path(*segments: str) -> str:
+    return path_of("automations", *segments)
+
+
+def _apply(api: Api, output: Output, file: str, rule: FileRule) -> int:
+    """Make or change a rule of a file, and return the exit code."""
+    try:
+        before = _find(api, rule.id)
+        if before is None:
+            stored, what = api.call("POST", ROOT, body=rule.value, repeat=False), "made"
+        else:
+            stored = api.call("PUT", _path(rule.id), body=rule.value)
+            is_same = stored["version"] == before["version"]
+            what = "unchanged" if is_same else f"changed, version {stored['version']}"
+    except ApiError as error:
+        for line in _refusals(rule, error):
+            output.notice(f"{file}:{line}")
+        return FAILED
+    if output.as_json:
+        output.json_line({"outcome": what.partition(",")[0], **stored})
+    else:
+        output.text(f"{rule.id}: {what}")
+        _show_secrets(output, stored)
+    return DONE
+
+
+def _find(api: Api, rule_id: str) -> dict[str, Any] | None:
+    try:
+        return api.call("GET", _path(rule_id))
+    except ApiError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return None
+
+
+def _refusals(rule: FileRule, error: ApiError) -> list[str]:
+    """Return a line for each mistake in a rule.
+
+    The line has the place, the rule's id, the field and the reason.
+    """
+    if not error.errors:
+        return [f"{rule.location_of('id')}: {rule.id}: {error}"]
+    return [
+        f"{rule.location_of(each['field'], each.get('line'), each.get('column'))}: {rule.id}: "
+        f"{each['field']}: {each['message']}"
+        for each in error.errors
+    ]
+
+
+def _show(output: Output, rule: Record) -> None:
+    output.record(rule, hidden=("new_secrets",))
+    if not output.as_json:
+        _show_secrets(output, rule)
+
+
+def _show_secrets(output: Output, rule: Record) -> None:
+    for part, secret in rule.get("new_secrets", {}).items():
+        output.notice(f"the secret of the {part} of {rule['id']}, which is shown only now:")
+        output.text(secret)
+
+
+def _show_tested(output: Output, tested: Record) -> None:
+    if output.as_json:
+        output.json_line(tested)
+        return
+    status = f", status {tested['status']}" if tested["status"] is not None else ""
+    output.text(f"{tested['verdict']} after {tested['seconds']} s{status}")
+    output.pieces(render.fields({**tested["request"], "text": tested["text"]}))
+    if tested["answer"]:
+        output.pieces([("\nanswer\n", "bold")])
+        output.text(render.clean(tested["answer"]))
+
+
+def _show_dry_run(output: Output, found: Record) -> None:
+    if output.as_json:
+        output.json_line(found)
+        return
+    counts = ", ".join(f"{count} {why}" for why, count in found["counts"].items() if count)
+    more = "" if found["complete"] else "; there are more events than these"
+    output.text(f"{found['looked_at']} events: {counts or 'none'}{more}")
+    rows = [
+        (each["run_id"], each["sequence"], each["type"], each["why"], each["reason"])
+        for each in found["shown"]
+    ]
+    if rows:
+        output.table(("run", "event", "type", "result", "reason"), rows)
+
+
+def _show_delivery(output: Output, found: Record) -> None:
+    if output.as_json:
+        output.json_line(found)
+        return
+    hidden = ("all_attempts", "last", "request")
+    output.pieces(render.fields({k: v for k, v in found.items() if k not in hidden}))
+    if found["request"]:
+        output.pieces([("\nlast request\n", "bold")])
+        output.pieces(render.fields(found["request"]))
+    for attempt in found["all_attempts"]:
+        output.pieces([("\n", ""), (f"attempt {attempt['number']}\n", "bold")])
+        output.pieces(render.fields(attempt))
+
+
+def _repeat_one(api: Api, output: Output, what: Repeat, rule: str, delivery: str) -> int:
+    """Replay or retry a delivery; a second call within a short time has no further effect."""
+    try:
+        found = api.call("POST", _path(rule, "deliveries", delivery, what), repeat=False)
+    except ApiError as error:
+        output.notice(f"{delivery}: {error}")
+        return FAILED
+    if output.as_json:
+        output.json_line({"outcome": _DONE[what], **found})
+    else:
+        output.text(f"{delivery}: is {_SAID[what]}")
+    return DONE
+
+
+def _repeat_all(
+    api: Api, output: Output, what: Repeat, rule: str | None, selection: Record
+) -> None:
+    """Replay or retry all selected deliveries, and show their number."""
+    path = _path(what) if rule is None else _path(rule, what)
+    count = left_out = 0
+    following: dict[str, str] = {}
+    while True:
+        done = api.call("POST", path, body={**selection, **following}, repeat=False)
+        count += done[_DONE[what]]
+        left_out += done["left_out"]
+        if done["next"] is None:
+            break
+        following = {"after": done["next"]}
+    if output.as_json:
+        output.json_line({_DONE[what]: count, "left_out": left_out})
+    else:
+        rest = f"; {left_out} cannot be {_SAID[what]}" if left_out else ""
+        output.text(f"{count} deliveries are {_SAID[what]}{rest}")
+
+
+def _row_of_rule(rule: Record) -> tuple[object, ...]:
+    state = "paused" if rule["paused"] else "on" if rule["enabled"] else "off"
+    owner = rule["owner"]["user_id"] or "(operator)"
+    return rule["id"], state, owner, _trigger(rule), _action(rule)
+
+
+def _trigger(rule: Record) -> str:
+    if rule.get("schedule"):
+        return f"{rule['schedule']['cron']} {rule['schedule']['timezone']}"
+    return ", ".join(rule["subjects"]) or "hook"
+
+
+def _action(rule: Record) -> str:
+    webhook = rule["action"].get("webhook")
+    return str(webhook["url"]) if webhook else ", ".join(rule["action"])
+
+
+def _row_of_delivery(found: Record) -> tuple[object, ...]:
+    last = found["last"] or {}
+    text = last.get("text") or last.get("status") or ""
+    about = (found["id"], found["began_at"], found["type"], found["status"])
+    return (*about, found["attempts"], text)

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate
+from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate, parse_since
 from penstock_cli.operations import deadletters
 from penstock_cli.terminal.output import Output
-from penstock_cli.terminal.since import parse_since
 
 app = typer.Typer(
     help="List, show, replay and drop the messages that could not be processed. Speaks with NATS, "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +12,11 @@ import typer
 
 from penstock_cli.commands.options import DATA, AsJson, Data, Nats, configuration
 from penstock_cli.terminal.output import Output
+from penstock_cli.terminal.render import clean
 
 if TYPE_CHECKING:
     from penstock.bus import Bus
+    from penstock_cli.operations.doctor.checks import Finding
     from penstock_cli.operations.doctor.facts import Facts
 
 
@@ -38,7 +42,7 @@ def doctor(
     """
     from penstock.settings import Settings, read_settings  # noqa: PLC0415 - takes long to import
     from penstock_cli.operations import connection  # noqa: PLC0415
-    from penstock_cli.operations.doctor import checks, gather, report  # noqa: PLC0415
+    from penstock_cli.operations.doctor import checks, gather  # noqa: PLC0415
     from penstock_cli.operations.doctor.facts import Facts  # noqa: PLC0415
 
     output = Output(as_json)
@@ -59,4 +63,17 @@ def doctor(
         if nats is not None:
             settings = settings.model_copy(update={"nats_url": nats})
         facts = asyncio.run(gather.outside_nats(found[-1], settings, places))
-    raise typer.Exit(report.show(output, checks.run_checks(facts)))
+    raise typer.Exit(_show(output, checks.run_checks(facts)))
+
+
+def _show(output: Output, findings: Sequence[Finding]) -> int:
+    """Show each finding. Return the exit code: 1 if something is wrong, else 0."""
+    for each in findings:
+        if output.as_json:
+            output.json_line(asdict(each))
+        elif each.verdict == "ok":
+            output.text(f"{each.check}: ok: {each.text}")
+        else:
+            verdict = each.verdict.replace("_", " ")
+            output.text(clean(f"{each.check}: {verdict}: {each.text}. To do: {each.to_do}"))
+    return int(any(each.verdict == "wrong" for each in findings))

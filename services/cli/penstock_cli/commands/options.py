@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +39,7 @@ Nats = Annotated[
 ]
 Data = Annotated[Path, typer.Option("--data", help="The data folder of a `penstock up`.")]
 DATA = Path(".penstock")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @contextmanager
@@ -84,3 +87,14 @@ def operate(
 
     code = connection.run(work, output, nats, data, streams_may_be_missing=streams_may_be_missing)
     raise typer.Exit(code)
+
+
+def parse_since(text: str) -> datetime:
+    """Parse an age (`90s`, `15m`, `2h`, `3d`) or an ISO 8601 time. Raises ValueError."""
+    if short := re.fullmatch(r"(\d{1,5})([smhd])", text):
+        return datetime.now(UTC) - timedelta(seconds=int(short[1]) * _UNITS_S[short[2]])
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither like 15m, 2h or 3d nor a time (ISO 8601)") from None
+    return time if time.tzinfo else time.astimezone()

@@ -1,13 +1,23 @@
-"""`penstock token`."""
+"""`penstock token`: makes a token for development, with the secret of the services."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import jwt
 import typer
 
+from penstock.settings import AuthSettings, ConfigurationError, read_settings
+from penstock.web.auth import AuthConfig
+from penstock.web.auth.scopes import SCOPES
 from penstock_cli.commands.options import AsJson, configuration
 from penstock_cli.terminal.output import Output
+
+MAX_LIFETIME_S = 30 * 86400
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def make_token(
@@ -31,16 +41,84 @@ def make_token(
     as_json: AsJson = False,
 ) -> None:
     """Make a token for development, with PENSTOCK_AUTH_JWT_SECRET from the environment."""
-    from penstock_cli.terminal import token  # noqa: PLC0415 - the client needs no cryptography
-
     try:
-        lifetime_s = token.parse_lifetime(lifetime)
+        lifetime_s = parse_lifetime(lifetime)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--lifetime") from None
     try:
-        scopes = token.parse_scopes(scope or [])
+        scopes = parse_scopes(scope or [])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--scope") from None
     output = Output(as_json)
     with configuration(output):
-        token.make(output, user, scopes, lifetime_s, role or [])
+        _make(output, user, scopes, lifetime_s, role or [])
+
+
+def parse_lifetime(text: str, max_s: int = MAX_LIFETIME_S) -> int:
+    """Parse a time such as `90s`, `15m`, `2h` or `3d` into seconds. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,7})([smhd])", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no lifetime: write it like 15m, 2h or 3d")
+    lifetime_s = int(found[1]) * _UNITS_S[found[2]]
+    if not 0 < lifetime_s <= max_s:
+        raise ValueError(f"a token lives from 1s to {max_s // 86400}d")
+    return lifetime_s
+
+
+def parse_scopes(texts: Sequence[str]) -> list[str]:
+    """Return the scopes in these texts, each once. Raises ValueError for an unknown scope."""
+    scopes = list(dict.fromkeys(word for text in texts for word in re.findall(r"[^,\s]+", text)))
+    if unknown := [scope for scope in scopes if scope not in SCOPES]:
+        raise ValueError(f"{', '.join(unknown)}: none of {', '.join(sorted(SCOPES))}")
+    return scopes
+
+
+def _make(
+    output: Output, user: str, scopes: Sequence[str], lifetime_s: int, roles: Sequence[str] = ()
+) -> None:
+    """Write a token to stdout, and its limits to stderr. Raises ConfigurationError."""
+    config = AuthConfig(**read_settings(AuthSettings).model_dump())
+    if config.jwt_secret is None:
+        raise ConfigurationError(_no_secret(config))
+    now = int(time.time())
+    claims: dict[str, Any] = {"sub": user, "iat": now, "exp": now + lifetime_s}
+    if scopes:
+        claims["scope"] = " ".join(scopes)
+    if roles:
+        claims |= _nested(config.roles_claim, list(roles))
+    if config.issuer is not None:
+        claims["iss"] = config.issuer
+    if config.audience is not None:
+        claims["aud"] = config.audience
+    token = jwt.encode(claims, config.jwt_secret, config.pinned[0])
+    if output.as_json:
+        output.json_line({"token": token, "claims": claims})
+    else:
+        output.text(token)
+    may = ", ".join(scopes) if scopes else "those of a token that names none"
+    output.notice(
+        f"penstock: for development only: user {user}, scopes: {may}; expires in {lifetime_s} s, "
+        "and cannot be revoked before. In production an identity provider makes the tokens"
+    )
+    if config.allow_unauthenticated_sse:
+        output.notice(
+            "penstock: ALLOW_UNAUTHENTICATED_SSE is set here: a service with it checks no token"
+        )
+
+
+def _no_secret(config: AuthConfig) -> str:
+    if config.jwks_url is not None:
+        return (
+            "PENSTOCK_AUTH_JWKS_URL is set: the services take the tokens of that issuer alone, "
+            "so get one there"
+        )
+    return (
+        "set PENSTOCK_AUTH_JWT_SECRET to the secret of the services (at least 32 bytes). "
+        "Where they have none, they ask nobody for a token. To make a secret: openssl rand -hex 32"
+    )
+
+
+def _nested(path: str, value: object) -> dict[str, Any]:
+    """Return claims with the value at a path, such as `realm_access.roles`."""
+    name, _, rest = path.partition(".")
+    return {name: _nested(rest, value) if rest else value}

@@ -1,4 +1,4 @@
-"""`penstock tokens`."""
+"""`penstock tokens`: service tokens, the credentials of machines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from penstock_cli.commands.options import AsJson, Url, connected
-from penstock_cli.terminal import tokens
-from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal import render
+from penstock_cli.terminal.api import DEFAULT_URL, path_of
+from penstock_cli.terminal.output import Record
 
 app = typer.Typer(
     help="Make, list and revoke service tokens, the credentials of machines.",
@@ -16,6 +17,8 @@ app = typer.Typer(
 )
 
 MAX_LIFETIME_S = 366 * 86400
+ROOT = path_of("service-tokens")
+_LIMITS = ("roles", "agents", "tools", "rules", "on_behalf_of")
 _SEVERAL = "; may be given several times."
 
 
@@ -51,24 +54,39 @@ def create(
 ) -> None:
     """Make a token, and show the token once. You need the scope administer."""
     # Imported here, because no other command of the client needs the library for cryptography.
-    from penstock_cli.terminal.token import parse_lifetime  # noqa: PLC0415
+    from penstock_cli.commands.token import parse_lifetime  # noqa: PLC0415
 
     try:
         lifetime_s = parse_lifetime(lifetime, MAX_LIFETIME_S)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--lifetime") from None
-    given = {"scopes": scope, "roles": role, "agents": agent, "tools": tool, "rules": rule}
-    rights = tokens.rights(given, on_behalf_of or [])
+    limits = {"roles": role, "agents": agent, "tools": tool, "rules": rule}
+    body = {
+        "name": name,
+        "lifetime_s": lifetime_s,
+        "scopes": [word for each in scope for word in each.split(",") if word],
+        "on_behalf_of": "*" if "*" in (on_behalf_of or ()) else on_behalf_of or [],
+        **{key: each for key, each in limits.items() if each},
+    }
     with connected(url, as_json) as (api, output):
-        made = api.make_service_token(name=name, lifetime_s=lifetime_s, **rights)
-        tokens.show_made(output, made)
+        # A failed request is not repeated, because each request may make a token.
+        made = api.call("POST", ROOT, body=body, repeat=False)
+        if as_json:
+            output.json_line(made)
+            return
+        output.notice(
+            f"{made['user_id']}, id {made['id']}, expires at {made['expires_at']}. "
+            "The token is shown this once:"
+        )
+        output.text(made["token"])
 
 
 @app.command("list")
 def list_tokens(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the tokens with their rights and their last use. You need the scope administer."""
     with connected(url, as_json) as (api, output):
-        tokens.show_list(output, api.service_tokens())
+        columns = ("id", "name", "scopes", "limits", "last used", "expires")
+        output.listing(api.call("GET", ROOT)["tokens"], columns, _row)
 
 
 @app.command("revoke")
@@ -82,5 +100,18 @@ def revoke(
     Every request with the token is then refused. You need the scope administer.
     """
     with connected(url, as_json) as (api, output):
-        api.revoke_service_token(token_id)
+        api.call("DELETE", path_of("service-tokens", token_id))
         output.notice(f"the token {token_id} is revoked")
+
+
+def _row(token: Record) -> tuple[object, ...]:
+    about = (token["id"], token["name"], " ".join(token["scopes"]), _limits(token))
+    return (*about, token["last_used_at"] or "never", token["expires_at"])
+
+
+def _limits(token: Record) -> str:
+    given = {name: token[name] for name in _LIMITS if token[name]}
+    return " ".join(
+        f"{name}={each if isinstance(each, str) else ','.join(map(render.short, each))}"
+        for name, each in given.items()
+    )

@@ -1,18 +1,24 @@
-"""`penstock workflow`."""
+"""`penstock workflow`: the definitions of workflows, and their starts."""
 
 from __future__ import annotations
 
+import json
+import sys
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock_cli.commands.options import AsJson, Url, Wait, configuration, connected
 from penstock_cli.commands.runs import answer_of
-from penstock_cli.terminal import runs, workflows
-from penstock_cli.terminal.api import DEFAULT_URL
-from penstock_cli.terminal.output import Output
-from penstock_cli.terminal.workflows_api import WorkflowsApi
+from penstock_cli.terminal import runs
+from penstock_cli.terminal.api import DEFAULT_URL, Api, ApiError, path_of
+from penstock_cli.terminal.output import Output, Record
+
+if TYPE_CHECKING:
+    from penstock_cli.local.definitions import Checked
 
 app = typer.Typer(help="List, check, draw, store and run workflows.", invoke_without_command=True)
 
@@ -41,7 +47,7 @@ def validate(
     output = Output(as_json)
     with configuration(output):
         agents = definitions.agents_of(config) if config is not None else None
-    raise typer.Exit(workflows.checked(output, definitions.check(files, agents)))
+    raise typer.Exit(_show_checked(output, definitions.check(files, agents)))
 
 
 @app.command("graph")
@@ -60,11 +66,11 @@ def graph(
     if Path(workflow).exists():
         found = definitions.check([Path(workflow)], None)
         if any(each.problems for each in found) or len(found) != 1:
-            raise typer.Exit(workflows.checked(output, found) or 2)
+            raise typer.Exit(_show_checked(output, found) or 2)
         definition = found[0].value
     else:
         with connected(url, as_json=False) as (api, output):
-            definition = WorkflowsApi(api).show(workflow, version)["definition"]
+            definition = _version(api, workflow, version)["definition"]
     output.text(definitions.drawn(definition, as_mermaid=mermaid))
 
 
@@ -78,9 +84,10 @@ def apply(files: Files, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None
 
     found = definitions.in_order(definitions.check(files, None))
     if any(each.problems for each in found):
-        raise typer.Exit(workflows.checked(Output(as_json), found))
+        raise typer.Exit(_show_checked(Output(as_json), found))
     with connected(url, as_json) as (api, output):
-        raise typer.Exit(workflows.apply(WorkflowsApi(api), output, found))
+        # If the service refuses a definition, the definitions after it are not stored.
+        raise typer.Exit(next((code for each in found if (code := _store(api, output, each))), 0))
 
 
 @app.command("run")
@@ -110,7 +117,7 @@ def run(
     Ctrl-C ends only this command; the run continues.
     """
     try:
-        input = workflows.read_input(given)
+        value = read_input(given)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--input") from None
     with connected(url, as_json) as (api, output):
@@ -118,11 +125,12 @@ def run(
         follower = runs.Follower(
             api, output, answer=answer_of(answer, output), wait=wait, children=True
         )
+        more = {"input": value, "version": version, "session_id": session}
         body: dict[str, Any] = {"message": message}
-        body |= {"input": input} if input is not None else {}
-        body |= {"version": version} if version is not None else {}
-        body |= {"session_id": session} if session is not None else {}
-        run_id = WorkflowsApi(api).start(name, body)["run_id"]
+        body |= {key: each for key, each in more.items() if each is not None}
+        # A retry sends the same key, so that no second run is started.
+        body["idempotency_key"] = str(uuid.uuid4())
+        run_id = api.call("POST", _path(name, "runs"), body=body)["run_id"]
         raise typer.Exit(follower.follow(run_id))
 
 
@@ -137,7 +145,10 @@ def list_workflows(
     """List the workflows that are stored."""
     if context.invoked_subcommand is None:
         with connected(url, as_json) as (api, output):
-            workflows.show_list(output, *WorkflowsApi(api).workflows(limit))
+            path = path_of("workflows")
+            found, more = api.pages(path, "workflows", "after", limit, {}, most=500)
+            columns = ("workflow", "latest", "topology", "since", "title")
+            output.listing(found, columns, _row_of_workflow, more=more)
 
 
 @app.command("show")
@@ -153,9 +164,20 @@ def show(
     """Show the definition of a workflow as YAML."""
     with connected(url, as_json) as (api, output):
         if versions:
-            workflows.show_versions(output, WorkflowsApi(api).versions(name))
-        else:
-            workflows.show(output, WorkflowsApi(api).show(name, version))
+            found = api.call("GET", _path(name, "versions"))["versions"]
+            columns = ("version", "", "created", "by", "digest")
+            output.listing(found, columns, _row_of_version)
+            return
+        record = _version(api, name, version)
+        if as_json:
+            output.json_line(record)
+            return
+        import yaml  # noqa: PLC0415 - the other commands start faster without it
+
+        definition = record["definition"]
+        output.text(
+            yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=100).rstrip()
+        )
 
 
 @app.command("retire")
@@ -165,5 +187,87 @@ def retire(name: Name, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     A retired workflow cannot be started, but its versions and its runs stay.
     """
     with connected(url, as_json) as (api, output):
-        WorkflowsApi(api).retire(name)
+        api.call("DELETE", _path(name))
         output.notice(f"{name} is retired; a new version makes it available again")
+
+
+def _path(*segments: str) -> str:
+    return path_of("workflows", *segments)
+
+
+def _version(api: Api, name: str, version: str | None) -> Record:
+    return api.call("GET", _path(name, *(("versions", version) if version is not None else ())))
+
+
+def _show_checked(output: Output, files: Sequence[Checked]) -> int:
+    """Show the mistakes of files as file:line:column; return the exit code."""
+    for each in files:
+        for problem in each.problems:
+            if output.as_json:
+                output.json_line({"file": str(each.path), **problem})
+            else:
+                output.text(_line(each.path, problem))
+        if not each.problems and not output.as_json:
+            name, version = each.value["name"], each.value["version"]
+            output.notice(f"{each.path}: {name}, version {version}, has no mistakes")
+    return 1 if any(each.problems for each in files) else 0
+
+
+def _store(api: Api, output: Output, file: Checked) -> int:
+    """Store a definition, and return the exit code."""
+    name, version = file.value["name"], file.value["version"]
+    try:
+        stored = api.call("PUT", _path(name, "versions", version), yaml=file.content)
+    except ApiError as error:
+        for problem in error.errors:  # the error's text is made of these problems
+            output.notice(_line(file.path, problem))
+        if not error.errors:
+            output.notice(f"penstock: {file.path}: {error}")
+        return error.exit_code
+    if output.as_json:
+        output.json_line(stored)
+    else:
+        latest = " and the latest" if stored.get("is_latest") else ""
+        output.text(f"{name}: version {version} is stored{latest}")
+    return 0
+
+
+def _line(path: Path, problem: Record) -> str:
+    place = "".join(f":{problem[name]}" for name in ("line", "column") if name in problem)
+    return f"{path}{place}: {problem['field']}: {problem['message']}"
+
+
+def _row_of_workflow(found: Record) -> tuple[object, ...]:
+    topology = "" if found["topology_id"] is None else found["topology_id"]
+    title = found["title"] or found["description"]
+    return found["name"], found["version"] or "retired", topology, found["updated_at"], title
+
+
+def _row_of_version(found: Record) -> tuple[object, ...]:
+    latest = "latest" if found["is_latest"] else ""
+    about = (found["version"], latest, found["created_at"])
+    return (*about, found["created_by"], found["digest"][:12])
+
+
+def read_input(given: str | None) -> dict[str, Any] | None:
+    """Return the JSON object of the option `--input`.
+
+    Raises:
+        ValueError: the file cannot be read, or the text is no JSON object.
+    """
+    if given is None:
+        return None
+    text = given
+    try:
+        if given == "-":
+            text = sys.stdin.read()
+        elif given.startswith("@"):
+            text = Path(given[1:]).read_text(encoding="utf-8")
+        found = json.loads(text)
+    except OSError as error:
+        raise ValueError(f"{given[1:]} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"this is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError('must be a JSON object, as in {"diff": "..."}')
+    return found

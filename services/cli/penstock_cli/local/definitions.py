@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from penstock.settings import load_config
-from penstock_cli.terminal.workflows import Checked
 from penstock_workflows.definition import InvalidDefinition, Loaded, load, load_value
 from penstock_workflows.definition.checks import unknown_references
 from penstock_workflows.definition.graph import as_text, mermaid
 from penstock_workflows.registry.files import SUFFIXES
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file with a definition.
+
+    Either `value` has the definition, or `problems` has the mistakes in the form that the service
+    uses.
+    """
+
+    path: Path
+    value: dict[str, Any]
+    problems: Sequence[Mapping[str, Any]] = ()
+    content: bytes = b""  # the document as it was read
 
 
 def agents_of(config: Path) -> list[str]:

@@ -105,14 +105,14 @@ class Api:
 
     def run(self, run_id: str) -> dict[str, Any]:
         """Return a run's record."""
-        return self.call("GET", f"/v1/runs/{_segment(run_id)}")
+        return self.call("GET", path_of("runs", run_id))
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
         """Return the canonical events that a run has so far.
 
         If the run is a workflow's run, the events of its steps' runs are not included.
         """
-        path = f"/v1/runs/{_segment(run_id)}/events"
+        path = path_of("runs", run_id, "events")
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         while True:
@@ -126,21 +126,22 @@ class Api:
         """Return up to `limit` runs, the newest first, and whether there are more."""
         return self.pages("/v1/runs", "runs", "before", limit, filters)
 
-    def agents(self) -> dict[str, Any]:
-        """Return `{"agents": [...]}`, the agents of the server's configuration."""
-        return self.call("GET", "/v1/agents")
+    def agents(self) -> list[dict[str, Any]]:
+        """Return the agents of the server's configuration."""
+        found: list[dict[str, Any]] = self.call("GET", "/v1/agents")["agents"]
+        return found
 
     def cancel(self, run_id: str) -> dict[str, Any]:
         """Cancel a run and return its record."""
-        return self.call("POST", f"/v1/runs/{_segment(run_id)}/cancel")
+        return self.call("POST", path_of("runs", run_id, "cancel"))
 
     def approval(self, approval_id: str) -> dict[str, Any]:
         """Return an approval's record."""
-        return self.call("GET", f"/v1/approvals/{_segment(approval_id)}")
+        return self.call("GET", path_of("approvals", approval_id))
 
     def audit(self, approval_id: str) -> dict[str, Any]:
         """Return the audit of an approval."""
-        return self.call("GET", f"/v1/approvals/{_segment(approval_id)}/audit")
+        return self.call("GET", path_of("approvals", approval_id, "audit"))
 
     def approvals(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
         """Return up to `limit` approvals, urgent ones first, and whether there are more."""
@@ -161,24 +162,8 @@ class Api:
             "digest": approval.get("digest"),
             "idempotency_key": str(uuid.uuid4()),
         }
-        path = f"/v1/approvals/{_segment(approval['approval_id'])}/decision"
+        path = path_of("approvals", approval["approval_id"], "decision")
         return self.call("POST", path, body={k: v for k, v in body.items() if v is not None})
-
-    def make_service_token(self, **rights: object) -> dict[str, Any]:
-        """Make a service token and return it.
-
-        A failed request is not repeated, because each request may make a token.
-        """
-        return self.call("POST", "/v1/service-tokens", body=rights, repeat=False)
-
-    def service_tokens(self) -> list[dict[str, Any]]:
-        """Return all service tokens, the oldest first."""
-        tokens: list[dict[str, Any]] = self.call("GET", "/v1/service-tokens")["tokens"]
-        return tokens
-
-    def revoke_service_token(self, token_id: str) -> None:
-        """Revoke a service token."""
-        self.call("DELETE", f"/v1/service-tokens/{_segment(token_id)}")
 
     def follow(
         self,
@@ -195,7 +180,7 @@ class Api:
         Raises ApiError. Raises Unreachable if the first connection fails, or if no later connection
         succeeds within two minutes.
         """
-        path = f"/v1/runs/{_segment(run_id)}/events"
+        path = path_of("runs", run_id, "events")
         given = {"dialect": dialect} | ({"include": "children"} if children else {})
         cursor = after
         patience = _RetryLimit(self.url, self._notice, GIVE_UP_S)
@@ -409,8 +394,9 @@ def _refusal(response: httpx.Response) -> ApiError:
     return ApiError(response.status_code, f"{detail} ({response.status_code}){advice}", errors)
 
 
-def _segment(id: str) -> str:
-    return quote(id, safe="")
+def path_of(*segments: str) -> str:
+    """Return the path below /v1 with these segments, each quoted."""
+    return "/".join(["/v1", *(quote(each, safe="") for each in segments)])
 
 
 def _is_loopback(url: str) -> bool:

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import termios
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_cli.terminal.api import DEFAULT_URL
-from penstock_cli.terminal.render import Piece, clean, short
+from penstock_cli.terminal.render import Piece, clean, fields, short
 
+Record = Mapping[str, Any]
 MORE = "there are more than these; show more with --limit"
 
 
@@ -46,6 +47,33 @@ class Output:
     def text(self, line: str) -> None:
         """Write a line to stdout, unchanged."""
         print(line, flush=True)
+
+    def listing(
+        self,
+        found: Iterable[Record],
+        columns: Sequence[str],
+        row: Callable[[Record], Sequence[object]],
+        *,
+        more: bool = False,
+    ) -> None:
+        """Write records as a table for people, or each as a JSON line.
+
+        `more` says that the service has more records than these.
+        """
+        if more:
+            self.notice(MORE)
+        if self.as_json:
+            for each in found:
+                self.json_line(each)
+        else:
+            self.table(columns, map(row, found))
+
+    def record(self, found: Record, hidden: Collection[str] = ()) -> None:
+        """Write a record with one field in each line, or as a JSON line with all its fields."""
+        if self.as_json:
+            self.json_line(found)
+        else:
+            self.pieces(fields({k: v for k, v in found.items() if k not in hidden}))
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], whole: str = ""

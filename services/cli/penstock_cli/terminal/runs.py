@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
 from penstock import sse
 from penstock_cli.terminal import render
-from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed
+from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed, path_of
 from penstock_cli.terminal.approvals import Item, waits
-from penstock_cli.terminal.open_steps import line, open_steps
 from penstock_cli.terminal.output import MORE, Output, command
-from penstock_cli.terminal.workflows_api import WorkflowsApi
 
 WAITS = 4  # The exit code if the run waits for an approval that this command has not answered.
 INTERRUPTED = 130  # The exit code that shells use for Ctrl-C.
 EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
+_STEP_ENDS = frozenset({"step_completed", "step_failed"})
 _ENDED = frozenset({"completed", "failed", "cancelled"})
 
 # A function that decides an approval. The function returns None if other people should decide.
@@ -32,10 +31,18 @@ def start(api: Api, agent: str, message: str, session_id: str | None) -> dict[st
     try:
         return api.start(agent, message, session_id)
     except ApiError as error:
-        if error.status != NOT_FOUND or not WorkflowsApi(api).has(agent):
+        if error.status != NOT_FOUND or not _is_workflow(api, agent):
             raise
         right = command(api.url, "workflow", "run", agent, message)
         raise CallFailed(f"{agent} is a workflow and no agent; start it with: {right}") from error
+
+
+def _is_workflow(api: Api, name: str) -> bool:
+    try:
+        api.call("GET", path_of("workflows", name), repeat=False)
+    except CallFailed:
+        return False
+    return True
 
 
 class Follower:
@@ -182,8 +189,8 @@ def show_one(api: Api, output: Output, run_id: str) -> None:
     if run.get("target") != "workflows" or run["status"] in _ENDED:
         show(output, run)
         return
-    steps = open_steps(api.events(run_id))
-    shown = steps if output.as_json else "; ".join(map(line, steps))
+    steps = _open_steps(api.events(run_id))
+    shown = steps if output.as_json else "; ".join(map(_line_of_step, steps))
     show(output, {**run, "open_steps": shown})
 
 
@@ -193,3 +200,35 @@ def show(output: Output, run: Mapping[str, Any]) -> None:
         output.json_line(run)
     else:
         output.pieces(render.fields(run))
+
+
+def _open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """For each step that has not ended, return the data of the step's event
+    `workflow.step_started`.
+
+    If a step was tried several times, the result has the data of the last attempt. The result
+    leaves out a step that contains other open steps, such as a `for_each` with open items.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for event in events:
+        name, data = event["event"], event["data"]
+        action = name["action"] if name["category"] == "workflow" else ""
+        if action == "step_started":
+            found[data["step_id"]] = data
+        elif action in _STEP_ENDS:
+            found.pop(data["step_id"], None)
+    containing = {each.get("parent_step_id") for each in found.values()}
+    return [each for name, each in found.items() if name not in containing]
+
+
+def _line_of_step(step: Mapping[str, Any]) -> str:
+    """Return an open step as text, such as `step_scan (step), run 0199…, attempt 2`."""
+    child, attempt = step.get("child_run_id"), step.get("attempt")
+    return "".join(
+        (
+            step["step_id"],
+            f" ({step['kind']})" if step.get("kind") else "",
+            f", run {child}" if child else "",
+            f", attempt {attempt}" if attempt else "",
+        )
+    )
