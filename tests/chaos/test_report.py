@@ -92,7 +92,8 @@ def test_a_machine_that_was_slow_for_a_while_was_starved() -> None:
 
 
 def test_work_on_a_cpu_of_its_own_takes_no_longer() -> None:
-    assert min(work() for _ in range(50)) < STARVED / 2
+    # (Beside other tests, most tries do not have the CPU of their own.)
+    assert any(work() < STARVED / 2 for _ in range(2000))
 
 
 def test_what_is_only_late_does_not_count_on_a_starved_machine_and_what_is_wrong_does() -> None:

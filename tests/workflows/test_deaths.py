@@ -47,6 +47,7 @@ steps:
 output: d.output
 """
 WRITES = 45  # a whole run has about so many writes
+DEATHS = 15
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ async def storm(
     """Start runs while three instances die again and again; return their ids when all ended."""
     for _ in range(3):
         await made.start(numbers.randint(1, WRITES))
-    replacing = asyncio.create_task(made.replace_dead(numbers, WRITES))
+    replacing = asyncio.create_task(made.replace_dead(numbers, WRITES, DEATHS))
     try:
         started = await start(penstock.bus, runs)
         async with asyncio.timeout(timeout_s):

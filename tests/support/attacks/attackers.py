@@ -240,13 +240,12 @@ async def cancelled_trees(mallory: Attacker) -> None:
 
 
 async def guesses(mallory: Attacker) -> None:
-    """Three strangers try secrets of service tokens, of links, and of hooks."""
+    """Three strangers try secrets of service tokens, of links, and of hooks: hundreds at first."""
 
     async def stranger(number: int) -> None:
         transport = httpx.AsyncHTTPTransport(local_address=f"127.0.0.{number + 2}")
         async with httpx.AsyncClient(transport=transport, timeout=30) as http:
             self = Attacker(mallory.target, http, statuses=mallory.statuses)
-            mallory.is_under_way = True
 
             async def guess() -> None:
                 secret = os.urandom(32).hex()[:43]
@@ -255,6 +254,8 @@ async def guesses(mallory: Attacker) -> None:
                 await self.ask("approvals", "GET", "/v1/approvals", headers=headers)
                 await self.ask("automations", "POST", f"/v1/hooks/{secret}", json={}, headers={})
 
+            await asyncio.gather(*(guess() for _ in range(80)))
+            mallory.is_under_way = True
             await self.again_and_again(4, guess)
 
     await asyncio.gather(*(stranger(number) for number in range(3)))

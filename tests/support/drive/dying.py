@@ -91,11 +91,15 @@ class Instances:
         self.deaths += 1
         await self._remove(service)
 
-    async def replace_dead(self, numbers: random.Random, writes: int) -> None:
-        """Start an instance for each that dies; each dies at a random one of this many writes."""
+    async def replace_dead(self, numbers: random.Random, writes: int, deaths: int) -> None:
+        """Start an instance for each that dies; each dies at a random one of this many writes.
+
+        After so many deaths, the instances live, so that a slow machine comes to an end, too.
+        """
         while True:
             await self.died()
-            await self.start(numbers.randint(1, writes))
+            dies_at = numbers.randint(1, writes)
+            await self.start(dies_at if self.deaths < deaths else None)
 
     async def end(self, service: WorkflowsService) -> None:
         """Stop this instance."""
