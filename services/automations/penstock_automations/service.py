@@ -91,7 +91,10 @@ class AutomationsService(Service):
             settings.webhook_requests_per_host,
         )
         self._open_runs = OpenRuns(
-            self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
+            self.bus,
+            settings.max_open_runs_per_user,
+            settings.max_queued_runs_per_user,
+            settings.max_paused_runs_per_user,
         )
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
         starter = Starter(

@@ -64,7 +64,10 @@ class Edge:
         turns = ReadScheduler()
         run_list = RunList(bus)
         open_runs = OpenRuns(
-            bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
+            bus,
+            settings.max_open_runs_per_user,
+            settings.max_queued_runs_per_user,
+            settings.max_paused_runs_per_user,
         )
         return cls(
             bus,

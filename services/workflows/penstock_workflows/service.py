@@ -59,7 +59,10 @@ class WorkflowsService(Service):
         journals = Journals(self.bus)
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
         self._open_runs = OpenRuns(
-            self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
+            self.bus,
+            settings.max_open_runs_per_user,
+            settings.max_queued_runs_per_user,
+            settings.max_paused_runs_per_user,
         )
         starter = Starter(
             self.bus,

@@ -1,4 +1,4 @@
-"""Counts the open and queued runs of each user in the whole installation.
+"""Counts the open, queued and paused runs of each user in the whole installation.
 
 Every process that starts runs reads the stream of KV `runs` and counts the runs there. The
 normalizer records the end of each run in the same bucket. A process counts a run before it writes
@@ -39,10 +39,15 @@ CHECK_S: Final = 1.0  # The least number of seconds between two look-ups of one 
 LOOKED_UP: Final = 20  # The greatest number of runs in one look-up.
 RETRY_AFTER_S: Final = 5
 
-Status = Literal["starting", "queued", "running"]
-# The states of runs that are counted. A paused run is not counted, because no connector works on a
-# paused run.
-COUNTED: Final[Mapping[str, Status]] = {"queued": "queued", "running": "running"}
+Status = Literal["starting", "queued", "running", "paused"]
+# The states of runs that are counted. A paused run has a limit of its own: no connector works on
+# it, but it may wait for weeks, with an approval that all processes of approvals keep in memory.
+COUNTED: Final[Mapping[str, Status]] = {
+    "queued": "queued",
+    "running": "running",
+    "paused": "paused",
+}
+_QUEUED: Final = ("starting", "queued")
 
 
 @dataclass(slots=True)
@@ -55,30 +60,38 @@ class _Open:
 class _User:
     runs: dict[str, _Open] = field(default_factory=dict)
     queued: int = 0  # the number of runs in the states "starting" and "queued"
+    paused: int = 0
     looked_at: float = 0.0
 
     def put(self, run_id: str, status: Status) -> None:
         self.drop(run_id)
         self.runs[run_id] = _Open(status)
-        self.queued += status != "running"
+        self._add(status, 1)
 
     def drop(self, run_id: str) -> None:
         known = self.runs.pop(run_id, None)
         if known is not None:
-            self.queued -= known.status != "running"
+            self._add(known.status, -1)
+
+    def _add(self, status: Status, count: int) -> None:
+        if status in _QUEUED:
+            self.queued += count
+        elif status == "paused":
+            self.paused += count
 
 
 class OpenRuns:
-    """Counts the open runs of each user, and checks the limits for open and for queued runs. 0
-    means no limit.
+    """Counts the runs of each user that have not ended, and checks the limits for open, queued and
+    paused runs. 0 means no limit. A paused run is not open.
 
     Runs of the user `anonymous` are not counted.
     """
 
-    def __init__(self, bus: Bus, max_open: int, max_queued: int) -> None:
+    def __init__(self, bus: Bus, max_open: int, max_queued: int, max_paused: int = 0) -> None:
         self._bus = bus
         self._max_open = max_open
         self._max_queued = max_queued
+        self._max_paused = max_paused
         self._users: dict[str, _User] = {}
         self._owners: dict[str, str] = {}  # maps the ids of counted runs to their users
 
@@ -89,12 +102,17 @@ class OpenRuns:
 
     @property
     def _has_limits(self) -> bool:
-        return bool(self._max_open or self._max_queued)
+        return bool(self._max_open or self._max_queued or self._max_paused)
 
     def count(self, user_id: str) -> tuple[int, int]:
         """Return the number of the user's open runs, and how many of these are queued."""
         user = self._users.get(user_id)
-        return (len(user.runs), user.queued) if user else (0, 0)
+        return (len(user.runs) - user.paused, user.queued) if user else (0, 0)
+
+    def paused(self, user_id: str) -> int:
+        """Return the number of the user's runs that wait for a person or for an answer."""
+        user = self._users.get(user_id)
+        return user.paused if user else 0
 
     async def has_room(self, user_id: str) -> bool:
         """Return whether the user may start one more run.
@@ -120,6 +138,12 @@ class OpenRuns:
                 "begun, or cancel some"
             )
             raise limit_refusal("queued_runs", text, RETRY_AFTER_S)
+        if self._max_paused and (paused := self.paused(user_id)) >= self._max_paused:
+            text = (
+                f"{paused} runs of this user wait for decisions and no more may; decide or cancel "
+                "some"
+            )
+            raise limit_refusal("paused_runs", text, RETRY_AFTER_S)
         text = (
             f"{open_} runs of this user are open and no more may be; wait until some have ended, "
             "or cancel some"
@@ -145,6 +169,7 @@ class OpenRuns:
         return not (
             (self._max_open and open_ >= self._max_open)
             or (self._max_queued and queued >= self._max_queued)
+            or (self._max_paused and self.paused(user_id) >= self._max_paused)
         )
 
     async def _on_record(self, stored: Stored) -> None:

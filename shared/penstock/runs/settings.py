@@ -21,6 +21,12 @@ class StartSettings(Settings):
         ge=0,
         description="The number of these runs that no connector has taken yet. 0 means no limit.",
     )
+    max_paused_runs_per_user: int = Field(
+        5000,
+        ge=0,
+        description="The number of runs of one user that wait for a decision. A further start is "
+        "answered with 429. 0 means no limit.",
+    )
     max_runs_per_root: int = Field(
         1000,
         ge=1,

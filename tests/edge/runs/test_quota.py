@@ -96,6 +96,26 @@ async def test_a_run_that_is_over_or_waits_for_a_person_frees_its_place(
     await started_again(edge, user)
 
 
+async def test_a_user_has_a_limited_number_of_runs_that_wait_for_decisions(
+    quota: Callable[..., Any], bus: Bus, user: str
+) -> None:
+    edge = await quota(max_paused_runs_per_user=2)
+    runs = [(await start(edge, user)).json()["run_id"] for _ in range(2)]
+    for each in runs:
+        await becomes(bus, each, "paused")
+
+    async def refused() -> httpx.Response | None:
+        answer = await start(edge, user)
+        return answer if answer.status_code == 429 else None
+
+    answer = await eventually(refused, what="a start beyond the limit is refused")
+    assert answer.json()["limit"] == "paused_runs"
+    assert "2 runs of this user wait for decisions" in answer.json()["detail"]
+    assert (await start(edge, f"not {user}")).status_code == 202
+    await becomes(bus, runs[0], "cancelled")
+    await started_again(edge, user)
+
+
 async def test_many_starts_at_once_are_no_more_than_the_limit(
     quota: Callable[..., Any], user: str
 ) -> None:
@@ -208,7 +228,7 @@ def test_the_count_is_that_of_the_last_records_in_whatever_order_they_come() -> 
         for word in said:
             if word == "begin":
                 counted.begin("u", "r")
-                last = last if last in ("queued", "running") else "starting"
+                last = last if last in ("queued", "running", "paused") else "starting"
             elif word == "forget":
                 counted.forget("r")
                 last = "" if last == "starting" else last
@@ -218,4 +238,5 @@ def test_the_count_is_that_of_the_last_records_in_whatever_order_they_come() -> 
                 last = word
         expected = {"queued": (1, 1), "starting": (1, 1), "running": (1, 0)}.get(last, (0, 0))
         assert counted.count("u") == expected, said
-        assert len(counted._users) == expected[0]
+        assert counted.paused("u") == (last == "paused"), said
+        assert len(counted._users) == (expected[0] or last == "paused")

@@ -16,7 +16,7 @@ from penstock.telemetry import LIMITED
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import STREAMS, Identity
 
-Limit = Literal["connections", "streams", "requests", "open_runs", "queued_runs"]
+Limit = Literal["connections", "streams", "requests", "open_runs", "queued_runs", "paused_runs"]
 
 RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
