@@ -186,7 +186,10 @@ def test_a_source_frame_is_shown_only_when_it_is_asked_for(
     assert lines(penstock("show", number, "--raw", "--json"))[0]["payload"] == "a secret"
 
 
-def test_an_unknown_dead_letter_is_an_error(penstock: Invoke) -> None:
+def test_an_unknown_dead_letter_is_an_error(
+    nats: NatsServer, penstock: Invoke, service: str
+) -> None:
+    with_letter(nats, letter_about(a_cancel(), service=service))  # so that there is a stream
     result = penstock("show", "99999")
     assert result.exit_code == 2
     assert "there is no dead letter 99999" in result.stderr

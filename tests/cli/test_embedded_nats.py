@@ -23,7 +23,6 @@ from penstock_cli.local.child import StartFailed
 from penstock_cli.local.embedded_nats import EmbeddedNats, credentials
 from penstock_cli.main import app
 from support.drive.waiting import eventually
-from support.real.nats import NatsServer
 
 OWNER = """
 import asyncio, sys
@@ -235,22 +234,6 @@ async def test_nobody_without_a_password_gets_in(server: EmbeddedNats) -> None:
     said = await refusal(server.url)
     assert "a client without a user" in said
     assert "PENSTOCK_NATS_PASSWORDS" in said
-
-
-async def test_what_a_version_without_users_has_stored_is_taken_over(tmp_path: Path) -> None:
-    former = NatsServer(tmp_path / "nats", name="former nats", users=False, on_disk=True)
-    former.start()
-    client = await nats.connect(former.url)
-    await client.jetstream().add_stream(name="S", subjects=["s"])
-    await client.jetstream().publish("s", b"of yesterday")
-    await client.close()
-    former.stop()
-    server = EmbeddedNats(tmp_path)
-    await server.start()
-    try:
-        assert await stored(server.url, tmp_path) == b"of yesterday"
-    finally:
-        await server.stop()
 
 
 async def test_it_listens_at_the_given_address(tmp_path: Path) -> None:

@@ -74,7 +74,6 @@ def check_agents(
 
 
 def _show_configured(output: Output, config: Config) -> None:
-    """Show the agents of a configuration file with their URLs, but without their headers."""
     if output.as_json:
         for agent in config.agents:
             output.json_line(agent.model_dump(mode="json", exclude={"headers"}))
@@ -87,10 +86,6 @@ def _show_configured(output: Output, config: Config) -> None:
 
 
 def _configured(path: Path) -> Config:
-    """Return the configuration in a file.
-
-    Raises ConfigurationError if the file is missing or invalid.
-    """
     if not path.exists():
         raise ConfigurationError(
             f"there is no {path} here: name your agents' file with --config (PENSTOCK_CONFIG)"
@@ -99,10 +94,6 @@ def _configured(path: Path) -> Config:
 
 
 def _chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
-    """Return the agents with these ids; all agents if `ids` is empty.
-
-    Raises ConfigurationError for an unknown id.
-    """
     for id in ids:
         if config.agent(id) is None:
             raise ConfigurationError(config.no_agent(id))

@@ -300,7 +300,6 @@ def _path(*segments: str) -> str:
 
 
 def _apply(api: Api, output: Output, file: str, rule: FileRule) -> int:
-    """Make or change a rule of a file, and return the exit code."""
     try:
         before = _find(api, rule.id)
         if before is None:
@@ -414,7 +413,6 @@ def _repeat_one(api: Api, output: Output, what: Repeat, rule: str, delivery: str
 def _repeat_all(
     api: Api, output: Output, what: Repeat, rule: str | None, selection: Record
 ) -> None:
-    """Replay or retry all selected deliveries, and show their number."""
     path = _path(what) if rule is None else _path(rule, what)
     count = left_out = 0
     following: dict[str, str] = {}

@@ -67,7 +67,6 @@ def doctor(
 
 
 def _show(output: Output, findings: Sequence[Finding]) -> int:
-    """Show each finding. Return the exit code: 1 if something is wrong, else 0."""
     for each in findings:
         if output.as_json:
             output.json_line(asdict(each))

@@ -84,11 +84,6 @@ def apply(file: File, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 
 def _read_policy(path: Path) -> tuple[Policy, Any]:
-    """Return the policy of a YAML file, and the file's content.
-
-    Raises:
-        InvalidFile: the file cannot be read, or has a mistake.
-    """
     text = _text(path)
     try:
         return parse(text), yaml.safe_load(text)
@@ -101,11 +96,6 @@ def _read_policy(path: Path) -> tuple[Policy, Any]:
 
 
 def _read_case(path: Path) -> Case:
-    """Return the case of a JSON or YAML file.
-
-    Raises:
-        InvalidFile: the file cannot be read, or is no case.
-    """
     try:
         return Case.model_validate(yaml.safe_load(_text(path)))
     except yaml.YAMLError as error:
@@ -135,7 +125,6 @@ def _check(output: Output, policy: Policy, cases: Mapping[str, Case]) -> bool:
 
 
 def _show(output: Output, current: Mapping[str, Any]) -> None:
-    """Show the current policy."""
     if output.as_json:
         output.json_line(current)
         return

@@ -214,7 +214,6 @@ def _show_checked(output: Output, files: Sequence[Checked]) -> int:
 
 
 def _store(api: Api, output: Output, file: Checked) -> int:
-    """Store a definition, and return the exit code."""
     name, version = file.value["name"], file.value["version"]
     try:
         stored = api.call("PUT", _path(name, "versions", version), yaml=file.content)

@@ -44,7 +44,6 @@ class Recipe:
 
     @property
     def environment(self) -> Path:
-        """The folder of the server's environment, which deploy/venv.sh makes."""
         return (Path(".penstock") / "venvs" / self.name).absolute()
 
     @property
@@ -127,7 +126,6 @@ class DemoServer:
 
     @property
     def is_being_set_up(self) -> bool:
-        """Whether the server waits for its environment."""
         return self._start is not None and not self._start.done()
 
     async def start(self, data: Path) -> None:
@@ -208,7 +206,6 @@ class DemoServer:
             (await client.get(self.url + self.recipe.health)).raise_for_status()
 
     async def stop(self) -> None:
-        """Stop the server."""
         if self._start is not None:
             self._start.cancel()
             await asyncio.gather(self._start, return_exceptions=True)

@@ -74,7 +74,6 @@ def _chunk(*parts: Part, finish: str | None = None) -> GenerateContentResponse:
 
 
 def scripted_agent(name: str) -> Any:
-    """Return an LlmAgent that plays the script."""
     return LlmAgent(
         name=name,
         description="A demo agent.",

@@ -47,15 +47,12 @@ class ScriptedModel(Model):
     def invoke_stream(
         self, messages: list[Message], *args: Any, **kwargs: Any
     ) -> Iterator[ModelResponse]:
-        """Return the steps of the model's turn, without pauses."""
         return map(_response, _turn(messages))
 
     async def ainvoke(self, messages: list[Message], *args: Any, **kwargs: Any) -> ModelResponse:
-        """Return the model's turn as one response."""
         return self.invoke(messages)
 
     def invoke(self, messages: list[Message], *args: Any, **kwargs: Any) -> ModelResponse:
-        """Return the model's turn as one response."""
         whole = ModelResponse(role="assistant", content="")
         for part in self.invoke_stream(messages):
             whole.content += part.content or ""

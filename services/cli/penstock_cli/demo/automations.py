@@ -36,7 +36,6 @@ class DemoRules:
 
     @property
     def token_file(self) -> Path:
-        """The file with the token of the rule `demo-ask`."""
         return self._folder / "hook-token"
 
     async def start(self) -> None:
@@ -51,7 +50,6 @@ class DemoRules:
         os.environ[_ALLOWED] = ",".join(filter(None, [allowed, "127.0.0.1"]))
 
     async def stop(self) -> None:
-        """Stop the receiver."""
         await self._receiver.stop()
 
 

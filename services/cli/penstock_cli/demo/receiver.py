@@ -33,11 +33,9 @@ class Receiver:
         return f"http://127.0.0.1:{self._server.port}{PATH}"
 
     async def start(self) -> None:
-        """Begin to receive webhooks."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """Receive no more webhooks."""
         await self._server.stop()
 
     @serves(

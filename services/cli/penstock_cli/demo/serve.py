@@ -15,7 +15,6 @@ import uvicorn
 
 
 def main() -> None:
-    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("app", choices=["agno_app", "adk_app"])
     parser.add_argument("--fd", type=int)

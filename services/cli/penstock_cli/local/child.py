@@ -70,18 +70,15 @@ class Child:
         return await self._process.wait()
 
     def tail(self) -> str:
-        """Return the last lines that the server wrote to its log."""
         with self.log.open("rb") as file:
             file.seek(max(self._log_start, self.log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
     def failure(self, what: str) -> StartFailed:
-        """Return an error with the text `what` and the last lines that the server wrote."""
         return StartFailed(f"{self.name} {what}. Its last lines in {self.log}:\n{self.tail()}")
 
     async def stop(self) -> None:
-        """Stop the server, and wait until it has ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

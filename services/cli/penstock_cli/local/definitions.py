@@ -88,6 +88,5 @@ def _runs(definition: Mapping[str, Any]) -> set[str]:
 
 
 def drawn(definition: dict[str, Any], *, as_mermaid: bool) -> str:
-    """Return the graph of a definition, as text or as Mermaid."""
     workflow = load_value(definition).workflow
     return mermaid(workflow) if as_mermaid else as_text(workflow)

@@ -143,7 +143,6 @@ class EmbeddedNats:
             for folder in (self._folder, credentials(self.data), self.data / "logs"):
                 private_folder(folder)
             self._lock = await _locked(self.data)
-            self._take_over_former_store()
             await self._run(self._lock)
         except OSError as error:
             raise StartFailed(f"cannot use {self.data} for data: {error.strerror}") from error
@@ -164,7 +163,6 @@ class EmbeddedNats:
         raise StartFailed("nats-server is not started")
 
     async def stop(self) -> None:
-        """Stop the server, and release the folder."""
         if self._child is not None:
             await self._child.stop()
             self._child = None
@@ -205,14 +203,6 @@ class EmbeddedNats:
     @property
     def _store(self) -> Path:
         return self._folder / "jetstream"
-
-    def _take_over_former_store(self) -> None:
-        """Move the streams of an older version from NATS's global account to Penstock's account."""
-        accounts = self._store / "jetstream"
-        former, ours = accounts / "$G", accounts / permissions.ACCOUNT
-        if former.is_dir() and not ours.exists():
-            former.rename(ours)
-            log.info("the streams of a former version are taken over")
 
     async def _listening(self, child: Child) -> str:
         ended = asyncio.create_task(child.ended())

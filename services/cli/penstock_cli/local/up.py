@@ -292,7 +292,6 @@ def _settings(options: Options) -> Settings:
 
 
 def _agents(options: Options, settings: Settings) -> list[AgentConfig]:
-    """Return the agents of the configuration file; none for a demo without a file."""
     if options.demo and options.config is None:
         return []
     if options.config is None and not settings.config.exists():

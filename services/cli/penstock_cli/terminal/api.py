@@ -104,7 +104,6 @@ class Api:
         return self.call("POST", "/v1/runs", body=body)
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """Return a run's record."""
         return self.call("GET", path_of("runs", run_id))
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
@@ -123,28 +122,22 @@ class Api:
             cursor = page["next"]
 
     def runs(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
-        """Return up to `limit` runs, the newest first, and whether there are more."""
         return self.pages("/v1/runs", "runs", "before", limit, filters)
 
     def agents(self) -> list[dict[str, Any]]:
-        """Return the agents of the server's configuration."""
         found: list[dict[str, Any]] = self.call("GET", "/v1/agents")["agents"]
         return found
 
     def cancel(self, run_id: str) -> dict[str, Any]:
-        """Cancel a run and return its record."""
         return self.call("POST", path_of("runs", run_id, "cancel"))
 
     def approval(self, approval_id: str) -> dict[str, Any]:
-        """Return an approval's record."""
         return self.call("GET", path_of("approvals", approval_id))
 
     def audit(self, approval_id: str) -> dict[str, Any]:
-        """Return the audit of an approval."""
         return self.call("GET", path_of("approvals", approval_id, "audit"))
 
     def approvals(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
-        """Return up to `limit` approvals, urgent ones first, and whether there are more."""
         return self.pages("/v1/approvals", "approvals", "after", limit, filters)
 
     def decide(
@@ -361,7 +354,6 @@ class _RetryLimit:
         self._since = 0.0  # the time of the first failure in a row
 
     def renew(self) -> None:
-        """Reset the count of failures, because bytes have arrived."""
         self.untried = False
         self._failures = 0
 
@@ -379,10 +371,6 @@ class _RetryLimit:
 
 
 def _refusal(response: httpx.Response) -> ApiError:
-    """Return the response as an error.
-
-    The error's text is the `detail` of RFC 9457, or the beginning of the body.
-    """
     errors: Sequence[Mapping[str, Any]] = ()
     try:
         problem = response.json()

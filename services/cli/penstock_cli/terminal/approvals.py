@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import Api
-from penstock_cli.terminal.output import MORE, Output
+from penstock_cli.terminal.output import Output
 
 Record = Mapping[str, Any]
 Item = dict[str, Any]
@@ -21,28 +21,19 @@ _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
 def show_list(api: Api, output: Output, filters: Mapping[str, str | None], limit: int) -> None:
-    """Show up to `limit` approvals. A filter whose value is None is not applied."""
     approvals, more = api.approvals(limit, **filters)
-    if more:
-        output.notice(MORE)
-    if output.as_json:
-        for approval in approvals:
-            output.json_line(approval)
-        return
-    rows = [
-        (a["approval_id"], a["status"], a["agent"], "; ".join(map(render.item, a["items"])))
-        for a in approvals
-    ]
-    output.table(("approval", "status", "agent", "asks"), rows)
+    output.listing(approvals, ("approval", "status", "agent", "asks"), _row, more=more)
+
+
+def _row(found: Record) -> tuple[str, ...]:
+    asks = "; ".join(map(render.item, found["items"]))
+    return found["approval_id"], found["status"], found["agent"], asks
 
 
 def show(output: Output, approval: Record) -> None:
-    """Show one approval with all its items."""
+    output.record(approval, hidden=("items", "command_published", "event_published"))
     if output.as_json:
-        output.json_line(approval)
         return
-    hidden = ("items", "command_published", "event_published")
-    output.pieces(render.fields({k: v for k, v in approval.items() if k not in hidden}))
     for item in approval["items"]:
         output.pieces([("\n", ""), (f"{render.item(item)}\n", "bold")])
         output.pieces(render.fields(item))
@@ -166,7 +157,6 @@ def _ask(output: Output) -> Item | None:
 
 
 def wants_value(item: Record) -> bool:
-    """Return whether the approval of the item needs a value."""
     return item["kind"] in _WANTS_VALUE
 
 

@@ -36,7 +36,6 @@ class Output:
         return not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
     def json_line(self, value: Mapping[str, Any]) -> None:
-        """Write one JSON line to stdout."""
         print(json.dumps(value, ensure_ascii=False), flush=True)
 
     def pieces(self, pieces: Iterable[Piece]) -> None:

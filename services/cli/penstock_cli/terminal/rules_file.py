@@ -41,7 +41,6 @@ class FileRule:
 
     @property
     def id(self) -> str:
-        """The rule's id."""
         return str(self.value["id"])
 
     def location_of(self, field: str, line: int | None = None, column: int | None = None) -> str:

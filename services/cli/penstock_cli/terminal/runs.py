@@ -11,7 +11,7 @@ from penstock import sse
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed, path_of
 from penstock_cli.terminal.approvals import Item, waits
-from penstock_cli.terminal.output import MORE, Output, command
+from penstock_cli.terminal.output import Output, command
 
 WAITS = 4  # The exit code if the run waits for an approval that this command has not answered.
 INTERRUPTED = 130  # The exit code that shells use for Ctrl-C.
@@ -166,21 +166,16 @@ def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> Non
     If a run belongs to a step of a workflow, an additional column shows the step.
     """
     runs, more = api.runs(limit, **wanted)
-    if more:
-        output.notice(MORE)
-    if output.as_json:
-        for run in runs:
-            output.json_line(run)
-        return
-    columns = ["run", "status", "agent", "created", "message"]
-    rows = [
-        [r["run_id"], r["status"], r["agent"], r["created_at"], r.get("message", "")] for r in runs
-    ]
-    if any(r.get("step_id") for r in runs):
-        columns.insert(3, "step")
-        for row, run in zip(rows, runs, strict=True):
-            row.insert(3, run.get("step_id") or "")
-    output.table(tuple(columns), rows)
+    columns = {"run": "run_id", "status": "status", "agent": "agent"}
+    if any(run.get("step_id") for run in runs):
+        columns["step"] = "step_id"
+    columns |= {"created": "created_at", "message": "message"}
+    output.listing(
+        runs,
+        tuple(columns),
+        lambda run: [run.get(field) or "" for field in columns.values()],
+        more=more,
+    )
 
 
 def show_one(api: Api, output: Output, run_id: str) -> None:
@@ -195,11 +190,7 @@ def show_one(api: Api, output: Output, run_id: str) -> None:
 
 
 def show(output: Output, run: Mapping[str, Any]) -> None:
-    """Show one run's record."""
-    if output.as_json:
-        output.json_line(run)
-    else:
-        output.pieces(render.fields(run))
+    output.record(run)
 
 
 def _open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

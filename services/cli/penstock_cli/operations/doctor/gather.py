@@ -108,8 +108,6 @@ async def in_nats(bus: Bus) -> Facts:
 
 
 async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
-    """Return the partitions of a shard's RAW stream, each with its distance from the checkpoint to
-    the newest frame."""
     group, raw = group_of(shard), streams.raw_of(shard)
     leases = {each.key for each in await bus.bucket("leases").entries(f"{group}.part.*")}
     found = []
@@ -186,7 +184,6 @@ async def outside_nats(facts: Facts, settings: Settings, places: Places) -> Fact
 
 
 async def _auth(config: AuthConfig) -> list[AnswerFact]:
-    """Return whether callers are authenticated, and whether the issuer's keys can be used."""
     found = []
     if config.allow_unauthenticated_sse:
         said = "every caller is `anonymous`, whatever token they have"
