@@ -27,11 +27,13 @@ def jobs(run_id: str, count: int) -> list[Job]:
     ]
 
 
+COMPLETED: Any = {"what": "outcome", "type_": "automation.completed"}
+
+
 async def say(made: Announcements, job: Job, raw: int = 0) -> bool:
     assert job.run_id is not None
-    return await made.write_once(
-        Timeline(job.run_id, raw), job, "outcome", "automation.completed", {"delivery_id": job.key}
-    )
+    data = {"delivery_id": job.key}
+    return await made.write_once(Timeline(job.run_id, raw), job, **COMPLETED, data=data)
 
 
 async def said(bus: Bus, run_id: str) -> Counter[str]:
@@ -82,13 +84,11 @@ async def test_a_process_looks_once_for_each_run_that_it_alone_writes_about(
         assert reads.count == 1
         [late] = jobs(run_id, 1)
         assert await Announcements(bus, "other").write_once(
-            Timeline(run_id), late.replayed(), "outcome", "automation.completed", {}
+            Timeline(run_id), late.replayed(), **COMPLETED, data={}
         )
         assert not await say(made, late)
         reads.count = 0
-        assert not await made.write_once(
-            Timeline(run_id), late.replayed(), "outcome", "automation.completed", {}
-        )
+        assert not await made.write_once(Timeline(run_id), late.replayed(), **COMPLETED, data={})
         assert reads.count == 0, "its write is refused, and it reads what the other has written"
 
 

@@ -15,7 +15,7 @@ from penstock.bus import GiveBack, Message, Stored, WorkQueue, streams, subjects
 from penstock.bus.admin import replay
 from penstock.bus.state import deadletters
 from penstock_automations.actions.webhook.breaker import Breaker
-from penstock_automations.actions.webhook.request import Sender
+from penstock_automations.actions.webhook.exchange import Sender
 from support.drive.automations import automations, rule
 from support.drive.pipeline import Event
 from support.drive.waiting import eventually

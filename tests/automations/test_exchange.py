@@ -13,8 +13,7 @@ import httpcore
 import pytest
 
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer
-from penstock_automations.actions.webhook.exchange import MAX_HEAD_BYTES, READ_BYTES
-from penstock_automations.actions.webhook.request import Sender
+from penstock_automations.actions.webhook.exchange import MAX_HEAD_BYTES, READ_BYTES, Sender
 from penstock_automations.guard.backend import Guard
 from support.fakes.serving import close_after
 from support.real.authority import Authority

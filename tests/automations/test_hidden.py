@@ -22,7 +22,9 @@ def test_a_receiver_that_answers_with_the_headers_it_got_shows_no_secret() -> No
     rule = {"id": "r", "subjects": ["llm.tool_call"], "action": {"webhook": webhook}}
     job = Job("r", 1, "u", "llm.tool_call", TriggerSource("hook", "1", BODY))
     occurrence = Occurrence(orjson.dumps(BODY))
-    request = request_of(read_rule(rule, Rule), job, occurrence, 1_700_000_000.0, 10_000)
+    request = request_of(
+        read_rule(rule, Rule), job, occurrence, unix_s=1_700_000_000.0, max_bytes=10_000
+    )
     echoed = orjson.dumps(request.headers) + b"x" * 2000
     shown = Answer(200, {}, echoed).shown(request.secrets)
     assert "top-secret" not in shown

@@ -173,7 +173,11 @@ async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
     for id, hook in HOOKS.items():
         triggers = {"hook": hook.model_dump()} if hook else {"subjects": ["llm.*"]}
         action = {"webhook": {"url": "https://example.com/", "secrets": [OUT_SECRET]}}
-        stored = {"rule": {"id": id, "action": action, **triggers}, "uid": id, "owner": "u1"}
+        stored = {
+            "rule": {"id": id, "action": action, **triggers},
+            "uid": id,
+            "owner": {"user_id": "u1"},
+        }
         record = RuleRecord.model_validate({**stored, "created_at": "", "updated_at": ""})
         rules._rules[id] = compile_rule(record, 1)
     served = Hooks(SimpleNamespace(clock=time), rules, MagicMock(), 100_000)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from penstock_automations.actions.webhook.breaker import (
     Rate,
 )
 from penstock_automations.actions.webhook.preparing import body_of, signed
-from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
+from penstock_automations.delivery.one_delivery import MAX_RETRY_AFTER_S, delay_s
 from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
 from penstock_automations.matching.rule_matches import depth_refusal, matched, may_act
@@ -225,18 +225,22 @@ def test_the_signatures_are_those_of_the_reference_library() -> None:
 
 def test_a_body_carries_the_event_byte_for_byte_or_a_reference() -> None:
     event = orjson.dumps(EVENT)
-    full = body_of("llm.tool_call", event, "full", 10_000)
+    full = body_of("llm.tool_call", event, payload="full", max_bytes=10_000)
     assert event in full
     assert orjson.loads(full) == {
         "type": "llm.tool_call",
         "timestamp": EVENT["timestamp"],
         "data": EVENT,
     }
-    reference = orjson.loads(body_of("llm.tool_call", event, "reference", 10_000))["data"]
+    reference = orjson.loads(
+        body_of("llm.tool_call", event, payload="reference", max_bytes=10_000)
+    )["data"]
     assert reference["run_id"] == RUN_ID
     assert "data" not in reference
     assert "omitted" not in reference
-    large = body_of("llm.tool_call", orjson.dumps({**EVENT, "data": "x" * 9000}), "full", 5000)
+    large = body_of(
+        "llm.tool_call", orjson.dumps({**EVENT, "data": "x" * 9000}), payload="full", max_bytes=5000
+    )
     assert len(large) < 500
     assert "at most 5000" in orjson.loads(large)["data"]["omitted"]
 
@@ -488,16 +492,6 @@ def test_a_job_is_read_as_it_was_written(job: Job) -> None:
     assert job.webhook_id == job.replayed().attempt_after(1, 0).webhook_id
 
 
-def test_a_job_of_the_version_before_triggers_is_read() -> None:
-    stored = (
-        b'{"rule":"rule","version":2,"run_id":"%s","sequence":3,"type":"llm.tool_call","event":44,'
-        b'"raw":40,"uid":"u","ordered":true,"attempt":2}'
-    ) % RUN_ID.encode()
-    assert Job.parse(stored) == EVENT_JOB
-    assert EVENT_JOB.webhook_id == f"rule.{RUN_ID}.3"
-    assert EVENT_JOB.subject == f"delivery.rule.{RUN_ID}-3"
-
-
 def test_the_id_of_a_triggers_job_is_the_rule_and_the_triggers_id() -> None:
     assert HOOK_JOB.webhook_id == "rule.hook-5f"
     assert HOOK_JOB.subject == "delivery.rule.hook-5f"
@@ -521,9 +515,3 @@ def test_the_id_of_a_triggers_job_is_the_rule_and_the_triggers_id() -> None:
 def test_what_is_no_job_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match="not a job"):
         Job.parse(payload)
-
-
-def test_a_record_of_an_earlier_version_has_an_owner_without_rights() -> None:
-    written = compiled().record.model_dump() | {"owner": "u1"}
-    owner = RuleRecord.model_validate(written).owner
-    assert (owner.user_id, owner.scopes, owner.has_scope("start")) == ("u1", [], False)

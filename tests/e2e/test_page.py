@@ -189,6 +189,23 @@ async def test_a_run_of_the_list_is_shown_with_all_its_events(demo: Up) -> None:
         is_clean(page, demo.url)
 
 
+async def test_an_automation_that_cannot_deliver_is_named_after_the_runs_end(demo: Up) -> None:
+    webhook = {"url": "https://nobody.invalid/hook"}
+    rule = {"id": "nobody", "subjects": ["lifecycle.completed"], "action": {"webhook": webhook}}
+    async with (
+        page_at(f"{demo.url}/") as page,
+        httpx.AsyncClient(base_url=demo.url) as http,
+    ):
+        made = await http.post("/v1/automations", json=rule)
+        assert made.status_code == 201, made.text
+        await ready(page, "assistant")
+        await starts(page, STREAMED, "assistant")
+        await says(page, STREAMED, "completed with event")
+        log = f"document.querySelector('{STREAMED} .log').textContent"
+        await page.until(f"{log}.includes('automation nobody: waiting')")
+        assert (await http.delete("/v1/automations/nobody")).status_code == 204
+
+
 async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: Up) -> None:
     async with page_at(f"{demo.url}/") as page:
         await ready(page, "assistant")

@@ -23,9 +23,9 @@ from penstock_automations.actions.decide import DecideExecutor
 from penstock_automations.actions.executor import ActionExecutor
 from penstock_automations.actions.shares import Shares
 from penstock_automations.actions.start_run import StartRunExecutor
+from penstock_automations.actions.webhook.exchange import Sender
 from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.actions.webhook.mirror import Mirror
-from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.api.deliveries import Deliveries
 from penstock_automations.api.endpoints import EndpointStates
 from penstock_automations.api.hooks import Hooks
@@ -86,9 +86,9 @@ class AutomationsService(Service):
         webhooks = WebhookExecutor(
             self.bus,
             Sender(guard),
-            settings.webhook_max_bytes,
-            records.is_done,
-            settings.webhook_requests_per_host,
+            max_bytes=settings.webhook_max_bytes,
+            is_done=records.is_done,
+            requests_per_host=settings.webhook_requests_per_host,
         )
         self._open_runs = OpenRuns(
             self.bus,
@@ -229,10 +229,7 @@ class AutomationsService(Service):
     async def apply_rule_changes(self) -> None:
         """Make the stored rules match every event that is stored after this call returns.
 
-        The next times of the rules' schedules are scheduled, too.
-
-        Raises:
-            BusError: the bus does not answer; call this again.
+        The next times of the rules' schedules are scheduled, too. Raises BusError; repeat the call.
         """
         await self._consumers.update()
         await self._schedules.arrange()

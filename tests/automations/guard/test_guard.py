@@ -9,7 +9,7 @@ import httpcore
 import pytest
 
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer
-from penstock_automations.actions.webhook.request import Sender
+from penstock_automations.actions.webhook.exchange import Sender
 from penstock_automations.guard.backend import (
     AddressRefused,
     Guard,

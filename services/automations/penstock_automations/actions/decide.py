@@ -18,8 +18,15 @@ from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
 from penstock.tracing import spans
 from penstock.web.problems import Problem
-from penstock_automations.actions.executor import ActionExecutor, Attempted, Occurrence, Verdict
-from penstock_automations.actions.refusals import Codes, refused, unfilled
+from penstock_automations.actions.executor import (
+    ActionExecutor,
+    Attempted,
+    Codes,
+    Occurrence,
+    Verdict,
+    refused,
+    unfilled,
+)
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import DecideAction, filled
 from penstock_automations.rules.records import CompiledRule, event_of
@@ -63,14 +70,13 @@ class DecideExecutor(ActionExecutor):
 
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
         record = rule.record
-        action = record.rule.action.decide
-        assert action is not None, "the delivery chooses the executor by the kind of action"
+        action = _action_of(rule)
         if (reason := missing_right(record.rule, record.owner)) is not None:
             raise Problem(403, reason)
         event = event_of(orjson.loads(occurrence.payload))
         approval_id = str(event["data"]["approval_id"])
         trace = occurrence.traceparent if spans.is_on() else None
-        request = _request(rule, action, job, event, trace)
+        request = _request(rule, job, event, traceparent=trace)
         approval = await forward_decision(self._bus, approval_id, request)
         text = f"{_DONE[action.decision]} approval {approval_id}"
         if approval is not None and approval.status == "pending":
@@ -78,14 +84,16 @@ class DecideExecutor(ActionExecutor):
         return Verdict("delivered", text=text)
 
 
+def _action_of(rule: CompiledRule) -> DecideAction:
+    action = rule.record.rule.action.decide
+    assert action is not None, "the delivery chooses the executor by the kind of action"
+    return action
+
+
 def _request(
-    rule: CompiledRule,
-    action: DecideAction,
-    job: Job,
-    event: dict[str, Any],
-    traceparent: str | None,
+    rule: CompiledRule, job: Job, event: dict[str, Any], *, traceparent: str | None
 ) -> DecideRequest:
-    owner, data = rule.record.owner, event["data"]
+    owner, data, action = rule.record.owner, event["data"], _action_of(rule)
     name = f"automation {rule.id}"
     return DecideRequest(
         by=f"{name}, on behalf of {owner.user_id}" if owner.user_id else name,

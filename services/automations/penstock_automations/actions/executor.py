@@ -7,12 +7,14 @@ delivery.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from penstock.bus.records import Record
+from penstock.expressions import ExpressionError
+from penstock.web.problems import Problem
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.records import CompiledRule
 
@@ -108,10 +110,7 @@ class ActionExecutor(ABC):
 
         If a process is killed during an attempt, another process repeats the attempt. The effect
         must not happen twice. `job.webhook_id` serves as the idempotency key, because it is the
-        same for all attempts and replays.
-
-        Raises:
-            BusError: the bus does not answer. The same attempt is repeated.
+        same for all attempts and replays. Raises BusError.
         """
 
     async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
@@ -120,9 +119,25 @@ class ActionExecutor(ABC):
 
         Returns None if there is no such attempt, or if the attempts of this kind of action leave no
         trace here. This method is called when no attempt can be made, because the rule was deleted
-        or the event has expired.
-
-        Raises:
-            BusError: the bus does not answer. The call is repeated.
+        or the event has expired. Raises BusError.
         """
         return None
+
+
+# Maps the HTTP status of a refusal to the outcome and the error's code. The outcome is "failed" if
+# a later attempt may succeed, else "final".
+Codes = Mapping[int, tuple[Literal["failed", "final"], str]]
+
+
+def refused(problem: Problem, codes: Codes) -> Verdict:
+    """Return the result for a refusal. The outcome for an unknown status is "failed".
+
+    A refusal that names a code of its own has this code.
+    """
+    outcome, code = codes.get(problem.status, ("failed", f"refused_{problem.status}"))
+    return Verdict(outcome, problem.more.get("code", code), problem.detail)
+
+
+def unfilled(error: ExpressionError) -> Verdict:
+    """Return the result for a template that this event can never fill."""
+    return Verdict("final", "template", f"a template of the rule cannot be filled: {error}")

@@ -23,8 +23,15 @@ from penstock.runs.depth import MAX_DEPTH
 from penstock.runs.start import Origin, Start, Starter, require_reachable
 from penstock.settings import Config
 from penstock.web.problems import Problem
-from penstock_automations.actions.executor import ActionExecutor, Attempted, Occurrence, Verdict
-from penstock_automations.actions.refusals import Codes, refused, unfilled
+from penstock_automations.actions.executor import (
+    ActionExecutor,
+    Attempted,
+    Codes,
+    Occurrence,
+    Verdict,
+    refused,
+    unfilled,
+)
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import filled, filled_input
 from penstock_automations.rules.records import CompiledRule, event_of
@@ -81,7 +88,13 @@ class StartRunExecutor(ActionExecutor):
         async def started() -> Plan:
             plan = await self._plan(rule, job, occurrence)
             owner = rule.record.owner
-            await self._start(job, plan, owner.user_id, owner.roles, occurrence.traceparent)
+            await self._start(
+                job,
+                plan,
+                user_id=owner.user_id,
+                roles=owner.roles,
+                traceparent=occurrence.traceparent,
+            )
             return plan
 
         return await self._attempted(started())
@@ -101,7 +114,9 @@ class StartRunExecutor(ActionExecutor):
         async def started() -> Plan:
             if record.status == "queued":
                 # The killed process may have ended before it published the command.
-                await self._start(job, plan, record.user_id, record.roles or [], None)
+                await self._start(
+                    job, plan, user_id=record.user_id, roles=record.roles or [], traceparent=None
+                )
             return plan
 
         return await self._attempted(started())
@@ -188,6 +203,7 @@ class StartRunExecutor(ActionExecutor):
         self,
         job: Job,
         plan: Plan,
+        *,
         user_id: str,
         roles: Sequence[str],
         traceparent: str | None,

@@ -19,7 +19,7 @@ from penstock.bus import BusError
 from penstock.bus.state.bucket_index import StillReading
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import read_body, require_json
-from penstock.web.operation import NULLABLE, Json, Operation, a_list, an_object, in_path
+from penstock.web.operation import NULLABLE, Json, Operation, Parameter, a_list, an_object, in_path
 from penstock.web.problems import Problem, invalid
 from penstock_automations.rules.check import InvalidRule
 from penstock_automations.rules.records import CompiledRule, RuleRecord
@@ -82,6 +82,14 @@ def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Respon
 
 def a_page(name: str, items: Json) -> Json:
     return an_object(**{name: a_list(items), "next": NULLABLE})
+
+
+def filters_of(query: type[BaseModel]) -> tuple[Parameter, ...]:
+    """Return the parameters of a route whose query has this model."""
+    return tuple(
+        Parameter(name, str(schema.pop("description")), schema)
+        for name, schema in query.model_json_schema()["properties"].items()
+    )
 
 
 def cursor_of(*parts: Any) -> str:

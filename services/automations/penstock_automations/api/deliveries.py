@@ -22,7 +22,6 @@ from penstock.web.operation import (
     TEXT,
     Json,
     Operation,
-    Parameter,
     a_list,
     an_object,
     in_path,
@@ -41,6 +40,7 @@ from penstock_automations.api.common import (
     answer,
     cursor_of,
     cursor_parts,
+    filters_of,
     found_rule,
     may_use,
     operation,
@@ -58,9 +58,8 @@ from penstock_automations.delivery.listing import (
 )
 from penstock_automations.delivery.records import BUCKET, Attempt, DeliveryRecord
 from penstock_automations.delivery.replay import CannotReplay, replay_delivery, retry_delivery
-from penstock_automations.rules.deleted import deleted_rules
 from penstock_automations.rules.records import CompiledRule
-from penstock_automations.rules.store import CurrentRules, RuleStore
+from penstock_automations.rules.store import CurrentRules, RuleStore, deleted_rules
 
 Names = frozenset[tuple[str, str]]  # rules, each as its id and its `uid`
 
@@ -70,34 +69,30 @@ AT_ONCE: Final = 50
 REPLAY_S: Final = 15.0
 
 
-class Query(Part):
-    """Which deliveries to list."""
-
-    status: Status | None = Field(None, description="Only deliveries of this status")
-    since: str | None = Field(
-        None, max_length=40, description="Only deliveries that began at this time or later"
-    )
-    until: str | None = Field(
-        None, max_length=40, description="Only deliveries that began before this time"
-    )
-    limit: int = Field(100, ge=1, le=MAX_PAGE, description="How many deliveries a page has at most")
-    after: str | None = Field(None, max_length=1000, description="`next` of the page before")
-
-
-class RetryBody(Part):
-    """Which waiting deliveries are tried now."""
-
+class _Times(Part):
     since: str | None = Field(
         None, max_length=40, description="Only deliveries that began at this time or later."
     )
     until: str | None = Field(
         None, max_length=40, description="Only deliveries that began before this time."
     )
-    limit: int = Field(
-        MAX_REPLAYED, ge=1, le=MAX_REPLAYED, description="How many are made at most."
-    )
     after: str | None = Field(
         None, max_length=1000, description="`next` of the answer before, to continue."
+    )
+
+
+class Query(_Times):
+    """Which deliveries to list."""
+
+    status: Status | None = Field(None, description="Only deliveries of this status.")
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="How many a page has at most.")
+
+
+class RetryBody(_Times):
+    """Which waiting deliveries are tried now."""
+
+    limit: int = Field(
+        MAX_REPLAYED, ge=1, le=MAX_REPLAYED, description="How many are made at most."
     )
 
 
@@ -109,10 +104,7 @@ class ReplayBody(RetryBody):
     )
 
 
-_FILTERS: Final = tuple(
-    Parameter(name, str(schema.pop("description")), schema)
-    for name, schema in Query.model_json_schema()["properties"].items()
-)
+_FILTERS: Final = filters_of(Query)
 _DELIVERY_ID: Final = in_path("delivery_id", "The delivery's id, which receivers get as webhook-id")
 _COUNT: Final[Json] = {"type": "integer"}
 DELIVERY: Final[Json] = an_object(
@@ -290,7 +282,7 @@ class Deliveries:
         rule = await found_rule(request, self._store)
         body = await read_model(request, RetryBody, MAX_BODY_BYTES)
         _check_active(rule)
-        return await self._each(request, _names([rule]), body, "waiting", "retried")
+        return await self._each(request, _names([rule]), body, status="waiting", result="retried")
 
     @serves(
         _of_many(
@@ -303,7 +295,7 @@ class Deliveries:
     async def retry_all(self, request: Request) -> Response:
         rules = [rule for rule in await self._own(request) if rule.matches_now]
         body = await read_model(request, RetryBody, MAX_BODY_BYTES)
-        return await self._each(request, _names(rules), body, "waiting", "retried")
+        return await self._each(request, _names(rules), body, status="waiting", result="retried")
 
     async def _begin(self, step: Awaitable[object], record: DeliveryRecord, what: str) -> Response:
         try:
@@ -354,12 +346,12 @@ class Deliveries:
 
     async def _replay(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
         body = await read_model(request, ReplayBody, MAX_BODY_BYTES)
-        return await self._each(request, _names(rules), body, body.status, "replayed")
+        return await self._each(request, _names(rules), body, status=body.status, result="replayed")
 
     async def _each(
-        self, request: Request, rules: Names, body: RetryBody, status: Status, what: str
+        self, request: Request, rules: Names, body: RetryBody, *, status: Status, result: str
     ) -> Response:
-        step = replay_delivery if what == "replayed" else retry_delivery
+        step = replay_delivery if result == "replayed" else retry_delivery
         count = left_out = 0
         until, after = time.monotonic() + REPLAY_S, body.after
         while count + left_out < body.limit:
@@ -372,7 +364,7 @@ class Deliveries:
             after = _next(page)
             if after is None or time.monotonic() > until:
                 break
-        return answer({what: count, "left_out": left_out, "next": after}, 202)
+        return answer({result: count, "left_out": left_out, "next": after}, 202)
 
     async def _page(
         self, request: Request, rules: Names, query: Query | RetryBody, status: Status | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from typing import Final, NoReturn
 
@@ -28,6 +27,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock_automations.actions.webhook.breaker import Rate
+from penstock_automations.api.common import RULE_NAME
 from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish_first
 from penstock_automations.matching.evaluations import Evaluations
@@ -51,7 +51,6 @@ REFUSALS_PER_S: Final = 1.0  # how many log lines about refused requests are wri
 # after the body was parsed, because JSON may grow when it is written again: 1e15 becomes
 # 1000000000000000.0.
 MAX_JOB_BYTES: Final = 480 * 1024
-_RULE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PARAMETERS: Final = (
     in_path("rule_id", "The rule's id"),
     Parameter(
@@ -138,7 +137,7 @@ class Hooks:
         delivery_id = f"{rule.id}.{token}"
         if match is None:
             return _answer(delivery_id, "ignored")
-        job = job_of(match, "hook", token, found, depth)
+        job = job_of(match, "hook", token, body=found, depth=depth)
         if len(job.dump()) > MAX_JOB_BYTES:
             _count("too_large")
             raise Problem(413, "the body's numbers are too long when they are written out")
@@ -152,7 +151,7 @@ class Hooks:
 
     async def _rule(self, rule_id: str) -> CompiledRule | None:
         """Return the stored rule; None if it does not exist or has no hook. Raises Problem 503."""
-        if not _RULE_ID.fullmatch(rule_id):
+        if not RULE_NAME.fullmatch(rule_id):
             return None
         try:
             # Without this read, a process could accept a secret that was removed a moment ago.

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from penstock.validation import Part
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import ignore_body, read_json
-from penstock.web.operation import OBJECT, Answer, Parameter, json, serves
+from penstock.web.operation import OBJECT, Answer, json, serves
 from penstock.web.problems import Problem, invalid
 from penstock_automations.api.bodies import (
     ACT_AS,
@@ -35,6 +35,7 @@ from penstock_automations.api.common import (
     answer,
     cursor_of,
     cursor_parts,
+    filters_of,
     found_rule,
     may_use,
     operation,
@@ -60,10 +61,7 @@ class Query(Part):
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
 
-_FILTERS: Final = tuple(
-    Parameter(name, str(schema.pop("description")), schema)
-    for name, schema in Query.model_json_schema()["properties"].items()
-)
+_FILTERS: Final = filters_of(Query)
 
 
 class Rules:
@@ -135,9 +133,9 @@ class Rules:
             record = await self._rules.apply(
                 asked.plain,
                 owner,
-                everybody,
-                0,
-                f"the id {asked.id} is taken; choose another",
+                all_users=everybody,
+                expected=0,
+                refusal=f"the id {asked.id} is taken; choose another",
             )
         return await self._rules.respond_with(record, made_secrets(asked, record.rule, None), 201)
 
@@ -269,7 +267,9 @@ class Rules:
         wanted = with_secrets(asked.plain, record.rule)
         if (wanted, owner, everybody) != (record.rule, record.owner, record.all_users):
             text = f"the rule {rule.id} was changed at the same time: read it again"
-            stored = await self._rules.apply(asked.plain, owner, everybody, rule.revision, text)
+            stored = await self._rules.apply(
+                asked.plain, owner, all_users=everybody, expected=rule.revision, refusal=text
+            )
         return await self._rules.respond_with(stored, made_secrets(asked, stored.rule, record.rule))
 
     def _count(self, user_id: str) -> int:

@@ -96,7 +96,7 @@ class StoredRules:
         return rule
 
     async def apply(
-        self, rule: Rule, owner: Owner, everybody: bool, expected: int, refusal: str
+        self, rule: Rule, owner: Owner, *, all_users: bool, expected: int, refusal: str
     ) -> RuleRecord:
         """Store a rule if it has the revision `expected`; 0 means that there is no such rule.
 
@@ -108,7 +108,7 @@ class StoredRules:
             raise Problem(403, reason)
         try:
             return await or_problem(
-                self.store.apply(rule, owner, all_users=everybody, expected=expected)
+                self.store.apply(rule, owner, all_users=all_users, expected=expected)
             )
         except VersionConflict as error:
             raise Problem(409, refusal) from error
@@ -116,7 +116,13 @@ class StoredRules:
     async def replace_secrets(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
         text = f"the rule {rule.id} was changed at the same time: try again"
         record = rule.record
-        return await self.apply(changed, record.owner, record.all_users, rule.revision, text)
+        return await self.apply(
+            changed,
+            record.owner,
+            all_users=record.all_users,
+            expected=rule.revision,
+            refusal=text,
+        )
 
     async def respond_with(
         self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200

@@ -77,16 +77,14 @@ class Announcements:
         self,
         timeline: Timeline,
         job: Job,
+        *,
         what: Literal["triggered", "failing", "outcome"],
         type_: str,
         data: Mapping[str, Any],
     ) -> bool:
         """Write a source event unless the delivery has written this kind of event before.
 
-        Returns whether this call wrote the event.
-
-        Raises:
-            BusError: the bus does not answer; repeat the call.
+        Returns whether this call wrote the event. Raises BusError; repeat the call.
         """
         key = f"{job.webhook_id} {job.replay} {what}"
         payload = orjson.dumps({"type": type_, "data": data})

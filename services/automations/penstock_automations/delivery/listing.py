@@ -120,8 +120,7 @@ class DeliveryList:
     async def page(self, wanted: Selection, after: tuple[int, int] | None, limit: int) -> Page:
         """Return up to `limit` deliveries, the newest first, and the place to continue from.
 
-        Raises:
-            BusError: the deliveries cannot be read now.
+        Raises BusError.
         """
         if self._follow is not None:
             self._follow(self._index)

@@ -32,7 +32,6 @@ from penstock_automations.actions.executor import (
 )
 from penstock_automations.actions.shares import Shares
 from penstock_automations.delivery.announcements import Announcements, Timeline
-from penstock_automations.delivery.backoff import deferral_delay_s, delay_s
 from penstock_automations.delivery.failing import FailingRules, warning_of
 from penstock_automations.delivery.outcomes import (
     context_of,
@@ -57,6 +56,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 1.0
+MAX_RETRY_AFTER_S = 24 * 3600.0
+_SPREAD = 0.1  # delays are varied by up to this part
 # The first and the longest wait in seconds of a delivery whose rule is paused, and of a delivery
 # whose owner has no place in this process.
 PAUSED_S, NO_PLACE_S = (10.0, 3600.0), (1.0, 60.0)
@@ -424,7 +425,9 @@ class Delivery:
         timeline, data = self._timeline, triggered_data(self._job, self._record.name)
         if timeline is not None:
             write_once = self._parts.announcements.write_once
-            await write_once(timeline, self._job, "triggered", "automation.triggered", data)
+            await write_once(
+                timeline, self._job, what="triggered", type_="automation.triggered", data=data
+            )
             self._record.announced = True
 
     async def _announce_outcome(self) -> bool:
@@ -441,7 +444,7 @@ class Delivery:
             await self._announce_trigger()
         type_, data = outcome_event(self._job, self._record)
         return await self._parts.announcements.write_once(
-            timeline, self._job, "outcome", type_, data
+            timeline, self._job, what="outcome", type_=type_, data=data
         )
 
     async def _tell_owner(self, is_delivered: bool, text: str) -> None:
@@ -453,7 +456,7 @@ class Delivery:
         elif failing.count_failure(job.rule) and (timeline := self._timeline) is not None:
             data, write_once = warning_of(job, text), self._parts.announcements.write_once
             await self._persist(
-                lambda: write_once(timeline, job, "failing", "system.warning", data)
+                lambda: write_once(timeline, job, what="failing", type_="system.warning", data=data)
             )
 
     def _trace(self) -> None:
@@ -497,3 +500,25 @@ class Delivery:
                     log.warning("a delivery waits until NATS answers (try %d): %s", tries, error)
                 await asyncio.sleep(RETRY_S)
         raise AssertionError("unreachable")
+
+
+def delay_s(
+    attempt: int, delays_s: Sequence[float], retry_after_s: float | None, random: float
+) -> float | None:
+    """Return the seconds to wait after this attempt has failed; None after the last attempt.
+
+    `attempt` counts from 1. `random` is between 0 and 1 and varies the delay by up to a tenth, so
+    that deliveries that failed together are not repeated together. The receiver's `Retry-After`
+    replaces the delay.
+    """
+    if attempt > len(delays_s):
+        return None
+    if retry_after_s is not None:
+        return min(max(retry_after_s, 0.0), MAX_RETRY_AFTER_S)
+    return delays_s[attempt - 1] * (1 + _SPREAD * (2 * random - 1))
+
+
+def deferral_delay_s(first_and_longest_s: tuple[float, float], deferrals: int) -> float:
+    """Return the seconds to wait, which double with each deferral up to the longest wait."""
+    first_s, longest_s = first_and_longest_s
+    return min(first_s * 2.0 ** min(deferrals, 20), longest_s)

@@ -150,8 +150,7 @@ def called_of(call: CallJob, record: DeliveryRecord) -> Called:
 async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) -> None:
     """Publish the outcome of a call. A repeated call of this function is harmless.
 
-    Raises:
-        BusError: the outcome was not published, or it is unknown whether it was; repeat the call.
+    Raises BusError; repeat the call.
     """
     payload = called_of(call, record).dump()
     headers = {"Nats-Msg-Id": f"{call.webhook_id}.called"}
@@ -161,10 +160,8 @@ async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) 
 async def waiting_user(bus: Bus, call: CallJob) -> str | None:
     """Return the owner of the workflow's run; None if the run has ended.
 
-    If the run's record is missing, the run counts as open, and the result is an empty text.
-
-    Raises:
-        BusError: the bucket cannot be read.
+    If the run's record is missing, the run counts as open, and the result is an empty text. Raises
+    BusError.
     """
     entry = await bus.bucket("runs").get(call.run_id)
     if entry is None:

@@ -158,10 +158,7 @@ class Records:
     async def put(self, job: Job, record: DeliveryRecord) -> bool:
         """Write the delivery's record; return False if another process has written it meanwhile.
 
-        A record that cannot be read is replaced.
-
-        Raises:
-            BusError: the record was not written, or it is unknown whether it was written.
+        A record that cannot be read is replaced. Raises BusError.
         """
         record.attempts = record.attempts[-KEPT_ATTEMPTS:]
         revision = await self._bucket.update(job.key, record.dump(), record._revision)
@@ -175,8 +172,7 @@ class Records:
     async def is_done(self, job: Job) -> bool:
         """Return whether the job's attempt was made, or the delivery has its outcome.
 
-        Raises:
-            BusError: the bucket cannot be read.
+        Raises BusError.
         """
         record = await self.get(job)
         return record is not None and record.has_done(job)

@@ -39,7 +39,7 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
     try:
         failed = replace(Job.parse(orjson.dumps(record.job)), replay=record.replay)
     except ValueError as error:
-        raise CannotReplay("its record is of an earlier version, and has no job") from error
+        raise CannotReplay("its record has no job") from error
     if record.status == "waiting":
         raise CannotReplay("it still waits: retry-now sends it now")
     if failed.failure is not None:

@@ -96,10 +96,7 @@ class Waking:
 async def bring_forward(bus: Bus, key: str, is_wanted: Callable[[Job], bool]) -> int:
     """Let scheduled jobs become due, `PER_S` in each second; return their number.
 
-    `key` is the key of a delivery or a pattern of keys.
-
-    Raises:
-        BusError: not all jobs were brought forward; repeat the call.
+    `key` is the key of a delivery or a pattern of keys. Raises BusError; repeat the call.
     """
     begun, count = bus.clock.time(), 0
     async for stored, job in _scheduled(bus, key):

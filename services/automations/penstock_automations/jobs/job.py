@@ -213,7 +213,7 @@ class Job:
         """
         try:
             fields: dict[str, Any] = orjson.loads(payload)
-            source = _SOURCES[fields.get("source", "event")](fields)
+            source = _SOURCES[fields["source"]](fields)
             known = {name: fields[name] for name in cls.__slots__ if name in fields}
             if isinstance(source, CallSource):
                 known |= {"rule": CALLS, "version": 1, "uid": CALLS, "type": CALL_TYPE}

@@ -43,10 +43,7 @@ class Order:
         Returns the first job of the queue if the caller must publish it, else None. A repeated call
         returns the first job again if it is one of `jobs`, because an earlier caller may have ended
         before it published the job. If the queue has no room for a job, the job fails at once,
-        before the jobs in the queue are done.
-
-        Raises:
-            BusError: the queue could not be read or written; repeat the call.
+        before the jobs in the queue are done. Raises BusError; repeat the call.
         """
         last = max(jobs, key=position)
         while True:
@@ -71,10 +68,7 @@ class Order:
         """Remove a job that has its outcome; return the job that is now first, or None.
 
         A repeated call returns the first job again, because an earlier caller may have ended before
-        it published this job.
-
-        Raises:
-            BusError: the queue could not be read or written; repeat the call.
+        it published this job. Raises BusError; repeat the call.
         """
         while True:
             queue, revision = await self._queue(job)

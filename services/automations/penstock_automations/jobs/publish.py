@@ -12,8 +12,7 @@ async def publish(bus: Bus, job: Job) -> None:
     """Store a job in DELIVERIES. A repeated call within the server's duplicate window stores
     nothing.
 
-    Raises:
-        BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
+    Raises BusError; repeat the call.
     """
     headers = {"Nats-Msg-Id": job.message_id}
     await bus.publisher.publish(Message(job.subject, job.dump(), headers))
@@ -22,8 +21,7 @@ async def publish(bus: Bus, job: Job) -> None:
 async def publish_due(bus: Bus, give_up: GiveUp, stored: Stored) -> None:
     """Move a job that is due from SCHEDULES to DELIVERIES. A repeated call moves it once.
 
-    Raises:
-        BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
+    Raises BusError; repeat the call.
     """
     try:
         job = Job.parse(stored.payload)
@@ -38,10 +36,7 @@ async def publish_first(bus: Bus, job: Job) -> bool:
 
     A trigger may be handled again long after the server's window for repeated messages. While the
     first job waits in DELIVERIES, the fence refuses a second job. After that, a second job ends
-    without effect, because the delivery's record has the attempt.
-
-    Raises:
-        BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
+    without effect, because the delivery's record has the attempt. Raises BusError; repeat the call.
     """
     message = Message(job.subject, job.dump(), {"Nats-Msg-Id": job.message_id})
     try:

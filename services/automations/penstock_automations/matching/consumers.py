@@ -36,8 +36,7 @@ class Consumers:
     async def update(self) -> None:
         """Give all consumers the subjects of the current rules; make missing consumers.
 
-        Raises:
-            BusError: the bus does not answer, or another process holds the lease for too long.
+        Raises BusError.
         """
         async with self._alone():
             await self._rules.refresh()

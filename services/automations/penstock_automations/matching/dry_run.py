@@ -61,10 +61,7 @@ async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MA
     """Try a rule on up to `limit` events since a time, the oldest first. Sends nothing.
 
     Events of runs that the rule's owner may not see are neither tried nor counted. A paused or
-    disabled rule is tried, too. After 20 seconds the dry run ends incomplete.
-
-    Raises:
-        BusError: the events cannot be read.
+    disabled rule is tried, too. After 20 seconds the dry run ends incomplete. Raises BusError.
     """
     result = DryRun()
     facts = Facts(bus)

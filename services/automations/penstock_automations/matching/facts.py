@@ -35,8 +35,7 @@ class Facts:
     async def of(self, run_id: str) -> RunFacts | None:
         """Return the run's facts; None if the run's record is missing, expired or unreadable.
 
-        Raises:
-            BusError: the record could not be read.
+        Raises BusError.
         """
         if (known := self._known.get(run_id)) is not None:
             self._known.move_to_end(run_id)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from penstock.bus.records import Record
 from penstock.expressions import Condition, Conditions, ExpressionError
@@ -59,11 +59,6 @@ class RuleRecord(Record):
     paused: Pause | None = None
     created_at: str
     updated_at: str
-
-    @field_validator("owner", mode="before")
-    @classmethod
-    def _of_an_earlier_version(cls, owner: Any) -> Any:
-        return {"user_id": owner} if isinstance(owner, str) else owner
 
     @property
     def is_active(self) -> bool:

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from penstock.bus import Bus, BusError, Stored
 from penstock.bus.read import direct
 from penstock.bus.read.reader import Reader
+from penstock.bus.records import Record
 from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
 from penstock.web.auth.identity import ANONYMOUS_USER
-from penstock_automations.rules.deleted import remember_deleted
 from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.index import RuleIndex
 from penstock_automations.rules.model import Rule
@@ -29,6 +29,12 @@ log = logging.getLogger(__name__)
 
 LAGS_S = 0.05
 _STREAM, _PREFIX = "KV_rules", "$KV.rules."
+# the bucket that remembers deleted rules, so that they expire with the records of their deliveries
+_HISTORY: Final = "deliveries"
+_ANONYMOUS: Final = (
+    "it was made while callers were not authenticated, and now they are: delete it, and make it "
+    "with a token"
+)
 
 
 class VersionConflict(Exception):
@@ -59,8 +65,7 @@ class RuleStore:
     async def encrypt(self) -> None:
         """Write the rules again whose secrets are readable or encrypted with an earlier key.
 
-        Raises:
-            BusError: a rule could not be read or written.
+        Raises BusError.
         """
         for entry in await self._bucket.entries():
             rule = parse_rule(self._keys, entry.key, entry.value, entry.revision)
@@ -133,10 +138,7 @@ class RuleStore:
     async def pause(self, rule_id: str, reason: str, by: str, uid: str | None = None) -> bool:
         """Pause a rule; return False if there is no such rule or it is paused already.
 
-        With `uid`, a later rule with the same id is not paused.
-
-        Raises:
-            BusError: the rule could not be read or written.
+        With `uid`, a later rule with the same id is not paused. Raises BusError.
         """
         while (found := await self.get(rule_id)) is not None and found.record.paused is None:
             if uid is not None and found.record.uid != uid:
@@ -155,10 +157,7 @@ class RuleStore:
         """End the pause of a rule; return False if there is no such rule or it is not paused.
 
         The rule does not match events that were stored during the pause, and its schedule does not
-        make up for times in the pause. Deliveries that were waiting are made.
-
-        Raises:
-            BusError: the rule could not be read or written.
+        make up for times in the pause. Deliveries that were waiting are made. Raises BusError.
         """
         while (found := await self.get(rule_id)) is not None and found.record.paused is not None:
             if uid is not None and found.record.uid != uid:
@@ -323,24 +322,41 @@ def parse_rule(keys: RuleKeys, rule_id: str, value: bytes, revision: int) -> Com
     return None
 
 
-REASON: Final = (
-    "it was made while callers were not authenticated, and now they are: delete it, and make it "
-    "with a token"
-)
-
-
 async def pause_rules_without_owner(store: RuleStore) -> None:
     """Pause the rules of `anonymous`.
 
     Such a rule sees the runs of all users. If the rule stayed active, somebody who made it before
-    authentication was configured would still get the events of all users.
-
-    Raises:
-        BusError: a rule could not be read or written.
+    authentication was configured would still get the events of all users. Raises BusError.
     """
     for rule in await store.all():
         record = rule.record
         if record.owner.user_id != ANONYMOUS_USER or record.source != "api":
             continue
-        if await store.pause(rule.id, REASON, "penstock", record.uid):
-            log.warning("rule %s is paused: %s", rule.id, REASON)
+        if await store.pause(rule.id, _ANONYMOUS, "penstock", record.uid):
+            log.warning("rule %s is paused: %s", rule.id, _ANONYMOUS)
+
+
+class DeletedRule(Record):
+    """KV `deliveries`, key `deleted.<rule>.<uid>`."""
+
+    rule: str
+    uid: str
+    owner: str
+
+
+async def remember_deleted(bus: Bus, record: RuleRecord) -> None:
+    """Remember a rule that is about to be deleted, or to get another owner.
+
+    Raises BusError; repeat the call.
+    """
+    rule = DeletedRule(rule=record.rule.id, uid=record.uid, owner=record.owner.user_id)
+    await bus.bucket(_HISTORY).put(f"deleted.{rule.rule}.{rule.uid}", rule.dump())
+
+
+async def deleted_rules(bus: Bus, rule_id: str = "*") -> list[DeletedRule]:
+    """Return the deleted rules that had this id; without an id, all deleted rules.
+
+    Raises BusError.
+    """
+    entries = await bus.bucket(_HISTORY).entries(f"deleted.{rule_id}.*")
+    return [DeletedRule.model_validate_json(each.value) for each in entries]

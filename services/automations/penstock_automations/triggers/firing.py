@@ -162,7 +162,7 @@ def id_of_time(at: float) -> str:
 
 
 def job_of(
-    match: Match, kind: TriggerKind, trigger_id: str, body: dict[str, Any], depth: int = 0
+    match: Match, kind: TriggerKind, trigger_id: str, *, body: dict[str, Any], depth: int = 0
 ) -> Job:
     """Return the job of a trigger whose rule matches.
 

@@ -115,7 +115,7 @@ class Schedules:
             match = await self._evaluations.matched(rule, event_of(body))
             if match is not None:
                 await publish_first(
-                    self._bus, job_of(match, "schedule", id_of_time(found.at), body)
+                    self._bus, job_of(match, "schedule", id_of_time(found.at), body=body)
                 )
         await self._arrange(rule.id, found.at if found.outcome != "early" else None)
 

@@ -21,8 +21,8 @@ from penstock_automations.actions.executor import (
 )
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
 from penstock_automations.actions.webhook.endpoints import Endpoints, admit
+from penstock_automations.actions.webhook.exchange import Sender
 from penstock_automations.actions.webhook.preparing import Request, request_of
-from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.jobs.job import CallSource, Job
 from penstock_automations.rules.model import LinkFor, Webhook
 from penstock_automations.rules.records import CompiledRule, Owner
@@ -38,6 +38,7 @@ class WebhookExecutor(ActionExecutor):
         self,
         bus: Bus,
         sender: Sender,
+        *,
         max_bytes: int,
         is_done: Callable[[Job], Awaitable[bool]],
         requests_per_host: int,
@@ -126,7 +127,9 @@ class WebhookExecutor(ActionExecutor):
     ) -> Request:
         now, most = self._bus.clock.time(), self._max_bytes
         asked = rule.record.rule
-        return request_of(asked, job, occurrence, now, most, is_test=is_test, links=links)
+        return request_of(
+            asked, job, occurrence, unix_s=now, max_bytes=most, is_test=is_test, links=links
+        )
 
     async def _send(
         self, request: Request, webhook: Webhook, *, keeps_answer: bool = False
@@ -158,10 +161,7 @@ async def links_of(
     """Return the links for the webhook's body.
 
     Each entry names a person or a group. The entry also has the `url` of the link for this person
-    or group, or the reason why no link was made.
-
-    Raises:
-        BusError: the approvals service does not answer.
+    or group, or the reason why no link was made. Raises BusError.
     """
     if not webhook.links:
         return []

@@ -37,8 +37,8 @@ class EndpointRecord(Record):
     """KV `endpoints`, key `<pod>.<hash of the endpoint>`: a breaker that is not closed."""
 
     endpoint: str
-    rule: str = ""
-    owner: str = ""
+    rule: str
+    owner: str
     process: str
     state: Literal["open", "half_open"]
     failures: int
@@ -67,8 +67,7 @@ class Mirror:
     async def update(self) -> None:
         """Write the breakers that have changed, and delete the entries of closed breakers.
 
-        Raises:
-            BusError: not everything was written; call this again.
+        Raises BusError; repeat the call.
         """
         now = time.monotonic()
         present = self._endpoints.not_closed()

@@ -22,6 +22,7 @@ _REFERENCE = ("run_id", "sequence", "session_id", "leg", "event")
 def body_of(
     type_: str,
     event: bytes,
+    *,
     payload: Literal["full", "reference"],
     max_bytes: int,
     links: Sequence[Mapping[str, Any]] = (),
@@ -73,9 +74,9 @@ def request_of(
     rule: Rule,
     job: Job,
     occurrence: Occurrence,
+    *,
     unix_s: float,
     max_bytes: int,
-    *,
     is_test: bool = False,
     links: Sequence[Mapping[str, Any]] = (),
 ) -> Request:
@@ -87,7 +88,13 @@ def request_of(
         body = orjson.dumps(job.source.call.body)
         own = {name.lower(): value for name, value in job.source.call.headers.items()}
     else:
-        body = body_of(job.type, occurrence.payload, rule.payload, max_bytes, links)
+        body = body_of(
+            job.type,
+            occurrence.payload,
+            payload=rule.payload,
+            max_bytes=max_bytes,
+            links=links,
+        )
     shown = {
         **own,
         "content-type": "application/json",

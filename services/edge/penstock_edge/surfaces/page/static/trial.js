@@ -8,6 +8,7 @@ import { call, make, put, short } from "./text.js";
 
 const ENDS = new Set(["lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"]);
 const MOST_LINES = 500;
+const DELIVERIES_MS = 5000; // after the end, what automations send is given this time to arrive
 
 // Maps an event type to a function that returns the class and the text of its line in the log. The
 // log does not show events of other types, except those in PIECES.
@@ -85,6 +86,17 @@ export function trial({ title, about, message, leaves }, changed) {
     source = null;
   };
 
+  // Automations act on the end of a run, when its stream is closed.
+  const nameUndelivered = async (id) => {
+    await new Promise((resolve) => setTimeout(resolve, DELIVERIES_MS));
+    const run = await get(`/v1/runs/${encodeURIComponent(id)}`).catch(() => null);
+    if (runId !== id) return;
+    for (const each of run?.deliveries ?? []) {
+      if (each.status === "delivered") continue;
+      line("bad", `automation ${each.automation}: ${each.status} ${each.result ?? ""}`);
+    }
+  };
+
   const take = (message) => {
     const event = JSON.parse(message.data);
     cursor = message.lastEventId;
@@ -118,6 +130,7 @@ export function trial({ title, about, message, leaves }, changed) {
       say(`${event.event.action} with event ${last}`);
       settle?.("the run has ended");
       changed();
+      nameUndelivered(runId);
     }
     buttons();
   };
