@@ -66,23 +66,6 @@ def test_a_field_of_another_protocol_is_an_error_that_names_it(
     assert "agents.0: " in text
 
 
-@pytest.mark.parametrize("protocol", ["agno", "adk", "agui"])
-def test_a_field_of_another_protocol_that_has_its_default_changes_nothing(
-    tmp_path: Path, protocol: str
-) -> None:
-    """A file that an earlier release wrote in full has every field for every protocol."""
-    every = {
-        "resumable": False,
-        "raw": "drop",
-        "tools": [],
-        "protocol_version": "1.0",
-        "thread_ids": "derived",
-        "starts_while_paused": "refuse",
-        "kind": "agent",
-    }
-    assert loaded(tmp_path, protocol=protocol, **every) == loaded(tmp_path, protocol=protocol)
-
-
 def test_an_unknown_field_is_an_error_that_guesses(tmp_path: Path) -> None:
     text = refused(tmp_path, protocol="adk", timeouts=3, name=None)
     assert 'there is no field `timeouts`: did you mean "timeout_s"?' in text

@@ -71,8 +71,11 @@ class AgentBase(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_foreign_fields(cls, value: Any) -> Any:
-        return _own_fields(cls, value) if isinstance(value, dict) else value
+    def _refuse_foreign_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and (wrong := _foreign_fields(cls, value)):
+            agent = f"agent {value.get('id')} (protocol {value.get('protocol')})"
+            raise ValueError(f"{agent}: {'; '.join(sorted(wrong))}")
+        return value
 
     @model_validator(mode="after")
     def _upstream_id(self) -> Self:
@@ -222,35 +225,19 @@ def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
     return _AGENT.validate_python(dict(fields))
 
 
-def _own_fields(model: type[AgentBase], value: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the agent's own protocol.
-
-    A field of another protocol is dropped if it has its default value. The reason is that earlier
-    releases accepted the fields of all protocols for every agent, so existing files may have such
-    fields.
-
-    Raises:
-        ValueError: a field is unknown, or belongs to another protocol and does not have its default
-            value.
-    """
-    own = {name: each for name, each in value.items() if name in model.model_fields}
+def _foreign_fields(model: type[AgentBase], value: Mapping[str, Any]) -> list[str]:
+    """Return a text for each field that agents of this protocol do not have."""
     wrong = []
-    for name in value.keys() - own.keys():
-        fields = {
-            protocol: other.model_fields[name]
-            for protocol, other in MODELS.items()
-            if name in other.model_fields
-        }
-        if not fields:
-            guess = did_you_mean(str(name), model.model_fields)
-            wrong.append(f"there is no field `{name}`{guess}")
-        elif value[name] not in [field.get_default() for field in fields.values()]:
-            protocols = " or ".join(fields)
-            wrong.append(f"the field `{name}` is for the protocol {protocols} only: remove it")
-    if wrong:
-        agent = f"agent {value.get('id')} (protocol {value.get('protocol')})"
-        raise ValueError(f"{agent}: {'; '.join(sorted(wrong))}")
-    return own
+    for name in value.keys() - model.model_fields.keys():
+        protocols = [each for each, other in MODELS.items() if name in other.model_fields]
+        if protocols:
+            text = (
+                f"the field `{name}` is for the protocol {' or '.join(protocols)} only: remove it"
+            )
+        else:
+            text = f"there is no field `{name}`{did_you_mean(str(name), model.model_fields)}"
+        wrong.append(text)
+    return wrong
 
 
 class Config(BaseModel):

@@ -272,9 +272,8 @@ class Tools:
             )
             for request in state["asks"]
         }
-        # Snapshots of older releases do not have these fields.
-        self._approved = dict(state.get("approved", {}))
-        self._expired = set(state.get("expired", ()))
+        self._approved = dict(state["approved"])
+        self._expired = set(state["expired"])
 
 
 def _call_data(call: Call, message_id: str | None) -> JsonObject:

@@ -213,9 +213,8 @@ class Agents:
         self.outer = Run.load(state["outer"])
         loaded = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
         self._by_id = {run_id: loaded.get(key, self.outer) for run_id, key in state["keys"].items()}
-        # Snapshots of older versions do not have `attempts` and `last_said`.
-        self._attempts = dict(state.get("attempts", {}))
-        self.last_message_text = state.get("last_said", "")
+        self._attempts = dict(state["attempts"])
+        self.last_message_text = state["last_said"]
 
     def _new(self, run_id: str, name: str, body: AgnoFrame) -> Run:
         outer = self.outer

@@ -39,7 +39,7 @@ class Call:
         if self.kind != "input":
             return self.args
         answer = obj(self.value)
-        if self.fields is None:  # snapshots of older versions have no fields
+        if self.fields is None:  # the answer is a part of `args` already
             return {**self.args, **answer}
         filled = {name: answer.get(name, value) for name, value in self.fields.items()}
         return {**self.args, **filled}
@@ -118,9 +118,7 @@ class Calls:
     def dump(self) -> JsonObject:
         """Returns the state between two legs as JSON, for `load`."""
         return {
-            # `fields` is stored separately, because older releases cannot read a call with `fields`
-            "open": [_without_fields(call) for call in self.open],
-            "fields": {call.id: call.fields for call in self.open if call.fields is not None},
+            "open": [asdict(call) for call in self.open],
             "used": dict(self.ids.used),
             "failed": [list(failure) for failure in self.failed.elements()],
         }
@@ -128,18 +126,11 @@ class Calls:
     @classmethod
     def load(cls, state: JsonObject) -> Calls:
         """Returns the calls of a snapshot."""
-        fields = state.get("fields", {})
         return cls(
-            [Call(**call, fields=fields.get(call["id"])) for call in state["open"]],
+            [Call(**call) for call in state["open"]],
             Ids(state["used"]),
             Counter((run, upstream_id) for run, upstream_id in state["failed"]),
         )
-
-
-def _without_fields(call: Call) -> JsonObject:
-    dumped = asdict(call)
-    del dumped["fields"]
-    return dumped
 
 
 def tool_name(tool: Tool) -> str:

@@ -253,10 +253,9 @@ class Tools:
         self._open = {call["upstream_id"]: Call(**call) for call in state["open"]}
         self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
         self._answered = set(state["answered"])
-        # Snapshots of older releases do not have these keys.
-        self._editable = set(state.get("editable", ()))
-        self._approved = dict(state.get("approved", {}))
-        self._expired = set(state.get("expired", ()))
+        self._editable = set(state["editable"])
+        self._approved = dict(state["approved"])
+        self._expired = set(state["expired"])
 
     def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
         """Returns a warning and the new arguments if a repeated call differs from the approved
