@@ -91,6 +91,6 @@ def penstock(
         ),
     ] = None,
 ) -> None:
-    """The event streams of AI agents, over NATS JetStream."""
+    """Carry the event streams of AI agents over NATS JetStream."""
     if ca is not None:
         os.environ["SSL_CERT_FILE"] = str(ca)  # all HTTP clients of this process read it

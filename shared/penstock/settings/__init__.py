@@ -18,8 +18,12 @@ from penstock.settings.agents import (
     load_config,
 )
 from penstock.settings.auth import AuthSettings, Words
-from penstock.settings.environment import explained, read_settings, variable_name
-from penstock.settings.errors import ConfigurationError
+from penstock.settings.environment import (
+    ConfigurationError,
+    explained,
+    read_settings,
+    variable_name,
+)
 from penstock.settings.service import Settings, nats_login
 
 __all__ = [

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from penstock import start_fields
-from penstock.settings.errors import ConfigurationError
+from penstock.settings.environment import ConfigurationError
 from penstock.validation import reason_of
 from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
 
@@ -256,13 +256,13 @@ class Config(BaseModel):
                     raise ValueError(f"two agents have the {name} {value}")
         return self
 
-    def agent(self, id: str) -> AgentConfig | None:
+    def agent(self, agent_id: str) -> AgentConfig | None:
         """Return the agent with this id; None if no agent has this id."""
-        return next((agent for agent in self.agents if agent.id == id), None)
+        return next((agent for agent in self.agents if agent.id == agent_id), None)
 
-    def server_agent(self, id: str) -> ServerAgent | None:
+    def server_agent(self, agent_id: str) -> ServerAgent | None:
         """Return the agent of an agent server with this id; None if no such agent has this id."""
-        agent = self.agent(id)
+        agent = self.agent(agent_id)
         return None if isinstance(agent, WorkflowAgent) else agent
 
     @property
@@ -270,12 +270,12 @@ class Config(BaseModel):
         """The agents of agent servers."""
         return [agent for agent in self.agents if not isinstance(agent, WorkflowAgent)]
 
-    def no_agent(self, id: str) -> str:
+    def no_agent(self, agent_id: str) -> str:
         """Return the error text for an unknown agent id. The text lists the configured agents."""
         ids = [agent.id for agent in self.agents]
         more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
         listed = ", ".join(ids[:MAX_NAMED]) + more if ids else "none is configured"
-        return f"there is no agent {id[:128]}{did_you_mean(id, ids)} (agents: {listed})"
+        return f"there is no agent {agent_id[:128]}{did_you_mean(agent_id, ids)} (agents: {listed})"
 
     def by_topology(self, topology_id: int) -> AgentConfig | None:
         """Return the agent with this `topology_id`; None if there is none.

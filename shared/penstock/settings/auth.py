@@ -16,8 +16,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from penstock.settings.environment import EnvironmentSettings
-from penstock.settings.errors import ConfigurationError
+from penstock.settings.environment import ConfigurationError, EnvironmentSettings
 
 
 def _words(value: Any) -> Any:

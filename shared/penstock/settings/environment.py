@@ -8,9 +8,14 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsError
 
-from penstock.settings.errors import ConfigurationError
-
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
+
+
+class ConfigurationError(Exception):
+    """The error for a configuration that cannot be used.
+
+    The text names the file or variable, and the field.
+    """
 
 
 class EnvironmentSettings(BaseSettings):

@@ -11,8 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from penstock.settings.auth import AuthSettings
-from penstock.settings.environment import EnvironmentSettings
-from penstock.settings.errors import ConfigurationError
+from penstock.settings.environment import ConfigurationError, EnvironmentSettings
 
 
 class Settings(EnvironmentSettings):

@@ -94,9 +94,9 @@ def _configured(path: Path) -> Config:
 
 
 def _chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
-    for id in ids:
-        if config.agent(id) is None:
-            raise ConfigurationError(config.no_agent(id))
+    for agent_id in ids:
+        if config.agent(agent_id) is None:
+            raise ConfigurationError(config.no_agent(agent_id))
     return [agent for agent in config.agents if not ids or agent.id in ids]
 
 

@@ -89,8 +89,8 @@ def _response(step: Step) -> ModelResponse:
 _db = SqliteDb(db_file=str(Path(os.environ["DEMO_DATA"]) / "agno.sqlite"))
 _tools = [*FREE, tool(requires_confirmation=True)(delete_file)]
 _agents = [
-    Agent(id=id, name=name, model=ScriptedModel(), db=_db, tools=_tools, telemetry=False)
-    for id, name in (
+    Agent(id=agent_id, name=name, model=ScriptedModel(), db=_db, tools=_tools, telemetry=False)
+    for agent_id, name in (
         ("assistant", "Demo Assistant"),
         ("mindrian-agent", "Mindrian"),
         # These agents work in the workflows of the demo.
