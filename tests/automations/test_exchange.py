@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpcore
 import pytest
 
+from penstock.http.dialing import Address, resolve
+from penstock.http.exchange import MAX_OVERHEAD_BYTES
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer
-from penstock_automations.actions.webhook.exchange import MAX_HEAD_BYTES, READ_BYTES, Sender
-from penstock_automations.guard.backend import Guard
+from penstock_automations.actions.webhook.exchange import READ_BYTES, Sender
+from penstock_automations.guard.guard import Guard
 from support.fakes.serving import close_after
 from support.real.authority import Authority
 
@@ -62,7 +63,7 @@ async def test_the_request_is_complete_and_asks_for_the_connections_end() -> Non
         assert first == "POST /hook?a=b%20c HTTP/1.1"
         assert set(lines) == {
             f"host: 127.0.0.1:{made.port}",
-            "connection: close",
+            "Connection: close",
             "content-length: 2",
             "content-type: application/json",
             "webhook-id: r.1",
@@ -105,7 +106,7 @@ INCOMPLETE = {
     "a change of protocol": [
         b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc"
     ],
-    "an endless head": [OK + b"x: y\r\n" * (MAX_HEAD_BYTES // 6), b"x: y\r\n" * 100],
+    "an endless head": [OK + b"x: y\r\n" * (MAX_OVERHEAD_BYTES // 6), b"x: y\r\n" * 100],
 }
 
 
@@ -124,25 +125,6 @@ async def test_only_the_begin_of_a_large_answer_is_read() -> None:
     assert answer.body == b"x" * READ_BYTES
 
 
-class Counted(httpcore.AsyncNetworkBackend):
-    """Counts the connections that were made and those that were closed."""
-
-    def __init__(self) -> None:
-        self.opened = self.closed = 0
-
-    async def connect_tcp(self, *arguments: object, **named: object) -> httpcore.AsyncNetworkStream:
-        stream = await httpcore.AnyIOBackend().connect_tcp(*arguments, **named)  # type: ignore[arg-type]
-        self.opened += 1
-        close = stream.aclose
-
-        async def aclose() -> None:
-            self.closed += 1
-            await close()
-
-        stream.aclose = aclose  # type: ignore[method-assign]
-        return stream
-
-
 def cancelled(task: asyncio.Task[object]) -> None:
     task.cancel()
 
@@ -151,34 +133,43 @@ def cancelled(task: asyncio.Task[object]) -> None:
 async def test_an_exchange_that_is_ended_closes_its_connection(
     end: Callable[[asyncio.Task[object]], None] | None,
 ) -> None:
-    backend = Counted()
-    sender = Sender(Guard(hosts=["127.0.0.1"]), backend)
+    sender = Sender(Guard(hosts=["127.0.0.1"]))
+    opened, closed = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
+        opened.set()
+        with suppress(ConnectionResetError):
+            await reader.read()  # until the sender closes the connection
+        closed.set()
         writer.close()
 
     server = await asyncio.start_server(close_after(silent), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     async with server:
         task = asyncio.create_task(sender.post(url, HEADERS, b"{}", 0.3 if end is None else 60))
-        await asyncio.sleep(0.1)
+        await opened.wait()
         if end is not None:
             end(task)
         await asyncio.wait([task])
         if end is None:
             assert task.result() == NoAnswer("timeout", "no complete answer within 0.3 s")
-    assert (backend.opened, backend.closed) == (1, 1)
+        async with asyncio.timeout(10):
+            await closed.wait()
 
 
 @pytest.mark.parametrize("value", ["a\r\nx-injected: 1", "a\0b", "\N{SNOWMAN}"])
 async def test_a_header_that_http_does_not_allow_sends_nothing(value: str) -> None:
-    backend = Counted()
-    sender = Sender(Guard(hosts=["127.0.0.1"]), backend)
+    asked: list[str] = []
+
+    async def counted(host: str, port: int) -> Sequence[Address]:
+        asked.append(host)
+        return await resolve(host, port)
+
+    sender = Sender(Guard(hosts=["127.0.0.1"], resolve=counted))
     answer = await sender.post("http://127.0.0.1:9/", {"x": value}, b"{}", 1)
     assert isinstance(answer, NoAnswer)
     assert answer.code == "protocol"
-    assert backend.opened == 0
+    assert asked == []
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from penstock_automations.delivery.one_delivery import Deliverer, Parts
 from penstock_automations.delivery.records import Records
 from penstock_automations.delivery.replay import replay_dead_letter
 from penstock_automations.delivery.waking import Waking
-from penstock_automations.guard.backend import Guard
+from penstock_automations.guard.guard import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish_due
 from penstock_automations.matching.consumers import Consumers

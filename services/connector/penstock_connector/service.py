@@ -13,10 +13,10 @@ from penstock.bus import BusError, Consumer, Lease, Peers, Reader, Stored, strea
 from penstock.bus.read.work_queue import Handle
 from penstock.bus.state.leases import keep
 from penstock.bus.subjects import command, run_id_of
+from penstock.http.transport import new_client
 from penstock.service import Consumption, Context, Service
 from penstock.settings import Settings
 from penstock_connector.commands.handlers import Commands
-from penstock_connector.http.transport import new_client
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.decided import NotDecided
 from penstock_connector.state.retries import with_retries

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NoReturn
 
-import httpcore
 import pytest
 
+from penstock.http import dialing
+from penstock.http.dialing import Address, Resolve
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer
 from penstock_automations.actions.webhook.exchange import Sender
-from penstock_automations.guard.backend import (
-    AddressRefused,
-    Guard,
-    GuardedBackend,
-    Resolve,
-    resolve,
-)
+from penstock_automations.guard.guard import AddressRefused, Guard
 
 PUBLIC = "93.184.215.14"
 
@@ -72,22 +67,17 @@ class Dialled(Exception):
     """Raised in place of a connection."""
 
 
-class Recorder(httpcore.AsyncNetworkBackend):
-    """Records the addresses to which connections would be made; makes none."""
+@pytest.fixture(autouse=True)
+def dialled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the addresses to which connections would be made; make none."""
+    found: list[str] = []
 
-    def __init__(self) -> None:
-        self.dialled: list[str] = []
+    async def record(address: Address) -> NoReturn:
+        found.append(address.ip)
+        raise Dialled(address.ip)
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        self.dialled.append(host)
-        raise Dialled(host)
+    monkeypatch.setattr(dialing, "_connect", record)
+    return found
 
 
 class Names:
@@ -97,58 +87,75 @@ class Names:
         self._answers = list(answers)
         self.asked = 0
 
-    async def __call__(self, host: str, port: int) -> Sequence[str]:
+    async def __call__(self, host: str, port: int) -> Sequence[Address]:
         self.asked += 1
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return [Address(0, (ip, port)) for ip in answer]
 
 
-async def connect(names: Names, guard: Guard | None = None, host: str = "hook.example") -> Recorder:
-    recorder = Recorder()
-    backend = GuardedBackend(guard or Guard(), recorder, names)
-    with pytest.raises((AddressRefused, Dialled)) as ended:
-        await backend.connect_tcp(host, 443, 5)
-    assert ended.type is Dialled or not recorder.dialled
-    return recorder
+async def connect(guard: Guard, host: str = "hook.example") -> None:
+    with pytest.raises((AddressRefused, Dialled)):
+        await dialing.dial(host, 443, guard.resolve)
 
 
 @pytest.mark.parametrize("address", FORBIDDEN.values(), ids=FORBIDDEN)
-async def test_an_address_that_is_not_public_is_not_dialled(address: str) -> None:
-    assert (await connect(Names([address]))).dialled == []
+async def test_an_address_that_is_not_public_is_not_dialled(
+    address: str, dialled: list[str]
+) -> None:
+    await connect(Guard(resolve=Names([address])))
+    assert dialled == []
 
 
 @pytest.mark.parametrize("address", FORBIDDEN.values(), ids=FORBIDDEN)
-async def test_one_forbidden_address_among_public_ones_is_enough(address: str) -> None:
-    assert (await connect(Names([PUBLIC, address]))).dialled == []
+async def test_one_forbidden_address_among_public_ones_is_enough(
+    address: str, dialled: list[str]
+) -> None:
+    await connect(Guard(resolve=Names([PUBLIC, address])))
+    assert dialled == []
 
 
 @pytest.mark.parametrize("host", DISGUISED)
-async def test_a_disguised_address_is_resolved_and_not_dialled(host: str) -> None:
-    recorder = Recorder()
+async def test_a_disguised_address_is_resolved_and_not_dialled(
+    host: str, dialled: list[str]
+) -> None:
     with pytest.raises(AddressRefused):
-        await GuardedBackend(Guard(), recorder).connect_tcp(host, 443, 5)
-    assert recorder.dialled == []
+        await dialing.dial(host, 443, Guard().resolve)
+    assert dialled == []
 
 
 @pytest.mark.parametrize("address", [PUBLIC, "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
-async def test_a_public_address_is_dialled_itself_and_not_its_name(address: str) -> None:
-    assert (await connect(Names([address]))).dialled == [address]
+async def test_a_public_address_is_dialled_itself_and_not_its_name(
+    address: str, dialled: list[str]
+) -> None:
+    await connect(Guard(resolve=Names([address])))
+    assert dialled == [address]
 
 
-async def test_a_name_server_that_rebinds_is_asked_once_for_each_connection() -> None:
+async def test_a_name_server_that_rebinds_is_asked_once_for_each_connection(
+    dialled: list[str],
+) -> None:
     names = Names([PUBLIC], ["127.0.0.1"])
-    assert (await connect(names)).dialled == [PUBLIC]
-    assert names.asked == 1
-    assert (await connect(names)).dialled == []
+    await connect(Guard(resolve=names))
+    assert (dialled, names.asked) == ([PUBLIC], 1)
+    await connect(Guard(resolve=names))
+    assert dialled == [PUBLIC]
 
 
-async def test_an_allowed_network_and_an_allowed_host_are_dialled() -> None:
-    inside = Guard(networks=["10.0.0.0/8", "fd00::/8"])
-    assert (await connect(Names(["10.2.3.4"]), inside)).dialled == ["10.2.3.4"]
-    assert (await connect(Names(["fd00::5"]), inside)).dialled == ["fd00::5"]
-    assert (await connect(Names(["10.2.3.4", "127.0.0.1"]), inside)).dialled == []
-    named = Guard(hosts=["N8N.internal."])
-    assert (await connect(Names(["127.0.0.1"]), named, "n8n.internal")).dialled == ["127.0.0.1"]
-    assert (await connect(Names(["127.0.0.1"]), named, "other.internal")).dialled == []
+@pytest.mark.parametrize(
+    ("answer", "is_allowed"),
+    [(["10.2.3.4"], True), (["fd00::5"], True), (["10.2.3.4", "127.0.0.1"], False)],
+)
+async def test_an_allowed_network_is_dialled(
+    answer: list[str], is_allowed: bool, dialled: list[str]
+) -> None:
+    await connect(Guard(networks=["10.0.0.0/8", "fd00::/8"], resolve=Names(answer)))
+    assert dialled == (answer if is_allowed else [])
+
+
+@pytest.mark.parametrize("host", ["n8n.internal", "other.internal"])
+async def test_an_allowed_host_is_dialled(host: str, dialled: list[str]) -> None:
+    await connect(Guard(hosts=["N8N.internal."], resolve=Names(["127.0.0.1"])), host)
+    assert dialled == (["127.0.0.1"] if host == "n8n.internal" else [])
 
 
 def test_plain_http_needs_an_allowed_host() -> None:
@@ -167,38 +174,33 @@ async def test_a_refusal_does_not_tell_the_address() -> None:
     assert "10.11.12.13" not in str(refused.value)
 
 
-async def test_a_socket_of_this_machine_is_refused() -> None:
-    with pytest.raises(AddressRefused):
-        await GuardedBackend(Guard(), Recorder()).connect_unix_socket("/run/docker.sock")
-
-
-async def sent(url: str, recorder: Recorder, resolver: Resolve = resolve) -> Answer | NoAnswer:
-    backend = GuardedBackend(Guard(), recorder, resolver)
-    return await Sender(Guard(), backend).post(url, {}, b"{}", 5)
+async def sent(url: str, resolve: Resolve = dialing.resolve) -> Answer | NoAnswer:
+    return await Sender(Guard(resolve=resolve)).post(url, {}, b"{}", 5)
 
 
 HOSTS = [f"[{each}]" if ":" in each else each for each in FORBIDDEN.values() if "%" not in each]
 
 
 @pytest.mark.parametrize("host", [*HOSTS, *DISGUISED, "LOCALHOST", "127.0.0.1."])
-async def test_an_address_in_a_url_is_not_dialled(host: str) -> None:
-    recorder = Recorder()
+async def test_an_address_in_a_url_is_not_dialled(host: str, dialled: list[str]) -> None:
     for url in (f"https://{host}/hook", f"https://{host}:8443/hook"):
-        answer = await sent(url, recorder)
+        answer = await sent(url)
         assert isinstance(answer, NoAnswer)
         assert answer.code == "refused_address" or host not in HOSTS
-    assert recorder.dialled == []
+    assert dialled == []
 
 
-async def test_each_attempt_asks_the_name_server_again_and_dials_what_was_checked() -> None:
-    recorder, names = Recorder(), Names([PUBLIC], ["10.0.0.7"], [PUBLIC, "::1"])
+async def test_each_attempt_asks_the_name_server_again_and_dials_what_was_checked(
+    dialled: list[str],
+) -> None:
+    names = Names([PUBLIC], ["10.0.0.7"], [PUBLIC, "::1"])
     with pytest.raises(Dialled):
-        await sent("https://hook.example/", recorder, names)
+        await sent("https://hook.example/", names)
     for _ in range(2):
-        answer = await sent("https://hook.example/", recorder, names)
+        answer = await sent("https://hook.example/", names)
         assert isinstance(answer, NoAnswer)
         assert answer.code == "refused_address"
-    assert recorder.dialled == [PUBLIC]
+    assert dialled == [PUBLIC]
 
 
 @pytest.mark.parametrize("host", [*FORBIDDEN.values(), *DISGUISED, "x.localhost", "127.0.0.1."])

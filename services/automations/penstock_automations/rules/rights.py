@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock import start_fields
 from penstock.settings import Config
-from penstock_automations.guard.backend import AddressRefused, Guard
+from penstock_automations.guard.guard import AddressRefused, Guard
 from penstock_automations.rules.actions import RunAction
 from penstock_automations.rules.check import InvalidRule
 from penstock_automations.rules.model import ActionKind, Rule

@@ -11,9 +11,9 @@ from typing import Any, Final
 import httpx
 
 from penstock.bus.budget import Budget
+from penstock.http.reading import reading_of
 from penstock.settings import ServerAgent
 from penstock.sse import FrameTooLarge
-from penstock_connector.http.reading import reading_of
 from penstock_connector.legs.body import Body, Frames
 from penstock_connector.legs.flush import Flush
 from penstock_connector.legs.outcome import EOF, MAX_DETAIL_CHARACTERS, Outcome, lost

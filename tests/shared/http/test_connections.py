@@ -19,10 +19,10 @@ import pytest
 import uvloop
 from httpx._utils import get_environment_proxies
 
-from penstock_connector.http import dialing
-from penstock_connector.http.exchange import MAX_OVERHEAD_BYTES
-from penstock_connector.http.reading import reading_of
-from penstock_connector.http.transport import DirectTransport, environment_proxies, new_client
+from penstock.http import dialing
+from penstock.http.exchange import MAX_OVERHEAD_BYTES
+from penstock.http.reading import reading_of
+from penstock.http.transport import DirectTransport, environment_proxies, new_client
 from support.fakes.serving import close_after
 from support.real.authority import Authority
 
@@ -401,9 +401,10 @@ def test_an_address_that_does_not_answer_does_not_keep_the_next_one_waiting(
             async def addresses(host: str, port: int) -> list[dialing.Address]:
                 return [dead, alive]
 
-            monkeypatch.setattr(dialing, "_addresses", addresses)
             monkeypatch.setattr(dialing, "_connect", connects)
-            assert (await asked(server.url)).text == "hi"
+            transport = DirectTransport(ssl.create_default_context(), addresses)
+            async with httpx.AsyncClient(transport=transport) as client:
+                assert (await client.get(server.url)).text == "hi"
             assert closed == [True]
 
     run(main())
@@ -412,12 +413,12 @@ def test_an_address_that_does_not_answer_does_not_keep_the_next_one_waiting(
 def test_a_connection_that_is_not_made_in_time_is_an_error(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(host: str, port: int) -> socket.socket:
+    async def never(host: str, port: int, resolve: dialing.Resolve) -> socket.socket:
         await asyncio.sleep(60)
         raise AssertionError
 
     async def main() -> None:
-        monkeypatch.setattr("penstock_connector.http.transport.dial", never)
+        monkeypatch.setattr("penstock.http.transport.dial", never)
         async with new_client(0.1) as client:
             with pytest.raises(httpx.ConnectTimeout, match=r"no connection in 0.1 s"):
                 await client.get("http://127.0.0.1:1/")

@@ -264,7 +264,9 @@ class Exchange(asyncio.BufferedProtocol):
         self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header, and find out how the body ends."""
+        """Add a header of the head, and find out how the body ends; ignore trailers."""
+        if self._state is not State.HEAD:
+            return
         self.headers.append((name, value))
         lower = name.lower()
         if lower == b"content-length":

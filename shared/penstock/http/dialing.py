@@ -1,13 +1,13 @@
-"""Opens TCP connections to agent servers."""
+"""Opens TCP connections to the servers of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 # The seconds after which the next address is tried, even if the attempts with earlier addresses
 # have not ended (RFC 8305). If each address were tried alone, an IPv6 address that does not answer
@@ -21,22 +21,31 @@ class Address(NamedTuple):
     family: int
     sockaddr: Any
 
+    @property
+    def ip(self) -> str:
+        """The IP address, without the port."""
+        return str(self.sockaddr[0])
 
-async def dial(host: str, port: int) -> socket.socket:
+
+Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[Address]]]
+
+
+async def dial(host: str, port: int, resolve: Resolve) -> socket.socket:
     """Connect to the first address of the host that answers, and return the socket.
 
     Raises:
         OSError: no address answers. The text contains no address, because clients may see the text.
+        Exception: whatever `resolve` raises.
     """
-    addresses = await _addresses(host, port)
+    addresses = await resolve(host, port)
     if len(addresses) == 1:
         return await _connect(addresses[0])
     attempts: set[asyncio.Task[socket.socket]] = set()
     failures: list[BaseException] = []
-    left = iter(addresses)
+    remaining = iter(addresses)
     try:
         while True:
-            address = next(left, None)
+            address = next(remaining, None)
             if address is not None:
                 attempts.add(asyncio.create_task(_connect(address)))
             if not attempts:
@@ -55,7 +64,14 @@ async def dial(host: str, port: int) -> socket.socket:
         await _give_up(attempts)
 
 
-async def _addresses(host: str, port: int) -> list[Address]:
+async def resolve(host: str, port: int) -> list[Address]:
+    """Return the addresses of the host, those of IPv4 and IPv6 in turn.
+
+    Decimal, hexadecimal and short forms of IPv4 addresses are resolved, too.
+
+    Raises:
+        OSError: the host has no address.
+    """
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)

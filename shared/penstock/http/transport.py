@@ -12,14 +12,14 @@ import asyncio
 import ipaddress
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 from urllib.request import getproxies
 
 import httpx
 
-from penstock_connector.http.dialing import dial
-from penstock_connector.http.exchange import Exchange
+from penstock.http.dialing import Resolve, dial, resolve
+from penstock.http.exchange import Exchange
 
 WRITE_TIMEOUT_S: Final = 60.0  # the most seconds that a server may take to read a request
 EXCHANGE: Final = "penstock_exchange"  # the key of the `Exchange` in a response's extensions
@@ -53,8 +53,9 @@ def new_client(connect_timeout_s: float) -> httpx.AsyncClient:
 class DirectTransport(httpx.AsyncBaseTransport):
     """Connects to the server of each request, without a proxy."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, resolve: Resolve = resolve) -> None:
         self._context = context
+        self._resolve = resolve
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request; return the response when its head has been received.
@@ -66,7 +67,8 @@ class DirectTransport(httpx.AsyncBaseTransport):
         """
         timeouts = request.extensions.get("timeout", {})
         content = request_bytes(request, b"".join([part async for part in _parts(request)]))
-        exchange = await self._connect(request.url, timeouts.get("connect"))
+        connect_s = timeouts.get("connect")
+        exchange = await connect(request.url, self._context, connect_s, self._resolve)
         try:
             await exchange.send(content, timeouts.get("write"))
             await exchange.head(timeouts.get("read"))
@@ -84,30 +86,39 @@ class DirectTransport(httpx.AsyncBaseTransport):
             },
         )
 
-    async def _connect(self, url: httpx.URL, timeout_s: float | None) -> Exchange:
-        if url.scheme not in _PORTS or not url.host:
-            raise httpx.UnsupportedProtocol(f"the URL {url} is neither http:// nor https://")
-        host = url.raw_host.decode("ascii")
-        is_tls = url.scheme == "https"
-        try:
-            async with asyncio.timeout(timeout_s):
-                socket = await dial(host, url.port or _PORTS[url.scheme])
-                try:
-                    _, exchange = await asyncio.get_running_loop().create_connection(
-                        Exchange,
-                        sock=socket,
-                        ssl=self._context if is_tls else None,
-                        server_hostname=host if is_tls else None,
-                        ssl_shutdown_timeout=_SHUTDOWN_S if is_tls else None,
-                    )
-                except BaseException:
-                    socket.close()
-                    raise
-        except TimeoutError as error:
-            raise httpx.ConnectTimeout(f"no connection in {timeout_s:g} s") from error
-        except OSError as error:  # ssl.SSLError is an OSError
-            raise httpx.ConnectError(str(error)) from error
-        return exchange
+
+async def connect(
+    url: httpx.URL, context: ssl.SSLContext, timeout_s: float | None, resolve: Resolve = resolve
+) -> Exchange:
+    """Open a connection to the server of the URL; the caller closes the exchange.
+
+    Raises:
+        httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol: nothing was sent.
+        Exception: whatever `resolve` raises, except an OSError.
+    """
+    if url.scheme not in _PORTS or not url.host:
+        raise httpx.UnsupportedProtocol(f"the URL {url} is neither http:// nor https://")
+    host = url.raw_host.decode("ascii")
+    is_tls = url.scheme == "https"
+    try:
+        async with asyncio.timeout(timeout_s):
+            socket = await dial(host, url.port or _PORTS[url.scheme], resolve)
+            try:
+                _, exchange = await asyncio.get_running_loop().create_connection(
+                    Exchange,
+                    sock=socket,
+                    ssl=context if is_tls else None,
+                    server_hostname=host if is_tls else None,
+                    ssl_shutdown_timeout=_SHUTDOWN_S if is_tls else None,
+                )
+            except BaseException:
+                socket.close()
+                raise
+    except TimeoutError as error:
+        raise httpx.ConnectTimeout(f"no connection in {timeout_s:g} s") from error
+    except OSError as error:  # ssl.SSLError is an OSError
+        raise httpx.ConnectError(str(error)) from error
+    return exchange
 
 
 class ProxyTransport(httpx.AsyncBaseTransport):
@@ -200,6 +211,18 @@ def _pattern(host: str) -> str:
 def request_bytes(request: httpx.Request, content: bytes) -> bytes:
     """Return the bytes of the request with its body.
 
+    Raises:
+        httpx.LocalProtocolError: as for `encoded_request`.
+    """
+    method = request.method.encode("ascii", "replace")
+    return encoded_request(method, request.url.raw_path, request.headers.raw, content)
+
+
+def encoded_request(
+    method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], content: bytes
+) -> bytes:
+    """Return the bytes of a request with its body.
+
     The request has the header `Connection: close`, because no other request follows on the
     connection.
 
@@ -207,11 +230,10 @@ def request_bytes(request: httpx.Request, content: bytes) -> bytes:
         httpx.LocalProtocolError: the method, the URL or a header has a line end or another control
             character. With such a character, the server could read a different request.
     """
-    method, target = request.method.encode("ascii", "replace"), request.url.raw_path
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
         raise httpx.LocalProtocolError(f"the request {method!r} {target!r} cannot be sent")
     lines = [b"%b %b HTTP/1.1\r\n" % (method, target)]
-    for name, value in request.headers.raw:
+    for name, value in headers:
         if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
             raise httpx.LocalProtocolError(f"the header {name!r} cannot be sent: its value is bad")
         if name.lower() == b"transfer-encoding":

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 import httpx
 
-from penstock_connector.http.exchange import Exchange, Receiver
-from penstock_connector.http.transport import EXCHANGE
+from penstock.http.exchange import Exchange, Receiver
+from penstock.http.transport import EXCHANGE
 
 _PLAIN: Final = ("", "identity")
 
