@@ -93,14 +93,14 @@ def frames(run_id: str, writer: str) -> str:
     return f"frames.{run_id}.{writer}"
 
 
-def event(type: str, run_id: str) -> str:
-    """Return the stored subject of a canonical event; `type` is `category.action`."""
-    return f"{type}.{run_id}"
+def event(event_type: str, run_id: str) -> str:
+    """Return the stored subject of a canonical event; `event_type` is `category.action`."""
+    return f"{event_type}.{run_id}"
 
 
-def event_input(type: str, run_id: str) -> str:
+def event_input(event_type: str, run_id: str) -> str:
     """Return the subject to which the normalizer publishes a canonical event of a run."""
-    return to_shard(shard_of(run_id), f"{type}.{run_id}")
+    return to_shard(shard_of(run_id), f"{event_type}.{run_id}")
 
 
 def events_of_run(run_id: str) -> str:
@@ -187,10 +187,10 @@ def event_patterns(types: Iterable[str]) -> list[str]:
     ]
 
 
-def _of_events(type: str) -> str:
-    tokens = type.split(".")
+def _of_events(event_type: str) -> str:
+    tokens = event_type.split(".")
     if tokens[-1] == ">":
-        return type
+        return event_type
     return ".".join([*tokens, *["*"] * (3 - len(tokens))])
 
 

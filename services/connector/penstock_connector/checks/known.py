@@ -86,7 +86,7 @@ async def what_answers(probe: Probe, agent: ServerAgent) -> str | None:
                 if agent.protocol == "agui" and os.agui:
                     urls = listed(base + path for path in os.agui)
                     return f"{os}; its AG-UI endpoints are {urls}: set `url` to one of them"
-                every = [id for ids in os.ids.values() for id in ids]
+                every = [name for ids in os.ids.values() for name in ids]
                 return f"{os}: {_changes(agent, 'agno', base, every)}"
         if paths := agui_paths((await probe.get(f"{probe.origin}/openapi.json")).json):
             urls = listed(probe.origin + path for path in paths)

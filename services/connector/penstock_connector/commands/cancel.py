@@ -170,9 +170,9 @@ class CancelHandler:
 
     async def _take_over(self, command: CancelCommand, seen: CancelFacts) -> None:
         assert seen.last is not None
-        run_id, why = command.run_id, DIED.format(holder_of(seen.last))
+        run_id, reason = command.run_id, DIED.format(holder_of(seen.last))
         with self._context.registry.exclusively(run_id):
-            await self._context.takeover.take_over(run_id, seen.last, why, command)
+            await self._context.takeover.take_over(run_id, seen.last, reason, command)
         raise Retry(0.1)  # the leg has ended, or its new holder is about to end it
 
     async def _nothing(self, command: CancelCommand, seen: CancelFacts) -> None:

@@ -165,7 +165,11 @@ class FairQueue:
             first.granted.set_result(None)
 
     def _forget_ended(self) -> None:
-        ended = [id for id in self._users if not self._is_held(id) and id not in self._opening]
+        ended = [
+            run_id
+            for run_id in self._users
+            if not self._is_held(run_id) and run_id not in self._opening
+        ]
         for run_id in ended:
             user_id = self._users.pop(run_id)
             self._held[user_id] -= 1

@@ -150,5 +150,5 @@ def accepted(agent: ServerAgent, command: StartCommand) -> StartCommand:
     """
     if command.body is not None:
         start_fields.check_body(agent.protocol, agent.accepts, command.body)
-    given = start_fields.accepted_input(agent.protocol, agent.accepts, command.input)
-    return command.model_copy(update={"input": given or None})
+    fields = start_fields.accepted_input(agent.protocol, agent.accepts, command.input)
+    return command.model_copy(update={"input": fields or None})

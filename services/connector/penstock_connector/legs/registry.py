@@ -116,10 +116,10 @@ class LegRegistry:
 
     async def stop(self) -> None:
         """End all legs as lost; this takes at most 6 s."""
-        left = self.legs
-        for leg, _ in left.values():
+        legs = self.legs
+        for leg, _ in legs.values():
             leg.stop_requests.abandon(STOPPED)
-        tasks = {task for _, task in left.values()}
+        tasks = {task for _, task in legs.values()}
         for _ in range(STOP_TRIES):
             if tasks:
                 _, tasks = await asyncio.wait(tasks, timeout=STOP_S)

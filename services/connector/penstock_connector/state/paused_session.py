@@ -76,5 +76,5 @@ async def _waits_as_a_thread(bus: Bus, run_id: str) -> bool:
     return any(item.get("style") != BY_CALL for item in items)
 
 
-def _refused(why: str) -> NotAccepted:
-    return NotAccepted([Refusal(("session_id",), why)])
+def _refused(reason: str) -> NotAccepted:
+    return NotAccepted([Refusal(("session_id",), reason)])

@@ -84,8 +84,10 @@ class Handover:
                 last = await self._stores.runs.tail(run_id)
                 is_open = last is not None and kind_of(last) not in CLOSED
                 if last is not None and is_open and self._registry.free_legs > 0:
-                    why = f"the connector {holder_of(last)}, which held the connection, was stopped"
-                    taken = await self._takeover.take_over(run_id, last, why)
+                    reason = (
+                        f"the connector {holder_of(last)}, which held the connection, was stopped"
+                    )
+                    taken = await self._takeover.take_over(run_id, last, reason)
         except (BusError, Retry) as error:
             log.warning("run %s: its leg is not taken over: %s", run_id, error)
         except Exception:  # without an answer, the stopping connector would wait for 10 s

@@ -313,8 +313,8 @@ def _confirmation(interrupt: Mapping[str, Any], item: Decided) -> dict[str, Any]
 
 def _by_message(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:
     text = answer_text(how["kind"], item.model_dump())
-    id = call_name(body["messages"], how["tool_call_id"])
-    body["messages"].append(tool_message(id, text))
+    call_id = call_name(body["messages"], how["tool_call_id"])
+    body["messages"].append(tool_message(call_id, text))
 
 
 def _by_command(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:

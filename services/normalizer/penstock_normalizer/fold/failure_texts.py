@@ -27,16 +27,16 @@ _TEXT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def redacted(type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
+def redacted(event_type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
     """Return the event's data, redacted for clients; the same object if nothing was redacted.
 
     `hosts` are the host names of the run's agent server, which are redacted even if they look
     public.
     """
-    fields = _TEXT_FIELDS.get(type)
+    fields = _TEXT_FIELDS.get(event_type)
     if fields is None:
         return data
-    if type == "llm.tool_result" and data.get("outcome") == "error":
+    if event_type == "llm.tool_result" and data.get("outcome") == "error":
         fields = ("error", "result")  # if a tool failed, its result is the error text
     changed = {
         name: clean

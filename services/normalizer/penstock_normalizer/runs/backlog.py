@@ -61,7 +61,7 @@ class Backlog:
         return len(self._frames)
 
     def __bool__(self) -> bool:
-        return bool(self._frames) or self._is_behind
+        return bool(self._frames) or self._loaded < self._arrived
 
     @property
     def _is_behind(self) -> bool:

@@ -46,13 +46,13 @@ class Ending:
         if record is not None and record.status in ENDED and not await self._lacks_end():
             fold.ended = f"lifecycle.{record.status}"
         fold.raw_first = self._output.raw_first
-        why = {"code": "history_lost", "error": HISTORY_LOST}
+        failure = {"code": "history_lost", "error": HISTORY_LOST}
         if frame.writer == WRITER and frame.payload:
-            why |= orjson.loads(frame.payload)["data"]
+            failure |= orjson.loads(frame.payload)["data"]
         ready = ReadyEvents()
-        for event in fold.break_off(frame, _facts(record), **why):
+        for event in fold.break_off(frame, _facts(record), **failure):
             ready.add(event, frame.sequence)
-        if ready.events and why["code"] == "history_lost":
+        if ready.events and failure["code"] == "history_lost":
             log.error(
                 "run %s: frames before RAW %d have aged out or are lost; the run is ended",
                 *(self._run_id, frame.sequence),

@@ -56,8 +56,8 @@ class Pauses:
         name, pause = f"{fold.pending.approval_id}.pause", _record(fold).dump()
         while True:
             try:
-                kept = await objects.wrap(self._bus, name, pause)
-                if await self._put(fold.run_id, fold.sequence, kept):
+                value = await objects.wrap(self._bus, name, pause)
+                if await self._put(fold.run_id, fold.sequence, value):
                     return
             except MessageTooLarge:
                 raise  # a repeated write would be as large
@@ -96,7 +96,7 @@ class Pauses:
                 self._workflows.clear()
             self._workflows[run_id] = revision, sequence
 
-    async def _put(self, run_id: str, sequence: int, kept: bytes) -> bool:
+    async def _put(self, run_id: str, sequence: int, value: bytes) -> bool:
         """Store the pause, unless the same or a later pause of the run is stored already.
 
         If this normalizer was slow, another normalizer may have stored a later pause. Returns False
@@ -114,7 +114,7 @@ class Pauses:
                 if PauseRecord.model_validate_json(earlier).fold["sequence"] >= sequence:
                     return True
         revision = entry.revision if entry is not None else 0
-        return await self._bucket.update(run_id, kept, revision) is not None
+        return await self._bucket.update(run_id, value, revision) is not None
 
     async def expire(self, run_id: str) -> None:
         """Let the pause of an ended run, if there is one, expire after `kept_s` seconds.
@@ -157,5 +157,5 @@ async def can_continue_from_state(bus: Bus, run_id: str, *, is_paused: bool) -> 
     entry = await bus.bucket("pauses").get(run_id)
     if entry is None:
         return False
-    kept = PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
-    return is_paused or kept.protocol == PROTOCOL
+    record = PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
+    return is_paused or record.protocol == PROTOCOL

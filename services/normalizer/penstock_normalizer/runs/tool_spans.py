@@ -75,9 +75,9 @@ class ToolSpans:
     def _unfinished(self, event: CanonicalEvent, fold: RunFold) -> tuple[Span, ...]:
         """Return the spans of the calls that were running when the run broke off."""
         ended: tuple[Span, ...] = ()
-        for id, call in self._calls.items():
+        for call_id, call in self._calls.items():
             if call.began is not None and call.began_in == fold.leg:
-                data = {"tool_call_id": id, "tool": call.tool, "outcome": _UNFINISHED}
+                data = {"tool_call_id": call_id, "tool": call.tool, "outcome": _UNFINISHED}
                 ended += self._span(event, fold, call, data)
         self._calls = {}
         return ended
@@ -89,9 +89,10 @@ class ToolSpans:
 
         `call` is None if the call began before the run's stored pause.
         """
-        traceparent, run_id, id = fold.facts.get("traceparent"), self._run_id, data["tool_call_id"]
+        traceparent, run_id = fold.facts.get("traceparent"), self._run_id
+        call_id = data["tool_call_id"]
         parent = spans.of_leg(traceparent, run_id, fold.leg)
-        context = spans.child(parent, "tool", run_id, id)
+        context = spans.child(parent, "tool", run_id, call_id)
         if parent is None or context is None:
             return ()
         began = self.leg_began
@@ -111,7 +112,7 @@ class ToolSpans:
         attributes: dict[str, Value] = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": data["tool"],
-            "gen_ai.tool.call.id": id,
+            "gen_ai.tool.call.id": call_id,
             "gen_ai.tool.type": "function",
             "penstock.run.id": run_id,
             "penstock.leg": fold.leg,

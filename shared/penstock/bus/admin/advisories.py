@@ -74,12 +74,12 @@ def handler_of_advisories(
             return
         message.delivered = advisory["deliveries"]
         service = consumer.partition("-")[0]
-        why: Exception = NeverFinished(message.delivered)
+        reason: Exception = NeverFinished(message.delivered)
         if stored.subject.startswith(TERMINATED):
-            why = Terminated(advisory.get("reason") or "the client gave no reason")
-        await store_dead_letter(service, message, why)
+            reason = Terminated(advisory.get("reason") or "the client gave no reason")
+        await store_dead_letter(service, message, reason)
         if stream == streams.COMMANDS:
-            await end(message, why)
+            await end(message, reason)
             # No consumer acknowledges the message any more. Without this deletion, COMMANDS would
             # keep the message forever.
             await leader.delete(bus, stream, message.sequence)

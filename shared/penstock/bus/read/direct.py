@@ -88,19 +88,19 @@ async def last_of_each(
         BusUnavailable, OutcomeUnknown: as `read` does.
     """
     found: list[Stored] = []
-    left = list(subjects)
+    missing = list(subjects)
     limits: dict[str, Any] = {"max_bytes": max_bytes}
     if upto is not None:
         limits["up_to_seq"] = upto
-    while left:
-        request = {"multi_last": left, "batch": len(left), **limits}
+    while missing:
+        request = {"multi_last": missing, "batch": len(missing), **limits}
         some, pending = await _batch(bus, stream, request)
         found += some
         if not some or not pending:
             return found
         # The answer was cut at `max_bytes`.
         seen = {stored.subject for stored in some}
-        left = [subject for subject in left if subject not in seen]
+        missing = [subject for subject in missing if subject not in seen]
     return found
 
 
