@@ -494,6 +494,14 @@ def test_counts_that_1_16_gives_twice_for_text_and_call_are_added_once() -> None
     }
 
 
+def test_equal_counts_of_two_legs_are_both_added_as_after_a_restart() -> None:
+    usage = {"promptTokenCount": 11, "candidatesTokenCount": 7, "totalTokenCount": 18}
+    run = Run(text("Let me see", usageMetadata=usage))
+    run.leg(2, {}).feed(event(call("look", {}, id="F"), usageMetadata=usage))
+    run.feed(event(response("look", 1, id="F"))).end()
+    assert run.of("lifecycle.completed")[0]["usage"]["total_tokens"] == 36
+
+
 # -- errors and ends ----------------------------------------------------------------------------
 
 

@@ -85,6 +85,8 @@ class AdkDecoder:
         self._leg = leg
         self._n_frames = 0
         self._unreadable = False
+        # A snapshot between two legs does not have it: a restart must not change the counts.
+        self._text_usage = None
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
