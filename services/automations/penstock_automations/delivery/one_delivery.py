@@ -31,6 +31,7 @@ from penstock_automations.actions.executor import (
     Occurrence,
 )
 from penstock_automations.actions.shares import Shares
+from penstock_automations.actions.webhook.answers import GONE
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.failing import FailingRules, warning_of
 from penstock_automations.delivery.outcomes import (
@@ -294,8 +295,6 @@ class Delivery:
             log.info("%s: %s: attempt %d was delivered", job.about, job.on_behalf, job.attempt)
         await self._store()
         await self._tell_owner(meant.outcome == "delivered", meant.text)
-        if meant.outcome == "gone" and not isinstance(job.source, CallSource):
-            await self._persist(lambda: self._parts.store.pause(job.rule, meant.text, "penstock"))
         self._trace()
         await self._follow()
 
@@ -381,6 +380,8 @@ class Delivery:
             telemetry.DELIVERIES.labels(record.status).inc()
             log.info("%s: %s: %s", job.about, job.on_behalf, record.status)
             return
+        if (last := record.last) is not None and last.code == GONE:
+            await self._parts.store.pause(job.rule, last.text, "penstock", job.uid)
         if record.is_dropped:
             await self._drop()
         else:

@@ -12,6 +12,7 @@ from typing import Literal
 from penstock_automations.actions.executor import Verdict
 from penstock_automations.rules.secrets import HIDDEN
 
+GONE = "http_410"  # the code of an answer after which the rule is paused
 KEPT_BYTES = 1024  # how many bytes of an answer's body are kept in records and dead letters
 # Statuses, besides 5xx, of an endpoint that cannot work now. The circuit breaker counts these
 # answers as failures.
@@ -59,7 +60,7 @@ def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Ver
         text = f"the answer {status} does not contain the expected text"
         return Verdict("failed", "unexpected_answer", text, status)
     if status == HTTPStatus.GONE:
-        return Verdict("gone", "http_410", "the receiver answered 410: it wants no more", status)
+        return Verdict("gone", GONE, "the receiver answered 410: it wants no more", status)
     text = f"the receiver answered {status} {_phrase(status)}".rstrip()
     if 300 <= status < 400:
         text += "; redirects are not followed"
