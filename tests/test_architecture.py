@@ -218,7 +218,7 @@ def test_only_these_modules_purge_messages() -> None:
     }
     assert purging == {
         "penstock/bus/state/skipping.py",
-        "penstock_approvals/deadlines.py",
+        "penstock_approvals/lifecycle/deadlines.py",
         "penstock_workflows/effects/timers.py",
         "penstock_workflows/journal/journal.py",
     }

@@ -51,13 +51,13 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/web/server.py": EVERY,
     # What subscribers install; the format has "run" and the id as text.
     "penstock/subscribe": EVERY,
-    "penstock_approvals/answering.py": EVERY,  # a record that cannot be read
+    "penstock_approvals/api/common.py": EVERY,  # a record that cannot be read
     "penstock_approvals/audit/anchors.py": EVERY,
     "penstock_approvals/audit/losses.py": EVERY,
-    "penstock_approvals/feed.py": ("the changes of approvals",),
-    "penstock_approvals/live.py": EVERY,
-    "penstock_approvals/policies.py": EVERY,
-    "penstock_approvals/restore.py": ("%s: the approval cannot be restored",),
+    "penstock_approvals/inbox/feed.py": ("the changes of approvals",),
+    "penstock_approvals/api/changes.py": EVERY,
+    "penstock_approvals/store/policies.py": EVERY,
+    "penstock_approvals/lifecycle/restore.py": ("%s: the approval cannot be restored",),
     "penstock_approvals/service.py": (
         "%s",
         "the outbox is",

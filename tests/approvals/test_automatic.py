@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.settings import Config
-from penstock_approvals.decisions import Approvals
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types

@@ -16,11 +16,11 @@ import pytest
 from penstock.bus import RawWriter
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.settings import Config
-from penstock_approvals import outbox
 from penstock_approvals.audit.chain import Link
 from penstock_approvals.audit.trail import Audit
 from penstock_approvals.audit.verify import Finding, Verifier
-from penstock_approvals.decisions import Approvals
+from penstock_approvals.lifecycle import outbox
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, new_run_id, pipeline

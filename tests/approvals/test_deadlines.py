@@ -14,11 +14,11 @@ from penstock.bus import Msg, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ApprovalRecord, CancelCommand
 from penstock.settings import Config
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.policies import Policies
-from penstock_approvals.restore import Restore
+from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.lifecycle.restore import Restore
 from penstock_approvals.runs.announcements import Announcements
 from penstock_approvals.service import ApprovalsService
+from penstock_approvals.store.policies import Policies
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import connected, new_run_id
 from support.drive.pipeline import Pipeline, Services, pipeline, types

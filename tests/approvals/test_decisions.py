@@ -15,9 +15,9 @@ from penstock.bus.read import direct
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.bus.subjects import key_of
 from penstock.settings import Config
-from penstock_approvals import outbox
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.outbox import Phase, phase_of
+from penstock_approvals.lifecycle import outbox
+from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.lifecycle.outbox import Phase, phase_of
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types

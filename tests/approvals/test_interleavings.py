@@ -22,10 +22,10 @@ from fuzz.cases import examples
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, DecideReply
-from penstock_approvals import outbox
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.policies import Policies
+from penstock_approvals.lifecycle import outbox
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.policy import parse
+from penstock_approvals.store.policies import Policies
 from support.drive.sync_bus import World
 from support.fakes.policies import person, vote
 from support.real.nats import NatsServer

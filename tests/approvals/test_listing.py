@@ -19,10 +19,10 @@ from penstock.bus.records import ApprovalRecord, Deciders
 from penstock.bus.state.bucket_index import Change, StillReading
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY, ServiceGrant
-from penstock_approvals import listing
-from penstock_approvals.listing import ApprovalList, ListPosition, Viewer
-from penstock_approvals.records import ApprovalRecords
-from penstock_approvals.visibility import viewer_of
+from penstock_approvals.inbox import listing
+from penstock_approvals.inbox.listing import ApprovalList, ListPosition, Viewer
+from penstock_approvals.inbox.visibility import viewer_of
+from penstock_approvals.store.records import ApprovalRecords
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer

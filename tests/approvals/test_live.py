@@ -14,11 +14,11 @@ from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
 from penstock.sse import Frame, Parser
 from penstock.web.auth import Identity
-from penstock_approvals.feed import Feed
-from penstock_approvals.live import name_of
-from penstock_approvals.records import ApprovalRecords
+from penstock_approvals.api.changes import name_of
+from penstock_approvals.inbox.feed import Feed
+from penstock_approvals.inbox.visibility import may_see_approval
 from penstock_approvals.service import ApprovalsService
-from penstock_approvals.visibility import may_see_approval
+from penstock_approvals.store.records import ApprovalRecords
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline
 from support.fakes.pauses import end, pause

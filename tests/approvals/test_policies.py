@@ -13,9 +13,9 @@ import pytest
 
 from penstock.bus import Retry
 from penstock.settings import Config, ConfigurationError
-from penstock_approvals import policies
-from penstock_approvals.policies import Policies
 from penstock_approvals.service import ApprovalsService
+from penstock_approvals.store import policies
+from penstock_approvals.store.policies import Policies
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types
 from support.drive.secured import Secured, bearer, secured

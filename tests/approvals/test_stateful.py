@@ -25,8 +25,8 @@ from fuzz.cases import examples
 from penstock.bus import Bucket, Bus, Message, Stored, messages, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, Decided, DecideRequest, PauseRecord, RunRecord
-from penstock_approvals import outbox
-from penstock_approvals.decisions import Approvals
+from penstock_approvals.lifecycle import outbox
+from penstock_approvals.lifecycle.decisions import Approvals
 from support.drive.bus import new_run_id
 from support.drive.sync_bus import World
 from support.real.nats import NatsServer

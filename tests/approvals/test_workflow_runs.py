@@ -10,8 +10,8 @@ import pytest
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
 from penstock.settings import Config
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.restore import Restore
+from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.lifecycle.restore import Restore
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline

@@ -19,7 +19,8 @@ import pytest
 
 from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
-from penstock_cli.terminal.tree import TooLarge, lines, visible
+from penstock.visible import visible
+from penstock_cli.terminal.tree import TooLarge, lines
 from penstock_cli.terminal.watch import described, parse_answer
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline

@@ -22,21 +22,21 @@ from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.tracing import requests
 from penstock.web.operation import operations_of, routes_of
-from penstock_approvals.api import Api
+from penstock_approvals.api.approvals import Api
+from penstock_approvals.api.links import LinkMaking, LinkPages
+from penstock_approvals.api.policy import PolicyApi
 from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.audit.losses import AuditLosses
-from penstock_approvals.deadlines import DUE, approval_of
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.feed import Feed
-from penstock_approvals.hiding import without_credentials
+from penstock_approvals.inbox.feed import Feed
+from penstock_approvals.lifecycle.deadlines import DUE, approval_of
+from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.lifecycle.restore import Restore
 from penstock_approvals.links.requests import LinkRequests
-from penstock_approvals.links.routes import LinkMaking, LinkPages
-from penstock_approvals.policies import Policies
-from penstock_approvals.policy_api import PolicyApi
-from penstock_approvals.records import ApprovalRecords, UnreadableRecord
-from penstock_approvals.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
+from penstock_approvals.store.hiding import without_credentials
+from penstock_approvals.store.policies import Policies
+from penstock_approvals.store.records import ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
 

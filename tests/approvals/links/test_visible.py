@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_approvals.links.tree import LONG, MAX_CHARS, TooLarge, tree
-from penstock_approvals.links.visible import visible
+from penstock_approvals.links.html import LONG, MAX_CHARS, TooLarge, tree, visible
 
 
 def read_back(shown: str) -> str:

@@ -14,8 +14,8 @@ from penstock.bus import streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.live import name_of
+from penstock_approvals.api.changes import name_of
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.outcomes.escalations import reached_count, request_events
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService

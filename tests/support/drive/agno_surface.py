@@ -13,7 +13,7 @@ from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock.dialects.agno.encode import pauses
 from penstock.settings import AdkAgent, AgnoAgent, Config
 from penstock.sse import Frame
-from penstock_approvals.decisions import Approvals
+from penstock_approvals.lifecycle.decisions import Approvals
 from support.fakes.pretend import PretendRun
 
 URL = "http://127.0.0.1:9"

@@ -21,7 +21,7 @@ _DIES = """
 import os, signal, sys
 from penstock.bus.write.publisher import Publisher
 from penstock.service import main
-from penstock_approvals.decisions import Approvals
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 
 method, write = sys.argv[1], int(sys.argv[2])

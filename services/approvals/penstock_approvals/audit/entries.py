@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
 from penstock_approvals.audit.chain import Entry, canonical, digest
-from penstock_approvals.hiding import SECRET_KINDS, items_without_credentials
+from penstock_approvals.store.hiding import SECRET_KINDS, items_without_credentials
 
 MAX_DETAILS_BYTES: Final = 64 * 1024  # larger details are replaced by their digest
 HIDDEN: Final = "(hidden)"

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.bus.records import ApprovalRecord
-from penstock_approvals.last_lines import Line
+from penstock_approvals.inbox.last_lines import Line
 from penstock_approvals.links.form import MAX_NOTE, VALUE, can_reject
+from penstock_approvals.links.html import TooLarge, tree, visible
 from penstock_approvals.links.model import LinkRecord, State
-from penstock_approvals.links.tree import TooLarge, tree
-from penstock_approvals.links.visible import visible
 from penstock_approvals.policy.kinds import NEEDS_VALUE
 
 STYLE: Final = Path(__file__).with_name("style.css").read_text(encoding="utf-8")

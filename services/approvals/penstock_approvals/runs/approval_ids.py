@@ -8,7 +8,7 @@ withdrawn.
 from __future__ import annotations
 
 from penstock.bus import Bus
-from penstock_approvals.records import BUCKET
+from penstock_approvals.store.records import BUCKET
 
 _PREFIX = "of."
 

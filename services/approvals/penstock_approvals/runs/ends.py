@@ -15,12 +15,12 @@ from penstock.bus.subjects import event
 from penstock.bus.write import objects
 from penstock.tracing import spans
 from penstock_approvals.audit.approval import ApprovalAudit
-from penstock_approvals.deadlines import Deadlines
-from penstock_approvals.records import ApprovalRecords
+from penstock_approvals.lifecycle.deadlines import Deadlines
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.approval_ids import ApprovalIds
 from penstock_approvals.runs.approval_span import span_of
 from penstock_approvals.runs.workflow_notifier import WORKFLOWS
+from penstock_approvals.store.records import ApprovalRecords
 
 _RUN_ENDED: Final = "the run has ended"
 

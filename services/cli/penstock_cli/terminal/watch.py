@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any, Final
 
+from penstock.visible import visible
 from penstock_cli.terminal import approvals, render
 from penstock_cli.terminal.api import Api, ApiError
 from penstock_cli.terminal.output import Output
 from penstock_cli.terminal.render import Piece
-from penstock_cli.terminal.tree import TooLarge, lines, visible
+from penstock_cli.terminal.tree import TooLarge, lines
 
 Record = Mapping[str, Any]
 Edits = dict[str, dict[str, Any]]  # maps an item's id to the item's edited arguments

@@ -20,7 +20,7 @@ from penstock.bus import Bus, BusError, Incoming, Loss, ObjectGone
 from penstock.bus.read.direct import read
 from penstock.bus.records import ApprovalRecord
 from penstock.bus.state.kv import Entry, is_marker
-from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
+from penstock_approvals.store.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
 

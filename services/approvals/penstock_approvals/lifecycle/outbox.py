@@ -18,8 +18,7 @@ from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock.tracing import spans
 from penstock_approvals.audit.approval import ApprovalAudit
-from penstock_approvals.deadlines import Deadlines
-from penstock_approvals.hiding import items_without_credentials
+from penstock_approvals.lifecycle.deadlines import Deadlines
 from penstock_approvals.outcomes.automatic import (
     CANCEL_REASON,
     POLICY,
@@ -27,10 +26,11 @@ from penstock_approvals.outcomes.automatic import (
     deadline_consequence,
 )
 from penstock_approvals.outcomes.escalations import request_events
-from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.approval_span import span_of
 from penstock_approvals.runs.workflow_notifier import WORKFLOWS, WorkflowNotifier
+from penstock_approvals.store.hiding import items_without_credentials
+from penstock_approvals.store.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
 

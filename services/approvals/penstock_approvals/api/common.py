@@ -9,7 +9,7 @@ from typing import TypeVar
 from penstock.bus import BusError, ObjectGone
 from penstock.bus.state.bucket_index import StillReading
 from penstock.web.problems import Problem
-from penstock_approvals.records import UnreadableRecord
+from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 

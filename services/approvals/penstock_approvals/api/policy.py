@@ -15,9 +15,9 @@ from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json
 from penstock.web.operation import Operation, json, serves
 from penstock.web.problems import Problem
-from penstock_approvals.policies import Policies, VersionConflict
 from penstock_approvals.policy import Document, InvalidPolicy
 from penstock_approvals.policy.model import Source
+from penstock_approvals.store.policies import Policies, VersionConflict
 
 _operation = partial(Operation, tag="approvals")
 _EXAMPLE: dict[str, Any] = {

@@ -22,9 +22,9 @@ from penstock.bus.records import ENDED, ApprovalRecord, Decided, Decision, RunRe
 from penstock.bus.streams import COMMANDS, events_for
 from penstock.bus.subjects import event
 from penstock.bus.write import objects
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.records import UnreadableRecord
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.runs.workflow_notifier import WORKFLOWS
+from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from starlette.responses import StreamingResponse
 from penstock import sse
 from penstock.bus.records import ApprovalRecord
 from penstock.web.auth import wait_until_credential_ends
-from penstock_approvals.feed import Batch, BeyondEnd, Feed
-from penstock_approvals.hiding import without_credentials
+from penstock_approvals.inbox.feed import Batch, BeyondEnd, Feed
+from penstock_approvals.store.hiding import without_credentials
 
 log = logging.getLogger(__name__)
 

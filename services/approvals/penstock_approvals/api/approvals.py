@@ -45,16 +45,16 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
-from penstock_approvals import live
-from penstock_approvals.answering import or_problem
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.feed import Feed
-from penstock_approvals.hiding import without_credentials
-from penstock_approvals.last_lines import last_lines
-from penstock_approvals.listing import ListPosition, Page
+from penstock_approvals.api import changes
+from penstock_approvals.api.common import or_problem
+from penstock_approvals.inbox.feed import Feed
+from penstock_approvals.inbox.last_lines import last_lines
+from penstock_approvals.inbox.listing import ListPosition, Page
+from penstock_approvals.inbox.visibility import may_see_approval, viewer_of
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.policy import may_decide
 from penstock_approvals.policy.kinds import NEEDS_VALUE
-from penstock_approvals.visibility import may_see_approval, viewer_of
+from penstock_approvals.store.hiding import without_credentials
 
 log = logging.getLogger(__name__)
 
@@ -255,8 +255,8 @@ class Api:
             raise Problem(410, "NATS has lost changes since this cursor: list the approvals again")
         shows = partial(may_see_approval, who)
         if JSON in request.headers.get("accept", ""):
-            return _json(live.page(await or_problem(self._feed.read(after)), shows))
-        return live.response(request, self._feed, shows, after)
+            return _json(changes.page(await or_problem(self._feed.read(after)), shows))
+        return changes.response(request, self._feed, shows, after)
 
     @serves(
         _operation(

@@ -32,8 +32,8 @@ from penstock.bus import Bus, ObjectGone
 from penstock.bus.records import ApprovalRecord
 from penstock.bus.state.bucket_index import BucketIndex, Change
 from penstock.bus.state.index_rows import SLICE, IndexRows, number_of
-from penstock_approvals.audiences import audiences_of
-from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
+from penstock_approvals.inbox.audiences import audiences_of
+from penstock_approvals.store.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.answering import or_problem
-from penstock_approvals.decisions import Approvals
-from penstock_approvals.last_lines import last_lines
+from penstock_approvals.api.common import or_problem
+from penstock_approvals.inbox.last_lines import last_lines
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.links import form, page
 from penstock_approvals.links.model import LinkRecord, State, state_of
 from penstock_approvals.links.page import View

@@ -1,12 +1,16 @@
-"""Write a JSON value as a complete HTML list with sorted keys. Pure."""
+"""Write text and JSON values of strangers as HTML in which nothing is hidden and nothing is markup.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from html import escape
 from typing import Any, Final
 
-from penstock_approvals.links.visible import visible
+from penstock import visible as characters
 
 LONG: Final = 600  # A text with more characters is folded, but the page has the whole text.
 MAX_DEPTH: Final = 30  # Values that are nested more deeply are written as JSON.
@@ -18,6 +22,20 @@ class TooLarge(ValueError):
 
     A person must then not decide on the page.
     """
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    """Return the text as HTML. A mark with the character's code replaces each character that cannot
+    be seen.
+
+    With `lines`, line breaks are kept; otherwise a mark replaces each line break.
+    """
+    parts = text.split("\n") if lines else [text]
+    return "\n".join(characters.visible(part, escape, _mark) for part in parts)
+
+
+def _mark(code: str) -> str:
+    return f"<mark>{code}</mark>"
 
 
 def tree(value: Any) -> str:

@@ -8,8 +8,8 @@ from penstock.bus.records import ApprovalRecord, Decider
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY
-from penstock_approvals.audiences import audiences
-from penstock_approvals.listing import Viewer
+from penstock_approvals.inbox.audiences import audiences
+from penstock_approvals.inbox.listing import Viewer
 from penstock_approvals.policy import earlier_vote, may_decide, may_see, person_of
 
 

@@ -1,0 +1,1 @@
+"""Keeps the records of approvals and the current policy in KV."""
