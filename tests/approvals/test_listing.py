@@ -95,7 +95,7 @@ async def pages(
     found: list[list[str]] = []
     after: ListPosition | None = None
     while True:
-        page = await approvals.page(viewer(owners), wanted, after, limit)
+        page = await approvals.page(viewer(owners), wanted, after, limit=limit)
         found.append([record.approval_id for record in page.approvals])
         if page.next is None:
             return found
@@ -209,7 +209,7 @@ def test_each_approval_is_on_one_page_whatever_happens_between_two_pages(
         found: list[str] = []
         after: ListPosition | None = None
         while True:
-            page = await approvals.page(viewer({"u"}), {}, after, limit)
+            page = await approvals.page(viewer({"u"}), {}, after, limit=limit)
             found += [record.approval_id for record in page.approvals]
             if page.next is None:
                 return found
@@ -299,9 +299,9 @@ async def test_a_cursor_of_another_user_shows_nothing_of_that_user(
     for number in range(4):
         await put(bus, alice, number, expires_at=at(number))
     mine = [await put(bus, bob, number, expires_at=at(9)) for number in range(2)]
-    page = await approvals.page(viewer({alice}), {}, None, 2)
+    page = await approvals.page(viewer({alice}), {}, None, limit=2)
     assert page.next is not None
-    stolen = await approvals.page(viewer({bob}), {}, ListPosition.parse(page.next), 10)
+    stolen = await approvals.page(viewer({bob}), {}, ListPosition.parse(page.next), limit=10)
     assert [record.approval_id for record in stolen.approvals] == mine[::-1]
 
 
@@ -375,7 +375,7 @@ async def listed(
     found: list[str] = []
     after: ListPosition | None = None
     while True:
-        page = await approvals.page(viewer_of(who, waits=waits), {}, after, limit)
+        page = await approvals.page(viewer_of(who, waits=waits), {}, after, limit=limit)
         found += [record.approval_id for record in page.approvals]
         if page.next is None:
             return found

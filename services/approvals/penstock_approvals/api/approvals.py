@@ -370,7 +370,9 @@ class Api:
             text = "after: must be `next` of an earlier page; leave it out for the first page"
             raise Problem(422, text) from error
         async with self._turns.of(who.user_id):
-            return await or_problem(self._approvals.list.page(viewer, wanted, after, query.limit))
+            return await or_problem(
+                self._approvals.list.page(viewer, wanted, after, limit=query.limit)
+            )
 
     async def _found(self, request: Request) -> ApprovalRecord:
         """Return the approval whose id is in the path.

@@ -6,9 +6,10 @@ Pure.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
 
 from penstock.bus.records import Decider
 from penstock_approvals.policy.deciding_rights import REQUESTER, person_of
@@ -42,34 +43,65 @@ class Audience:
     barred: bool = False
 
 
-def audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
-    """Return the audiences of an approval by name; empty for an invalid record.
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Group(_Fields):
+    users: list[str] = []
+    roles: list[str] = []
+    excluded: list[str] = []
+
+
+class _Escalation(_Fields):
+    to: _Group
+
+
+class _Vote(_Fields):
+    by: str
+    void: bool = False
+
+
+class IndexedApproval(_Fields):
+    """The fields of an ApprovalRecord that the index reads, of a record of any release.
+
+    `model_validate_json` raises ValidationError for a value that is no such record.
+    """
+
+    user_id: str
+    requested_at: str
+    status: str = "pending"
+    expires_at: str | None = None
+    agent: str = ""
+    session_id: str = ""
+    run_id: str = ""
+    deciders: list[_Group] = [_Group(users=[REQUESTER])]
+    escalations: list[_Escalation] = []
+    escalated: int = 0
+    votes: list[_Vote] = []
+
+
+def audiences_of(record: IndexedApproval) -> dict[str, Audience]:
+    """Return the audiences of an approval by name.
 
     The result includes everybody who may see the approval. The result may also include people who
     may not see the approval, so the caller must check the record itself.
     """
-    try:
-        return _audiences_of(record)
-    except (AttributeError, KeyError, TypeError):
-        return {}
-
-
-def _audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
-    owner = record["user_id"]
+    owner = record.user_id
     found = defaultdict(Audience, {owner: Audience()})
-    escalations = (record.get("escalations") or [])[: record.get("escalated") or 0]
-    groups = record.get("deciders", [{"users": [REQUESTER]}]) or [{}]
-    for group in [*groups, *(each["to"] for each in escalations)]:
-        users = [_name(name, owner) for name in group.get("users") or []]
-        for name in [*users, *map(role, group.get("roles") or [])] or [EVERYBODY]:
+    reached = [each.to for each in record.escalations[: record.escalated]]
+    groups = record.deciders or [_Group()]
+    for group in (*groups, *reached):
+        users = [_name(name, owner) for name in group.users]
+        for name in [*users, *map(role, group.roles)] or [EVERYBODY]:
             found[name].decides = True
     # After an escalation nobody is barred, because an escalation may ask a person whom one of the
     # record's `deciders` excludes.
-    for group in groups if not escalations else ():
-        for name in group.get("excluded") or []:
+    for group in groups if not reached else ():
+        for name in group.excluded:
             found[_name(name, owner)].barred = True
-    for vote in record.get("votes") or []:
-        found[vote["by"]].barred |= not vote.get("void")
+    for vote in record.votes:
+        found[vote.by].barred |= not vote.void
     return found
 
 

@@ -26,14 +26,20 @@ from hashlib import blake2b
 from typing import Any, Final, get_args
 
 import orjson
+from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus, ObjectGone
 from penstock.bus.records import ApprovalRecord
 from penstock.bus.state.bucket_index import BucketIndex, Change
 from penstock.bus.state.index_rows import SLICE, IndexRows, number_of
-from penstock_approvals.inbox.audiences import audiences_of
-from penstock_approvals.store.records import BUCKET, ApprovalRecords, UnreadableRecord
+from penstock_approvals.inbox.audiences import IndexedApproval, audiences_of
+from penstock_approvals.store.records import (
+    BUCKET,
+    ApprovalRecords,
+    UnreadableRecord,
+    first_fault,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +49,21 @@ STATUSES: Final = {
 }
 NEVER: Final = 2**62  # Stands for the deadline of an approval that has none.
 READ_AT_ONCE: Final = 100  # How many records are read before other requests are handled.
-_COLUMNS: Final = {
-    "user_id": "owner",
-    "status": "status",
-    "run_id": "run",
-    "agent": "agent",
-    "session_id": "session",
-}
-
-
 # SQL conditions: `_PENDING` selects the requesters' rows of pending approvals. `_TO_DECIDE` selects
 # the rows of audiences that may decide pending approvals without a deadline.
 _PENDING: Final = f"main AND status = {STATUSES['pending']}"
 _TO_DECIDE: Final = f"decides AND status = {STATUSES['pending']} AND NOT urgent"
+# The condition for each part of a selection, with the part's value as a parameter of the same name.
+_CONDITIONS: Final[Mapping[str, str]] = {
+    "everybody": "main",  # only the requesters' rows, one of each approval
+    "owner": "owner = :owner",
+    "status": "status = :status",
+    "run_id": "run = :run_id",
+    "agent": "agent = :agent",
+    "session_id": "session = :session_id",
+    "waits_for": "decides AND NOT EXISTS (SELECT 1 FROM approvals AS mine WHERE"
+    " mine.key = approvals.key AND mine.owner = :waits_for AND mine.barred)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,83 @@ class Viewer:
     waits_for: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """How SQLite reads the lists of one kind: the index for each of its three queries.
+
+    `covers` names the conditions that all rows of a range of the index `others` fulfil. The rows of
+    a list that has further conditions are read in slices, unless `is_narrow`: a run or a session
+    has so few approvals that each page sorts all of them.
+    """
+
+    urgent: str
+    ended: str  # for approvals that were urgent when the first page was read
+    others: str
+    covers: tuple[str, ...] = ()
+    is_narrow: bool = False
+
+
+_RUN, _SESSION = "approvals_by_run", "approvals_by_session"
+_OWN: Final = ("approvals_urgent_of", "approvals_by_end_of")
+_EVERY: Final = ("approvals_urgent", "approvals_by_end")
+_VIEWS: Final[Mapping[str, _View]] = {
+    "of a run": _View(_RUN, _RUN, _RUN, is_narrow=True),
+    "of a session": _View(_SESSION, _SESSION, _SESSION, is_narrow=True),
+    "to decide, of everybody": _View(
+        "approvals_urgent_to_decide_all", "", "approvals_to_decide_all", ("everybody",)
+    ),
+    "to decide": _View("approvals_urgent_to_decide", "", "approvals_to_decide", ("owner",)),
+    "of everybody": _View(*_EVERY, "approvals_by_age", ("everybody",)),
+    "of an agent": _View(*_OWN, "approvals_by_agent", ("owner", "agent")),
+    "of a status": _View(*_OWN, "approvals_by_status", ("owner", "status")),
+    "of an owner": _View(*_OWN, "approvals_by_owner", ("owner",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows of one audience, or of all requesters if `owner` is None.
+
+    `wanted` has the required values of some of the fields `status`, `run_id`, `agent` and
+    `session_id`. With `waits_for`, only rows that this person may decide and has not voted on.
+    """
+
+    owner: str | None
+    wanted: Mapping[str, str]
+    waits_for: str | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters of the conditions."""
+        given = {"owner": self.owner, "waits_for": self.waits_for, **self.wanted}
+        return {
+            name: STATUSES.get(value, -1) if name == "status" else number_of(value)
+            for name, value in given.items()
+            if value is not None
+        }
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The conditions by their names."""
+        names = self.values.keys() | ({"everybody"} if self.owner is None else set())
+        return {name: sql for name, sql in _CONDITIONS.items() if name in names}
+
+    @property
+    def view(self) -> _View:
+        """The view with which the fewest rows are read."""
+        choices = {
+            "of a run": "run_id" in self.wanted,
+            "of a session": "session_id" in self.wanted,
+            "to decide, of everybody": self.waits_for is not None and self.owner is None,
+            "to decide": self.waits_for is not None,
+            "of everybody": self.owner is None,
+            "of an agent": "agent" in self.wanted,
+            "of a status": "status" in self.wanted,
+            "of an owner": True,
+        }
+        return _VIEWS[next(name for name, fits in choices.items() if fits)]
+
+
 class ApprovalRows(IndexRows):
     """The rows of all approvals. An approval has one row for each of its `audiences`.
 
@@ -153,18 +238,20 @@ class ApprovalRows(IndexRows):
 
     def put(self, changes: Sequence[Change]) -> None:
         """Apply the changes to the rows; log values that are no records of approvals."""
-        rows: dict[str, list[tuple[Any, ...]]] = {}
+        rows: dict[str, list[dict[str, Any]]] = {}
         for change in changes:
             rows[change.key] = self._rows(change) if change.value is not None else []
-        self.write("DELETE FROM approvals WHERE key = ?", [(key,) for key in rows])
+        self.write("DELETE FROM approvals WHERE key = :key", [{"key": key} for key in rows])
         self.write(
-            "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO approvals VALUES (:key, :owner, :main, :decides, :barred, :age, :tie,"
+            " :status, :agent, :session, :run, :urgent, :deadline, :closed, :seq)",
             [row for some in rows.values() for row in some],
         )
 
     def drop(self, key: str, sequence: int) -> None:
         """Drop the rows of an approval, unless they have a later sequence."""
-        self.write("DELETE FROM approvals WHERE key = ? AND seq < ?", [(key, sequence)])
+        sql = "DELETE FROM approvals WHERE key = :key AND seq < :sequence"
+        self.write(sql, [{"key": key, "sequence": sequence}])
 
     def last_urgency_end_ns(self, owners: Collection[str | None]) -> int:
         """Return the time at which an approval of these owners last ceased to be urgent; 0 if none
@@ -172,10 +259,10 @@ class ApprovalRows(IndexRows):
         every = "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end WHERE closed"
         one = (
             "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end_of"
-            " WHERE owner = ? AND closed"
+            " WHERE owner = :owner AND closed"
         )
         found = [
-            self.rows(every) if owner is None else self.rows(one, (number_of(owner),))
+            self.rows(every) if owner is None else self.rows(one, {"owner": number_of(owner)})
             for owner in owners
         ]
         return max((rows[0][0] or 0 for rows in found), default=0)
@@ -190,95 +277,102 @@ class ApprovalRows(IndexRows):
         return count, None if age is None else -age
 
     def urgent(
-        self,
-        owner: str | None,
-        wanted: Mapping[str, str],
-        after: ListPosition,
-        limit: int,
-        waits_for: str | None = None,
+        self, selection: Selection, after: ListPosition, limit: int
     ) -> list[tuple[int, int, int, str]]:
         """Return approvals that were urgent at `after.last_urgency_end_ns`, as (deadline, age, tie,
         key)."""
-        conditions, given = _conditions(_all_of(owner, wanted), owner, waits_for)
-        of = "" if owner is None else "_of"
-        if waits_for is not None:
-            of = "_to_decide_all" if owner is None else "_to_decide"
-        narrow = next(
-            (f"approvals_by_{by}" for by in ("run", "session") if f"{by}_id" in wanted), ""
-        )
-        base = "SELECT deadline, age, tie, key FROM approvals INDEXED BY {} WHERE {}"
-        tail = f" AND (deadline, age, tie) > (?, ?, ?) {conditions} ORDER BY 1, 2, 3 LIMIT ?"
-        given = [after.deadline, after.age, after.tie, *given, limit]
-        found = self.rows(base.format(narrow or f"approvals_urgent{of}", "urgent") + tail, given)
-        if "status" not in wanted:
-            sql = base.format(narrow or f"approvals_by_end{of}", "closed AND closed > ?") + tail
-            found += self.rows(sql, (after.last_urgency_end_ns, *given))
+        view = selection.view
+        values = selection.values | {
+            "deadline": after.deadline,
+            "age": after.age,
+            "tie": after.tie,
+            "since": after.last_urgency_end_ns,
+            "limit": limit,
+        }
+        place = "(deadline, age, tie) > (:deadline, :age, :tie)"
+        queries = [(view.urgent, ["urgent"])]
+        if "status" not in selection.wanted:
+            queries.append((view.ended, ["closed", "closed > :since"]))
+        found: list[tuple[int, int, int, str]] = []
+        for index, of_index in queries:
+            where = " AND ".join([*of_index, place, *selection.conditions.values()])
+            found += self.rows(
+                f"SELECT deadline, age, tie, key FROM approvals INDEXED BY {index}"
+                f" WHERE {where} ORDER BY 1, 2, 3 LIMIT :limit",
+                values,
+            )
         return found
 
     def others(
-        self,
-        owner: str | None,
-        wanted: Mapping[str, str],
-        after: ListPosition,
-        limit: int,
-        waits_for: str | None = None,
+        self, selection: Selection, after: ListPosition, limit: int
     ) -> tuple[list[tuple[int, int, str]], ListPosition | None]:
         """Search a part of the approvals that were not urgent at `after.last_urgency_end_ns`, the
         newest first.
 
-        Returns the approvals that match `wanted`, as (age, tie, key), and the place from which to
-        continue. The place is None if no more approvals match.
+        Returns the approvals that the selection has, as (age, tie, key), and the place from which
+        to continue. The place is None if there are no more approvals.
         """
-        index, by = _index(owner, wanted, waits_for is not None)
-        rest = _all_of(owner, wanted)
-        found_by, start = _conditions({name: rest.pop(name) for name in by})
-        conditions, given = _conditions(rest, owner, waits_for)
-        base = f"FROM approvals INDEXED BY {index} WHERE (age, tie) > (?, ?) {found_by}"
-        if waits_for is not None:
-            base += f" AND {_TO_DECIDE}" + (" AND main" if owner is None else "")
-        start = [after.age, after.tie, *start]
+        view, conditions = selection.view, selection.conditions
+        values = selection.values | {
+            "age": after.age,
+            "tie": after.tie,
+            "since": after.last_urgency_end_ns,
+            "limit": limit,
+        }
+        covered = [conditions.pop(name) for name in view.covers]
+        if selection.waits_for is not None:
+            covered.append(_TO_DECIDE)
+        where = " AND ".join(["(age, tie) > (:age, :tie)", *covered])
+        table = f"FROM approvals INDEXED BY {view.others} WHERE {where}"
+        further = ["NOT urgent", *conditions.values()]
         to: ListPosition | None = None
-        if (rest or waits_for is not None) and index not in _NARROW:
-            sql = f"SELECT age, tie {base} ORDER BY age, tie LIMIT 1 OFFSET {SLICE - 1}"
-            if at := self.rows(sql, start):
+        if conditions and not view.is_narrow:
+            slice_ = f"SELECT age, tie {table} ORDER BY age, tie LIMIT 1 OFFSET {SLICE - 1}"
+            if at := self.rows(slice_, values):
                 to = replace(after, age=at[0][0], tie=at[0][1])
-                conditions += " AND (age, tie) <= (?, ?)"
-                given += at[0]
-        if "status" not in wanted:
-            conditions += " AND closed <= ?"
-            given.append(after.last_urgency_end_ns)
-        sql = f"SELECT age, tie, key {base} AND NOT urgent {conditions} ORDER BY age, tie LIMIT ?"
-        found = self.rows(sql, (*start, *given, limit))
+                values |= {"last_age": to.age, "last_tie": to.tie}
+                further.append("(age, tie) <= (:last_age, :last_tie)")
+        if "status" not in selection.wanted:
+            further.append("closed <= :since")
+        found = self.rows(
+            f"SELECT age, tie, key {table} AND {' AND '.join(further)}"
+            " ORDER BY age, tie LIMIT :limit",
+            values,
+        )
         if len(found) == limit:
             to = replace(after, age=found[-1][0], tie=found[-1][1])
         return found, to
 
-    def _rows(self, change: Change) -> list[tuple[Any, ...]]:
-        record = _document(change.value or b"")
-        audiences = audiences_of(record) if record is not None else {}
-        if record is None or not audiences:
-            _report(change.key, "it is no record of an approval")
+    def _rows(self, change: Change) -> list[dict[str, Any]]:
+        try:
+            record = IndexedApproval.model_validate_json(change.value or b"")
+        except ValidationError as error:
+            _report(change.key, f"it is no record of an approval: {first_fault(error)}")
             return []
-        pending = record["status"] == "pending"
-        deadline = _unix_ms(record["expires_at"]) if record.get("expires_at") else NEVER
-        common = (
-            -_unix_ms(record["requested_at"]),
-            int.from_bytes(blake2b(change.key.encode(), digest_size=7).digest()),
-            STATUSES.get(record["status"], -1),
-            number_of(str(record.get("agent"))),
-            number_of(str(record.get("session_id"))),
-            number_of(str(record.get("run_id"))),
-            pending and deadline != NEVER,
-            deadline,
-            0 if pending or deadline == NEVER else self._closed(change),
-            change.sequence,
-        )
+        pending = record.status == "pending"
+        deadline = _unix_ms(record.expires_at) if record.expires_at else NEVER
+        common = {
+            "key": change.key,
+            "age": -_unix_ms(record.requested_at),
+            "tie": int.from_bytes(blake2b(change.key.encode(), digest_size=7).digest()),
+            "status": STATUSES.get(record.status, -1),
+            "agent": number_of(record.agent),
+            "session": number_of(record.session_id),
+            "run": number_of(record.run_id),
+            "urgent": pending and deadline != NEVER,
+            "deadline": deadline,
+            "closed": 0 if pending or deadline == NEVER else self._closed(change),
+            "seq": change.sequence,
+        }
         return [
-            (
-                *(change.key, number_of(name), name == record["user_id"]),
-                *(each.decides, each.barred, *common),
-            )
-            for name, each in audiences.items()
+            {
+                **common,
+                "owner": number_of(name),
+                "main": name == record.user_id,
+                "decides": each.decides,
+                "barred": each.barred,
+            }
+            for name, each in audiences_of(record).items()
         ]
 
     def _closed(self, change: Change) -> int:
@@ -286,8 +380,8 @@ class ApprovalRows(IndexRows):
 
         Later writes do not change this time.
         """
-        sql = "SELECT closed FROM approvals WHERE key = ? AND closed"
-        known = self.rows(sql, (change.key,))
+        sql = "SELECT closed FROM approvals WHERE key = :key AND closed"
+        known = self.rows(sql, {"key": change.key})
         return int(known[0][0]) if known else _unix_ns(change.stored_at)
 
 
@@ -312,6 +406,7 @@ class ApprovalList:
         viewer: Viewer,
         wanted: Mapping[str, str],
         after: ListPosition | None,
+        *,
         limit: int,
     ) -> Page:
         """Return a page of the approvals that the viewer sees.
@@ -330,11 +425,12 @@ class ApprovalList:
         waits_for = viewer.waits_for
         if waits_for is not None:
             wanted = {"status": "pending", **wanted}
+        selections = [Selection(owner, wanted, waits_for) for owner in viewer.audiences]
         place = after or ListPosition(self.rows.last_urgency_end_ns(viewer.audiences))
         found: list[tuple[ListPosition, ApprovalRecord]] = []
         while len(found) <= limit:
             missing = limit + 1 - len(found)
-            places = await self._places(viewer.audiences, wanted, place, missing, waits_for)
+            places = await self._places(selections, place, missing)
             records = await self._read([key for _, key in places])
             for each, key in places:
                 record = records.get(key)
@@ -350,22 +446,18 @@ class ApprovalList:
         return Page([record for _, record in shown], following)
 
     async def _places(
-        self,
-        owners: Collection[str | None],
-        wanted: Mapping[str, str],
-        after: ListPosition,
-        limit: int,
-        waits_for: str | None,
+        self, selections: Sequence[Selection], after: ListPosition, limit: int
     ) -> list[tuple[ListPosition, str]]:
         """Return the places and keys of the next approvals.
 
         The result has fewer than `limit` places only if there are no more approvals.
         """
         found: list[tuple[ListPosition, str]] = []
-        if after.urgent and wanted.get("status", "pending") == "pending":
+        if after.urgent:
             urgent: list[tuple[int, int, int, str]] = []
-            for owner in owners:
-                urgent += self.rows.urgent(owner, wanted, after, limit, waits_for)
+            for selection in selections:
+                if selection.wanted.get("status", "pending") == "pending":
+                    urgent += self.rows.urgent(selection, after, limit)
             # An approval can have several rows for the caller, one for the name and one for each
             # role. `set` removes the duplicates.
             for deadline, age, tie, key in sorted(set(urgent))[:limit]:
@@ -374,11 +466,11 @@ class ApprovalList:
                 )
         others: list[tuple[int, int, str]] = []
         start = replace(after, urgent=False, age=-NEVER, tie=-1) if after.urgent else after
-        for owner in owners if len(found) < limit else ():
+        for selection in selections if len(found) < limit else ():
             place: ListPosition | None = start
             seen = 0
             while place is not None and seen < limit:
-                some, place = self.rows.others(owner, wanted, place, limit - seen, waits_for)
+                some, place = self.rows.others(selection, place, limit - seen)
                 seen += len(some)
                 others += some
                 # A filter that matches few approvals reads many rows. So other tasks may run
@@ -398,67 +490,6 @@ class ApprovalList:
                 except (ObjectGone, UnreadableRecord) as error:
                     _report(key, str(error))
         return records
-
-
-# `_NARROW` has the names of the indexes by run and by session. A run or a session has so few
-# approvals that each page sorts all of them.
-_TO_DECIDE_BY: Final = ("approvals_to_decide", ("user_id",))
-_NARROW: Final = ("approvals_by_run", "approvals_by_session")
-
-
-def _index(
-    owner: str | None, wanted: Mapping[str, str], waits: bool
-) -> tuple[str, tuple[str, ...]]:
-    """Return the index with which the fewest rows are read, and the fields that this index
-    covers."""
-    for name, index in zip(("run_id", "session_id"), _NARROW, strict=True):
-        if name in wanted:
-            return index, (name,)
-    if waits:
-        return ("approvals_to_decide_all", ()) if owner is None else _TO_DECIDE_BY
-    if owner is None:
-        return "approvals_by_age", ()
-    for name in ("agent", "status"):
-        if name in wanted:
-            return f"approvals_by_{name}", ("user_id", name)
-    return "approvals_by_owner", ("user_id",)
-
-
-def _all_of(owner: str | None, wanted: Mapping[str, str]) -> dict[str, str]:
-    return dict(wanted) if owner is None else {"user_id": owner, **wanted}
-
-
-def _conditions(
-    wanted: Mapping[str, str], owner: str | None = "", waits_for: str | None = None
-) -> tuple[str, list[Any]]:
-    """Return SQL conditions and their values.
-
-    If `owner` is None, only the requesters' rows match.
-    """
-    sql = [f"AND {_COLUMNS[name]} = ?" for name in wanted]
-    given = [STATUSES.get(v, -1) if k == "status" else number_of(v) for k, v in wanted.items()]
-    if owner is None:
-        sql.append("AND main")
-    if waits_for is not None:
-        sql.append(f"AND decides {_NOT_BARRED}")
-        given.append(number_of(waits_for))
-    return " ".join(sql), given
-
-
-_NOT_BARRED: Final = (
-    "AND NOT EXISTS (SELECT 1 FROM approvals AS mine"
-    " WHERE mine.key = approvals.key AND mine.owner = ? AND mine.barred)"
-)
-
-
-def _document(value: bytes) -> dict[str, Any] | None:
-    try:
-        record = orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return None
-    texts = ("user_id", "requested_at")
-    known = isinstance(record, dict) and all(isinstance(record.get(each), str) for each in texts)
-    return {"status": "pending", **record} if known else None
 
 
 def _report(key: str, why: str) -> None:

@@ -100,10 +100,7 @@ class ApprovalRecords:
         try:
             record = ApprovalRecord.model_validate_json(value)
         except ValidationError as error:
-            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(map(str, fault["loc"]))
-            why = f"{where}: {fault['msg']}" if where else fault["msg"]
-            raise UnreadableRecord(entry.key, why) from error
+            raise UnreadableRecord(entry.key, first_fault(error)) from error
         log_fields.approval_of(record.run_id, record.approval_id)
         log_fields.traced(record.run_id, record.traceparent)
         return StoredApproval(record, entry)
@@ -117,3 +114,10 @@ class ApprovalRecords:
         # The object's name is a hash of its content, so that two decisions at the same time do not
         # overwrite each other's object.
         return await objects.wrap(self._bus, f"approval.{sha256(value).hexdigest()}", value)
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the field and the reason of the first error, without the value."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, fault["loc"]))
+    return f"{where}: {fault['msg']}" if where else fault["msg"]

@@ -7,7 +7,7 @@ with three indexes. The same rows as Python objects in dictionaries and lists ne
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 SLICE: Final = 20_000  # the most rows that one statement looks through, in at most 2 ms
@@ -44,11 +44,13 @@ class IndexRows:
             self.db.execute(statement)
         self.db.execute(f"CREATE INDEX {table}_by_seq ON {table}(seq)")
 
-    def rows(self, sql: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def rows(
+        self, sql: str, given: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
         """Return the rows that a statement selects."""
         return self.db.execute(sql, given).fetchall()
 
-    def write(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+    def write(self, sql: str, rows: Sequence[Sequence[Any] | Mapping[str, Any]]) -> None:
         """Execute a statement for each of these rows."""
         self.db.execute("BEGIN")
         try:
