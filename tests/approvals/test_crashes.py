@@ -185,7 +185,7 @@ async def test_a_suspended_process_whose_outbox_entry_was_taken_writes_a_new_one
             monkeypatch.setattr(bucket, "update", slow)
             sleeper = Approvals(penstock.bus, "approvals-sleeper")
             # the sleeper does not continue after this
-            reply = await sleeper.decide(approval.approval_id, YES)
+            reply = await sleeper.take_vote(approval.approval_id, YES)
             await done_once(penstock, approval)
     assert reply.status == 200
     assert entries == [False, True]

@@ -234,7 +234,7 @@ async def test_a_decision_of_a_killed_process_is_sent_by_another(nats: NatsServe
     async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
         dead = Approvals(penstock.bus, "approvals-dead")
-        assert (await dead.decide(approval.approval_id, YES)).status == 200
+        assert (await dead.take_vote(approval.approval_id, YES)).status == 200
         await penstock.events_until(approval.run_id, "approval.decided")
         await eventually(lambda: outbox_is_empty(penstock))
         commands = await continues(penstock, approval.run_id)
@@ -392,7 +392,7 @@ async def test_a_record_that_cannot_be_read_is_reported_and_blocks_no_other(
         await bucket.put(f"outbox.{broken.approval_id}", b"0")
         await bucket.put(broken.approval_id, value)
         dead = Approvals(penstock.bus, "approvals-dead")
-        assert (await dead.decide(other.approval_id, YES)).status == 200
+        assert (await dead.take_vote(other.approval_id, YES)).status == 200
         await eventually(lambda: sent(penstock, other.run_id))
 
         async def reported() -> bool:

@@ -102,7 +102,9 @@ class Interleaving(Deciding):
         record = await instance.get(approval_id)
         if record is None:
             return
-        reply: DecideReply = await instance.decide(approval_id, vote(record, PEOPLE[who], decision))
+        reply: DecideReply = await instance.take_vote(
+            approval_id, vote(record, PEOPLE[who], decision)
+        )
         assert reply.status in (200, 409)
         assert not (late and reply.status == 200), "a decision after the deadline was taken"
         if reply.status == 200:

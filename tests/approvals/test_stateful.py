@@ -167,7 +167,7 @@ class Deciding(RuleBasedStateMachine):
         by = f"person-{next(self.numbers)}"
         items = [Decided.model_validate({"item_id": "t1", "decision": decision})]
         instance = self._instance(fuse)
-        reply = await instance.decide(approval_id, DecideRequest(by=by, items=items))
+        reply = await instance.take_vote(approval_id, DecideRequest(by=by, items=items))
         if reply.status == 200:
             self.won[approval_id].append(by)
             await instance.send_on(approval_id)

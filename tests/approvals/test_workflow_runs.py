@@ -224,7 +224,7 @@ async def test_news_of_a_decision_is_sent_after_the_deciding_process_has_ended(
         await told(run, "asked")
         ended = Approvals(penstock.bus, "ended")
         request = vote(await penstock.approval(approval_id), person("u1"), note="fine")
-        reply = await ended.decide(approval_id, request)
+        reply = await ended.take_vote(approval_id, request)
         assert reply.status == 200
         assert [each.news for each in await run.news()] == ["asked"]
         for _ in range(2):  # the second sweep finds nothing to send

@@ -84,8 +84,8 @@ class ApprovalsService(Service):
         public_url = self._settings.public_url
         self._link_requests = LinkRequests(self.bus, self._approvals, public_url)
         self.routes = [
-            *routes_of(Api(self.bus, self._approvals, self._feed, self._decide)),
-            *routes_of(LinkPages(self.bus, self._approvals, self._decide)),
+            *routes_of(Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote)),
+            *routes_of(LinkPages(self.bus, self._approvals, self._take_vote)),
             *routes_of(LinkMaking(self.bus, self._approvals, public_url)),
             *routes_of(PolicyApi(self._policies)),
         ]
@@ -94,7 +94,7 @@ class ApprovalsService(Service):
         """Begin to take decisions, and then to record requests."""
         await self._policies.load()
         for subject, handle in (
-            ("decide.*", self._on_decide),
+            ("decide.*", self._on_vote_request),
             ("link.*", self._link_requests.on_request),
         ):
             listening = await until_answered(
@@ -141,11 +141,11 @@ class ApprovalsService(Service):
                     await asyncio.wait(self._tasks)
         await self.cancel("policy", "policy file", "outbox", "audit", "list", "feed")
 
-    async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
+    async def _take_vote(self, approval_id: str, request: DecideRequest) -> DecideReply:
         await self._restore.after_losses()  # NATS may have lost an earlier decision
         if (traceparent := requests.current()) is not None:
             request = request.model_copy(update={"traceparent": traceparent})
-        reply = await self._approvals.decide(approval_id, request)
+        reply = await self._approvals.take_vote(approval_id, request)
         if reply.approval is not None:
             requests.link(reply.approval.span_context)
         if reply.status == 200:
@@ -175,11 +175,11 @@ class ApprovalsService(Service):
         except (BusError, ObjectGone, UnreadableRecord) as error:
             log.warning("approval %s stays in the outbox: %s", approval_id, error)
 
-    async def _on_decide(self, msg: Msg) -> None:
+    async def _on_vote_request(self, msg: Msg) -> None:
         approval_id = msg.subject.removeprefix("decide.")
         try:
             request = DecideRequest.model_validate_json(msg.data)
-            reply = await self._decide(approval_id, request)
+            reply = await self._take_vote(approval_id, request)
         except ValidationError as error:
             reply = DecideReply(status=422, detail=str(error))
         except ObjectGone as error:

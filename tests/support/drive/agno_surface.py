@@ -59,7 +59,7 @@ class Paused:
 
         async def on_decide(msg: Msg) -> None:
             request = DecideRequest.model_validate_json(msg.data)
-            reply = await approvals.decide(self.approval_id, request)
+            reply = await approvals.take_vote(self.approval_id, request)
             if reply.status == 200:
                 self.sent += 1
                 self.decided = [item.model_dump(exclude_none=True) for item in request.items]

@@ -1,12 +1,16 @@
-"""The HTTP routes of approvals: list approvals, show an approval, decide an approval."""
+"""The HTTP routes of approvals: list approvals, show an approval, decide an approval.
+
+Who may see an approval, and for whom it waits, is in `inbox.visibility`. Who may decide it is in
+`policy.deciding_rights`. A person who may not see an approval gets the same 404 as for an approval
+that does not exist.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,7 +23,6 @@ from penstock.bus.records import (
     Channel,
     Decided,
     Decider,
-    DecideReply,
     DecideRequest,
 )
 from penstock.service.deciders import decider_of
@@ -46,20 +49,16 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals.api import changes
-from penstock_approvals.api.common import or_problem
+from penstock_approvals.api.common import TakeVote, found, or_problem
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.inbox.listing import ListPosition, Page
 from penstock_approvals.inbox.visibility import may_see_approval, viewer_of
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.policy import may_decide
 from penstock_approvals.policy.kinds import NEEDS_VALUE
 from penstock_approvals.store.hiding import without_credentials
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Decide = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 
 
 class ItemBody(BaseModel):
@@ -174,15 +173,15 @@ _operation = partial(Operation, tag="approvals")
 class Api:
     """The handlers of the routes.
 
-    The argument `decide` records a decision. The outbox later sends the command that continues the
+    The argument `take_vote` counts a vote. The outbox later sends the command that continues the
     run.
     """
 
-    def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, decide: Decide) -> None:
+    def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, *, take_vote: TakeVote) -> None:
         self._bus = bus
         self._approvals = approvals
         self._feed = feed
-        self._decide = decide
+        self._take_vote = take_vote
         self._turns = ReadScheduler()
 
     @serves(
@@ -271,7 +270,7 @@ class Api:
     )
     async def show(self, request: Request) -> Response:
         """Return the approval's record. If the caller is not the requester, audit the view."""
-        record = await self._found(request)
+        record = await self._shown(request)
         who = identity_of(request)
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
@@ -304,7 +303,7 @@ class Api:
     )
     async def audit(self, request: Request) -> Response:
         """Return the audit of the approval, if the caller may see the approval."""
-        record = await self._found(request)
+        record = await self._shown(request)
         history = await or_problem(self._approvals.audit.history(record))
         return _json(
             {
@@ -330,9 +329,9 @@ class Api:
     )
     async def lines(self, request: Request) -> Response:
         """Return the run's last lines, if the caller may see the approval."""
-        record = await self._found(request)
-        found = await or_problem(last_lines(self._bus, record.run_id))
-        return _json({"lines": [asdict(line) for line in found]})
+        record = await self._shown(request)
+        lines = await or_problem(last_lines(self._bus, record.run_id))
+        return _json({"lines": [asdict(line) for line in lines]})
 
     @serves(
         _operation(
@@ -348,14 +347,23 @@ class Api:
         )
     )
     async def decide(self, request: Request) -> Response:
-        """Take the decision, and return the approval's record with the decision."""
+        """Take the decision, and return the approval's record with the decision.
+
+        The refusals, in their order (401 and 403 for a missing scope come before the handler):
+
+        1. 404: there is no such approval, or the caller may not see it.
+        2. 413, 415, 422: the body is too large, no JSON, or no decision.
+        3. 403: the caller may not act for the user in `by`.
+        4. 422: the short form, where an item needs a value.
+        5. 404, 409: the approval is gone, has ended, or its deadline has passed.
+        6. 403, 409, 422: the vote does not count; `outcomes.votes.with_vote` has the order.
+        """
         who = identity_of(request)
-        record = await self._found(request)
+        record = await self._shown(request)
         body = await read_model(request, DecisionBody)
         decider = decider_of(who, _channel(request, who), deciding_user(who, body.by))
-        if (reason := may_decide(record, decider)) is not None:
-            raise Problem(403, reason)
-        reply = await or_problem(self._decide(record.approval_id, body.request(record, decider)))
+        vote = body.request(record, decider)
+        reply = await or_problem(self._take_vote(record.approval_id, vote))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _json(without_credentials(reply.approval))
@@ -374,18 +382,10 @@ class Api:
                 self._approvals.list.page(viewer, wanted, after, limit=query.limit)
             )
 
-    async def _found(self, request: Request) -> ApprovalRecord:
-        """Return the approval whose id is in the path.
-
-        Raises Problem 404 if there is no such approval, or if the caller may not see the approval.
-        """
-        approval_id = request.path_params["approval_id"]
+    async def _shown(self, request: Request) -> ApprovalRecord:
+        """Return the approval in the path. Raises Problem 404 if the caller may not see it."""
         who = identity_of(request)
-        sees = partial(may_see_approval, who)
-        record = await or_problem(self._approvals.shown_to(who.user_id, approval_id, sees))
-        if record is None:
-            raise Problem(404, f"there is no approval {approval_id}")
-        return record
+        return await found(self._approvals, request, partial(may_see_approval, who))
 
 
 def _channel(request: Request, who: Identity) -> Channel:

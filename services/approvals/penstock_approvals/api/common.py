@@ -1,19 +1,39 @@
-"""Turns failures of the bus and of records into answers over HTTP."""
+"""What the routes share: finding the approval, and failures of the bus as answers over HTTP."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from starlette.requests import Request
+
 from penstock.bus import BusError, ObjectGone
+from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.bus.state.bucket_index import StillReading
+from penstock.web.auth import identity_of
 from penstock.web.problems import Problem
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
+
+
+async def found(
+    approvals: Approvals, request: Request, sees: Callable[[ApprovalRecord], bool]
+) -> ApprovalRecord:
+    """Return the approval whose id is in the path.
+
+    Raises Problem 404 if there is no such approval, or if the caller does not see it.
+    """
+    approval_id, caller = request.path_params["approval_id"], identity_of(request).user_id
+    record = await or_problem(approvals.shown_to(caller, approval_id, sees))
+    if record is None:
+        raise Problem(404, f"there is no approval {approval_id}")
+    return record
 
 
 async def or_problem(answer: Awaitable[T]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import Bus, BusError
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.bus.records import DecideRequest
 from penstock.service.deciders import decider_of
 from penstock.web.answers import time_text
 from penstock.web.auth import identity_of
@@ -30,23 +30,21 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.api.common import or_problem
+from penstock_approvals.api.common import TakeVote, found, or_problem
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.links import form, page
 from penstock_approvals.links.model import LinkRecord, State, state_of
 from penstock_approvals.links.page import View
-from penstock_approvals.links.store import LinkRefused, Links
+from penstock_approvals.links.store import LinkRefused, Links, url_of
 
 log = logging.getLogger(__name__)
 
-Decide = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 HTML: Final = "text/html"
 FORM: Final = "application/x-www-form-urlencoded"
 MAX_FORM_BYTES: Final = 256 * 1024
 DAY_S: Final = 86_400.0
 MAX_LIFETIME_S: Final = 30 * DAY_S
-PATH: Final = "/d/"
 
 
 def _as_html(body: Mapping[str, Any]) -> bytes:
@@ -101,10 +99,10 @@ class LinkPages:
     A GET never decides, so a mail scanner that opens the link cannot decide.
     """
 
-    def __init__(self, bus: Bus, approvals: Approvals, decide: Decide) -> None:
+    def __init__(self, bus: Bus, approvals: Approvals, take_vote: TakeVote) -> None:
         self._bus = bus
         self._approvals = approvals
-        self._decide = decide
+        self._take_vote = take_vote
         self._links = Links(bus)
 
     @serves(
@@ -135,7 +133,12 @@ class LinkPages:
         )
     )
     async def act(self, request: Request) -> Response:
-        """Decide as the form says, and redirect the browser to the link's page."""
+        """Decide as the form says, and redirect the browser to the link's page.
+
+        The refusals, in their order: 404 for an unknown link; 403 for a form of another site; 413,
+        415, 422 for what is no form; 403 for a form of another link; then a page with 409 if the
+        link cannot be used now (`links.model.state_of`), or with the status of the refused vote.
+        """
         link = await self._link(request)
         _check_site(request)
         sent = await _form(request)
@@ -153,11 +156,11 @@ class LinkPages:
             # If a browser sends the form twice, both requests get the same answer.
             idempotency_key=f"link:{link.id}",
         )
-        reply = await or_problem(self._decide(link.approval_id, decision))
+        reply = await or_problem(self._take_vote(link.approval_id, decision))
         if reply.status == 200:
             await self._note_use(link, sent)
             return Response(None, 303, {**page.HEADERS, "location": request.url.path})
-        after = await self._view(link, problem=reply.detail, given=sent)
+        after = await self._view(link, problem=reply.detail, refused=sent)
         return _html(after, reply.status)
 
     async def _link(self, request: Request) -> LinkRecord:
@@ -168,13 +171,13 @@ class LinkPages:
         return link
 
     async def _view(
-        self, link: LinkRecord, problem: str | None = None, given: form.Form | None = None
+        self, link: LinkRecord, problem: str | None = None, refused: form.Form | None = None
     ) -> View:
         record = await or_problem(self._approvals.get(link.approval_id))
         state = state_of(link, record, self._bus.clock.now())
         is_open = state is State.OPEN and record is not None
         lines = await or_problem(last_lines(self._bus, record.run_id)) if is_open and record else ()
-        return View(link, state, record, lines, problem, given.fields() if given else None)
+        return View(link, state, record, lines, problem, refused.fields() if refused else None)
 
     async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
         try:
@@ -214,7 +217,7 @@ class LinkMaking:
     )
     async def create(self, request: Request) -> Response:
         """Make a link."""
-        record = await self._found(request)
+        record = await found(self._approvals, request, lambda _: True)
         body = await read_model(request, LinkRequestBody, MAX_FORM_BYTES)
         maker = decider_of(identity_of(request), "api")
         making = self._links.make(maker, record, body.user, body.role, body.lifetime_s)
@@ -245,25 +248,12 @@ class LinkMaking:
     )
     async def revoke(self, request: Request) -> Response:
         """Revoke a link."""
-        record = await self._found(request)
+        record = await found(self._approvals, request, lambda _: True)
         await ignore_body(request)
         link_id = request.path_params["link_id"]
         if not await or_problem(self._links.revoke(record.approval_id, link_id)):
             raise Problem(404, "there is no such link")
         return Response(status_code=204)
-
-    async def _found(self, request: Request) -> ApprovalRecord:
-        approval_id = request.path_params["approval_id"]
-        maker = identity_of(request).user_id
-        record = await or_problem(self._approvals.shown_to(maker, approval_id, lambda _: True))
-        if record is None:
-            raise Problem(404, f"there is no approval {approval_id}")
-        return record
-
-
-def url_of(public_url: str | None, secret: str) -> str:
-    """Return the address of a link's page; without `public_url`, only its path."""
-    return f"{(public_url or '').rstrip('/')}{PATH}{secret}"
 
 
 def _check_site(request: Request) -> None:

@@ -40,14 +40,14 @@ def anchor(
         last: the last record in the chain of anchors; None if the chain is empty.
         keys: the keys of the setting `audit_key`; the first one signs.
     """
-    said = {
+    content = {
         "event": "anchor",
         "at": at,
         "through": through,
         "day": day or day_of(last),
         "heads": {run_id: list(head) for run_id, head in heads.items()},
     }
-    return _signed(said, last, keys)
+    return _signed(content, last, keys)
 
 
 def loss_record(
@@ -59,7 +59,7 @@ def loss_record(
     before the loss. `found_at` is the time when a service found the loss, and `at` is the time of
     the record.
     """
-    said = {
+    content = {
         "event": "lost",
         "at": at,
         "through": last_anchored_sequence(last),
@@ -68,11 +68,11 @@ def loss_record(
         "known": known,
         "found_at": found_at,
     }
-    return _signed(said, last, keys)
+    return _signed(content, last, keys)
 
 
-def _signed(said: Mapping[str, Any], last: Link | None, keys: Sequence[bytes]) -> Link:
-    made = chained({name: value for name, value in said.items() if value is not None}, last)
+def _signed(content: Mapping[str, Any], last: Link | None, keys: Sequence[bytes]) -> Link:
+    made = chained({name: value for name, value in content.items() if value is not None}, last)
     return replace(made, mac=keyed(made.hash, keys[0])) if keys else made
 
 

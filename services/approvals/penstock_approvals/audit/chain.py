@@ -118,16 +118,16 @@ def keyed(text: str, key: bytes) -> str:
 
 def link(run_id: str, entry: Entry, last: Link | None) -> Link:
     """Return the entry as the record that follows `last` in the chain of the run."""
-    said = {field.name: getattr(entry, field.name) for field in fields(entry)}
-    del said["which"]
-    record = {name: value for name, value in said.items() if value is not None}
+    content = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    del content["which"]
+    record = {name: value for name, value in content.items() if value is not None}
     return chained({**record, "run_id": run_id, "key": entry.key}, last)
 
 
-def chained(said: Record, last: Link | None) -> Link:
+def chained(content: Record, last: Link | None) -> Link:
     """Return the record with this content that follows `last`."""
     n, prev = (last.n + 1, last.hash) if last is not None else (1, GENESIS)
-    record = {**said, "n": n, "prev": prev}
+    record = {**content, "n": n, "prev": prev}
     return Link(n, hash_of(record), record)
 
 

@@ -151,11 +151,11 @@ def _decided(record: ApprovalRecord, decision: Decision, with_details: bool) -> 
 
 
 def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided]) -> Any:
-    said = {
+    answers = {
         item.item_id: item.model_dump(include={"note", "value", "args"}, exclude_none=True)
         for item in items_without_credentials(record, items)
     }
-    return _limited({"note": note, "items": said})
+    return _limited({"note": note, "items": answers})
 
 
 def _who(decider: Decider | None) -> dict[str, Any]:

@@ -44,10 +44,10 @@ class AuditLosses:
         losses = self._bus.continuity.of(AUDIT)
         if len(losses) == self._handled:
             return
-        if news := await self._anchors.unnamed(losses):
+        if unnamed := await self._anchors.unnamed(losses):
             for record in await self._records():
                 await self._audit.follow(record)
-            await self._anchors.lost(news)
+            await self._anchors.lost(unnamed)
             log.error(
                 "NATS has lost records of the audit. Records about requests, votes and decisions "
                 "were made again from the approvals; others (viewed, sent, ran) are gone. The "

@@ -73,7 +73,9 @@ class Audit:
                 # next record gets the right number.
                 log.error(
                     "run %s: AUDIT, sequence %d: the record is damaged: %s",
-                    *(run_id, stored.sequence, error),
+                    run_id,
+                    stored.sequence,
+                    error,
                 )
                 chain.append(Link(len(chain) + 1, GENESIS, {}))
         return chain, found[-1].sequence if found else 0

@@ -168,10 +168,10 @@ class Selection:
     @property
     def values(self) -> dict[str, Any]:
         """The parameters of the conditions."""
-        given = {"owner": self.owner, "waits_for": self.waits_for, **self.wanted}
+        texts = {"owner": self.owner, "waits_for": self.waits_for, **self.wanted}
         return {
             name: STATUSES.get(value, -1) if name == "status" else number_of(value)
-            for name, value in given.items()
+            for name, value in texts.items()
             if value is not None
         }
 
@@ -492,9 +492,9 @@ class ApprovalList:
         return records
 
 
-def _report(key: str, why: str) -> None:
+def _report(key: str, reason: str) -> None:
     telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
-    log.warning("approval %s is left out of the list: %s", key, why)
+    log.warning("approval %s is left out of the list: %s", key, reason)
 
 
 def _unix_ms(timestamp: object) -> int:

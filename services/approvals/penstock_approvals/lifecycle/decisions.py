@@ -74,7 +74,7 @@ class Approvals:
         self.audit = audit or ApprovalAudit(bus)
         self._notifier = WorkflowNotifier(bus)
         self._outbox = Outbox(
-            *(bus, self._records, self._announcements, self.audit, self._deadlines, self._notifier)
+            bus, self._records, self._announcements, self.audit, self._deadlines, self._notifier
         )
         self._ends = RunEnds(bus, self._records, self._announcements, self.audit, self._deadlines)
         self.list = ApprovalList(bus, self._records)
@@ -122,16 +122,16 @@ class Approvals:
         """
         await self._bus.clock.refresh()
         known: int | None = None  # how many escalations the record counted before this call
-        while (held := await self._records.find(approval_id)) is not None:
-            record, now = held.record, self._bus.clock.now()
+        while (stored := await self._records.find(approval_id)) is not None:
+            record, now = stored.record, self._bus.clock.now()
             if record.status != "pending":
                 break
             known = record.escalated if known is None else known
             if is_late(record, now):
-                await self._expire(held)
+                await self._expire(stored)
             elif (escalated := reached_count(record, now)) > record.escalated:
                 update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
-                if await self._records.replace(held, record.model_copy(update=update)):
+                if await self._records.replace(stored, record.model_copy(update=update)):
                     reached_now = record.escalations[record.escalated : escalated]
                     log.info(
                         "run %s: approval %s was escalated to %s",
@@ -153,15 +153,17 @@ class Approvals:
                 return
         await self._outbox.send_on(approval_id)
 
-    async def _expire(self, held: StoredApproval) -> None:
+    async def _expire(self, stored: StoredApproval) -> None:
         """Record that the deadline has passed, unless the record has changed since it was read."""
-        record = held.record
+        record = stored.record
         await self._outbox.open(record.approval_id)
-        if await self._records.replace(held, as_expired(record, self._bus.clock.stamp())):
+        if await self._records.replace(stored, as_expired(record, self._bus.clock.stamp())):
             telemetry.DECISIONS.labels("expired").inc()
             log.info(
                 "run %s: approval %s has expired; on_deadline: %s",
-                *(record.run_id, record.approval_id, record.on_deadline),
+                record.run_id,
+                record.approval_id,
+                record.on_deadline,
             )
 
     async def _on_requested(
@@ -193,24 +195,26 @@ class Approvals:
             updated_at=str(body["timestamp"]),
             traceparent=traceparent,
         )
-        kept = await self.get(approval_id)
-        if kept is None:
+        saved = await self.get(approval_id)
+        if saved is None:
             if record.target == WORKFLOWS:
                 await self._ends.note(run_id, approval_id)
-            kept = await self._record(record, run, ask=again, until=data.get("expires_at"))
+            saved = await self._record(record, run, ask=again, until=data.get("expires_at"))
         await self._ends.record_executed_calls(run_id)
-        await self.audit.follow(kept)
-        if kept.status == "pending":
-            for item in kept.items:
-                await self._point_to(kept, run, item["item_id"])
-            await self._deadlines.schedule(kept)
-            await self._announce(kept, *request_events(kept))
-            current = await self.get(approval_id) if kept.expires_at or kept.escalations else kept
+        await self.audit.follow(saved)
+        if saved.status == "pending":
+            for item in saved.items:
+                await self._point_to(saved, run, item["item_id"])
+            await self._deadlines.schedule(saved)
+            await self._announce(saved, *request_events(saved))
+            current = (
+                await self.get(approval_id) if saved.expires_at or saved.escalations else saved
+            )
             if current is not None and current.status != "pending":
                 # Somebody decided before the messages were scheduled. Nothing else would cancel
                 # the messages.
                 await self._deadlines.cancel(current)
-        elif kept.status == "decided" and kept.decision is not None and kept.decision.automatic:
+        elif saved.status == "decided" and saved.decision is not None and saved.decision.automatic:
             await self._outbox.send_on(approval_id)
         last = await tail(self._bus, events_for(run_id), events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in TERMINAL:
@@ -218,7 +222,7 @@ class Approvals:
             # handled before the record existed, nothing else would withdraw the request.
             await self._ends.ended(run_id, is_workflow=record.target == WORKFLOWS)
         elif record.target == WORKFLOWS:
-            await self._ends.apply_earlier_withdrawal(kept)
+            await self._ends.apply_earlier_withdrawal(saved)
 
     async def _announce(
         self, record: ApprovalRecord, *events: Event, earlier: Sequence[Event] = ()
@@ -312,7 +316,7 @@ class Approvals:
         elif record.target == WORKFLOWS:
             await self._ends.apply_earlier_withdrawal(record)
 
-    async def was_decided(
+    async def restore_outcome(
         self, approval_id: str, decision: Decision | None, expiry_reason: str | None = None
     ) -> bool:
         """Record again how an approval ended, after NATS has lost the end.
@@ -323,8 +327,8 @@ class Approvals:
         decision is not sent here, because the outbox sent it before the loss. If NATS has lost the
         command, the connector's watchdog sends the command once more.
         """
-        held = await self._records.find(approval_id)
-        if held is None or held.record.status != "pending":
+        stored = await self._records.find(approval_id)
+        if stored is None or stored.record.status != "pending":
             return False
         update = {
             "status": "expired" if expiry_reason else "decided",
@@ -332,7 +336,7 @@ class Approvals:
             "decision": decision,
             "updated_at": decision.at if decision is not None else self._bus.clock.stamp(),
         }
-        return await self._records.replace(held, held.record.model_copy(update=update))
+        return await self._records.replace(stored, stored.record.model_copy(update=update))
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         """Return the record of one approval. Raises what `ApprovalRecords.get` raises."""
@@ -361,8 +365,11 @@ class Approvals:
         """Return every readable record, the newest first. Raises BusError."""
         return await self._records.all()
 
-    async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
+    async def take_vote(self, approval_id: str, request: DecideRequest) -> DecideReply:
         """Count a person's vote. If no more votes are needed, take the approval's decision.
+
+        Refuses, in this order: 404 if there is no such approval; 409 if it is not pending or its
+        deadline has passed; then as `outcomes.votes.with_vote` does.
 
         The deadline is compared with the clock of the NATS server. This method does not send the
         decision; the caller must call `send_on` afterwards. If the process ends before this call,
@@ -374,28 +381,28 @@ class Approvals:
             BusError: the bus does not answer, so it is unknown whether the decision was taken.
         """
         while True:
-            held = await look_until(
+            stored = await look_until(
                 person_of(request.made_by),
                 partial(self._records.find, approval_id),
                 lambda found: found is not None,
             )
-            if held is None:
+            if stored is None:
                 return DecideReply(status=404, detail=f"there is no approval {approval_id}")
-            if held.record.status != "pending":
-                return _not_pending(held.record, request)
-            if held.record.expires_at is not None:
+            if stored.record.status != "pending":
+                return _not_pending(stored.record, request)
+            if stored.record.expires_at is not None:
                 # After this machine was suspended, its estimate of the server's clock is wrong.
                 await self._bus.clock.refresh()
-                if is_late(held.record, self._bus.clock.now()):
-                    await self._expire(held)
+                if is_late(stored.record, self._bus.clock.now()):
+                    await self._expire(stored)
                     continue
-            reply = await self._decide(held, request)
+            reply = await self._count(stored, request)
             if reply is not None:
                 return reply
 
-    async def _decide(self, held: StoredApproval, request: DecideRequest) -> DecideReply | None:
-        """Count the decision; return None if the record has changed and must be read again."""
-        record = held.record
+    async def _count(self, stored: StoredApproval, request: DecideRequest) -> DecideReply | None:
+        """Count the vote; return None if the record has changed and must be read again."""
+        record = stored.record
         now = self._bus.clock.stamp()
         try:
             voted = with_vote(record, request, now, require_digest=self._require_digest)
@@ -408,14 +415,18 @@ class Approvals:
             return DecideReply(status=200, approval=record)
         if voted.status == "decided":
             await self._outbox.open(record.approval_id)
-        if not await self._records.replace(held, voted):
+        if not await self._records.replace(stored, voted):
             return None
         who = voted.votes[-1].by
         if voted.decision is None:
             votes = sum(not vote.void for vote in voted.votes)
             log.info(
                 "run %s: %s has voted on approval %s: %d of %d votes",
-                *(record.run_id, who, record.approval_id, votes, voted.need),
+                record.run_id,
+                who,
+                record.approval_id,
+                votes,
+                voted.need,
             )
             await self.audit.follow(voted)
         else:
@@ -424,7 +435,10 @@ class Approvals:
             on_behalf = f" on behalf of {made_by.on_behalf_of}" if made_by.on_behalf_of else ""
             log.info(
                 "run %s: %s by %s%s",
-                *(record.run_id, voted.decision.outcome, made_by.name, on_behalf),
+                record.run_id,
+                voted.decision.outcome,
+                made_by.name,
+                on_behalf,
             )
         return DecideReply(status=200, approval=voted)
 

@@ -162,7 +162,8 @@ class Outbox:
             expected = isinstance(error, UnreadableRecord | BusError)
             log.error(
                 "approval %s: the decision cannot be sent now; the outbox tries again: %s",
-                *(entry.key.removeprefix(_PREFIX), error),
+                entry.key.removeprefix(_PREFIX),
+                error,
                 exc_info=None if expected else error,
             )
 
@@ -185,11 +186,11 @@ class Outbox:
         record is first written again, as a new revision. The slow process's compare-and-set then
         fails, and that process writes a new entry.
         """
-        held = await self._records.find(approval_id)
-        if held is not None:
-            if held.record.status in ENDED:
+        stored = await self._records.find(approval_id)
+        if stored is not None:
+            if stored.record.status in ENDED:
                 return  # the decision was taken just now; the next sweep sends it
-            if held.record.status == "pending" and not await self._records.touch(held):
+            if stored.record.status == "pending" and not await self._records.touch(stored):
                 return
         await self._bucket.delete(entry.key, entry.revision)
 

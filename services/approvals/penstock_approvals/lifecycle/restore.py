@@ -114,17 +114,19 @@ class Restore:
 
     async def _restore_status(self, record: ApprovalRecord) -> None:
         """Restore the status of a request that was decided, or of a request whose run has ended."""
-        late = await self._last("approval.expired", record.run_id, record.approval_id)
-        told = await self._last("approval.decided", record.run_id, record.approval_id)
-        if late is None and told is None:
+        expired_event = await self._last("approval.expired", record.run_id, record.approval_id)
+        decided = await self._last("approval.decided", record.run_id, record.approval_id)
+        if expired_event is None and decided is None:
             await self._approvals.withdraw_if_ended(record)
             return
-        decision = _decision(told[1]) if told is not None else None
-        expired = late[1]["data"]["reason"] if late is not None else None
-        if await self._approvals.was_decided(record.approval_id, decision, expired):
+        decision = _decision(decided[1]) if decided is not None else None
+        expired = expired_event[1]["data"]["reason"] if expired_event is not None else None
+        if await self._approvals.restore_outcome(record.approval_id, decision, expired):
             log.warning(
                 "run %s: the lost end of approval %s, by %s, is written again",
-                *(record.run_id, record.approval_id, decision.by if decision else "its deadline"),
+                record.run_id,
+                record.approval_id,
+                decision.by if decision else "its deadline",
             )
 
     async def _last(

@@ -192,13 +192,13 @@ def _lines(lines: Sequence[Line]) -> str:
     return f"<section><h2>The run so far</h2><ol>{shown}</ol></section>"
 
 
-def _form(record: ApprovalRecord, link: LinkRecord, given: Mapping[str, str]) -> str:
+def _form(record: ApprovalRecord, link: LinkRecord, entered: Mapping[str, str]) -> str:
     fields = "".join(
-        _field(number, item, given.get(f"{VALUE}{number}", ""))
+        _field(number, item, entered.get(f"{VALUE}{number}", ""))
         for number, item in enumerate(record.items)
         if item.get("kind") in NEEDS_VALUE
     )
-    note = visible(given.get("note", ""))
+    note = visible(entered.get("note", ""))
     reject = (
         '<button class="reject" name="decision" value="reject">Reject</button>'
         if can_reject(record.items)
@@ -215,13 +215,13 @@ def _form(record: ApprovalRecord, link: LinkRecord, given: Mapping[str, str]) ->
     )
 
 
-def _field(number: int, item: Mapping[str, Any], given: str) -> str:
+def _field(number: int, item: Mapping[str, Any], entered: str) -> str:
     name = f"{VALUE}{number}"
     what = visible(str(item.get("tool") or item.get("kind")), lines=False)
     label = f'<label for="{name}">Answer for {what} (JSON, or text)</label>'
     if item.get("kind") == "credential":
         return f'{label}<input id="{name}" name="{name}" type="password">'
-    return f'{label}<textarea id="{name}" name="{name}" rows="3">{visible(given)}</textarea>'
+    return f'{label}<textarea id="{name}" name="{name}" rows="3">{visible(entered)}</textarea>'
 
 
 def _time(stamp: str) -> str:

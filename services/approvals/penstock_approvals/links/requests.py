@@ -9,9 +9,8 @@ from pydantic import ValidationError
 from penstock.bus import Bus, BusError, Msg, ObjectGone
 from penstock.bus.records import LinkReply, LinkRequest
 from penstock.web.answers import time_text
-from penstock_approvals.api.links import url_of
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.links.store import LinkRefused, Links
+from penstock_approvals.links.store import LinkRefused, Links, url_of
 from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)

@@ -117,3 +117,8 @@ class Links:
             return False
         await self._records.delete(link_id)
         return True
+
+
+def url_of(public_url: str | None, secret: str) -> str:
+    """Return the address of a link's page; without `public_url`, only its path."""
+    return f"{(public_url or '').rstrip('/')}/d/{secret}"

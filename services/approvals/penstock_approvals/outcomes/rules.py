@@ -22,13 +22,13 @@ def check(approval: ApprovalRecord, request: DecideRequest) -> None:
     """Raise DecisionMismatch unless each item of the request is decided once, as the item's kind
     allows, and no other item is decided."""
     wanted = {item["item_id"]: item for item in approval.items}
-    given = Counter(item.item_id for item in request.items)
-    for item_id, count in given.items():
+    counts = Counter(item.item_id for item in request.items)
+    for item_id, count in counts.items():
         if item_id not in wanted:
             raise DecisionMismatch(f"there is no item {item_id} in this request")
         if count > 1:
             raise DecisionMismatch(f"item {item_id} is decided {count} times")
-    if missing := [item_id for item_id in wanted if item_id not in given]:
+    if missing := [item_id for item_id in wanted if item_id not in counts]:
         raise DecisionMismatch(f"not decided: {', '.join(missing)}; all items are decided together")
     if (size := len(request.dump())) > MAX_BYTES:
         raise DecisionMismatch(

@@ -54,13 +54,13 @@ _Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
 
 def _validator() -> Any:
     """Return a class of validators for one value."""
-    left = MAX_REFERENCES
+    remaining = MAX_REFERENCES
 
     def counted(keyword: _Keyword) -> _Keyword:
         def follow(validator: Any, ref: Any, value: Any, schema: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal remaining
+            remaining -= 1
+            if remaining < 0:
                 raise _TooMuch
             return keyword(validator, ref, value, schema)
 

@@ -48,8 +48,8 @@ class VoteRefused(Exception):
     `status` is an HTTP status, and the text says why.
     """
 
-    def __init__(self, status: Literal[403, 409, 422], why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: Literal[403, 409, 422], reason: str) -> None:
+        super().__init__(reason)
         self.status: Literal[403, 409, 422] = status
 
 
@@ -98,30 +98,30 @@ def is_same_request(record: ApprovalRecord, request: DecideRequest) -> bool:
     key."""
     key = request.idempotency_key
     votes = [vote for vote in record.votes if vote.idempotency_key == key]
-    said: list[Vote | Decision | None] = [*votes] or [record.decision]
-    return any(_is_same(given, request) for given in said if given is not None)
+    recorded: list[Vote | Decision | None] = [*votes] or [record.decision]
+    return any(_is_same(each, request) for each in recorded if each is not None)
 
 
-def _is_same(given: Vote | Decision, request: DecideRequest) -> bool:
-    pairs = zip(given.items, request.items, strict=False)
+def _is_same(recorded: Vote | Decision, request: DecideRequest) -> bool:
+    pairs = zip(recorded.items, request.items, strict=False)
     return (
-        given.note == request.note
-        and len(given.items) == len(request.items)
+        recorded.note == request.note
+        and len(recorded.items) == len(request.items)
         and all(_is_same_item(one, other) for one, other in pairs)
     )
 
 
-def _is_same_item(given: Decided, item: Decided) -> bool:
+def _is_same_item(recorded: Decided, item: Decided) -> bool:
     """Return whether two decisions on an item are the same.
 
     The recorded decision may differ in form from the request. For example, the request may have the
     edited arguments as its value. And if the request has no value, the recorded value may come from
     an earlier vote.
     """
-    said = item.value if item.args is None else item.args
-    kept = given.value if given.args is None else given.args
-    same_value = said in (None, kept)
-    return same_value and (given.item_id, given.decision, given.note) == (
+    value = item.value if item.args is None else item.args
+    recorded_value = recorded.value if recorded.args is None else recorded.args
+    same_value = value in (None, recorded_value)
+    return same_value and (recorded.item_id, recorded.decision, recorded.note) == (
         item.item_id,
         item.decision,
         item.note,
@@ -200,11 +200,11 @@ def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
         NotEditable: the policy or the agent server does not allow one of the changes.
     """
     allowed = {each.item_id: each.edit for each in record.rulings}
-    given = {item.item_id: item for item in request.items if item.decision == "approve"}
+    approved = {item.item_id: item for item in request.items if item.decision == "approve"}
     values = _proposed(record)
     items = []
     for asked in record.items:
-        item = given.get(asked["item_id"])
+        item = approved.get(asked["item_id"])
         edited = asked
         if item is not None:
             try:
@@ -213,7 +213,9 @@ def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
                 raise NotEditable(f"item {item.item_id}: {error}") from None
         items.append(edited)
     is_edited = items != record.items
-    if not is_edited and all(item.value == values.get(id) for id, item in given.items()):
+    if not is_edited and all(
+        item.value == values.get(item_id) for item_id, item in approved.items()
+    ):
         return record
     update: dict[str, Any] = {
         "votes": [vote.model_copy(update={"void": True}) for vote in record.votes]
@@ -267,8 +269,8 @@ def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
     for item in request.items:
         ruling = rejected.get(item.item_id)
         if ruling is not None and item.decision == "approve":
-            why = f": {ruling.note}" if ruling.note else ""
-            text = f"item {item.item_id}: rule {ruling.rule_id} of the policy rejects it{why}"
+            reason = f": {ruling.note}" if ruling.note else ""
+            text = f"item {item.item_id}: rule {ruling.rule_id} of the policy rejects it{reason}"
             raise VoteRefused(403, text)
 
 
@@ -313,9 +315,9 @@ def decided_items(record: ApprovalRecord) -> list[Decided] | None:
     """
     decided = []
     for asked in record.items:
-        given = [(vote, _item_of(vote, asked["item_id"])) for vote in record.votes]
-        rejected = [(vote, item) for vote, item in given if item.decision == "reject"]
-        approved = [item for vote, item in given if not vote.void]
+        decisions = [(vote, _item_of(vote, asked["item_id"])) for vote in record.votes]
+        rejected = [(vote, item) for vote, item in decisions if item.decision == "reject"]
+        approved = [item for vote, item in decisions if not vote.void]
         if rejected:
             decided.append(_rejected(*rejected[0], record.votes[-1]))
         elif len(approved) >= record.need:

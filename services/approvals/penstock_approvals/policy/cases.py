@@ -67,10 +67,10 @@ class Case(Strict):
 
     def differences(self, ruling: Ruling) -> list[str]:
         """Return the differences between the ruling and what is expected."""
-        said = {"outcome": ruling.outcome, "rule": ruling.rule_id, "need": ruling.need}
+        actual = {"outcome": ruling.outcome, "rule": ruling.rule_id, "need": ruling.need}
         wanted = self.expect.model_dump(exclude_none=True)
         return [
-            f"{name} is {said[name]}, and {value} was expected"
+            f"{name} is {actual[name]}, and {value} was expected"
             for name, value in wanted.items()
-            if said[name] != value
+            if actual[name] != value
         ]

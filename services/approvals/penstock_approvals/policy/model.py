@@ -134,8 +134,8 @@ class Terms(Strict):
 
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
-        given = self.model_fields_set
-        if "on_deadline" in given and self.deadline is None:
+        fields_set = self.model_fields_set
+        if "on_deadline" in fields_set and self.deadline is None:
             raise ValueError("on_deadline needs a deadline")
         late = [step.after for step in self.escalate if step.after >= (self.deadline or 2**31)]
         if late:

@@ -371,13 +371,13 @@ def _deciders(deciders: DecidersOf, excluded: Sequence[str] = ()) -> Deciders:
 
 def _mismatch(match: Match, question: Question, item: Mapping[str, Any]) -> str | None:
     """Return why the item does not match; None if the item matches."""
-    given = {
+    facts = {
         "agent": question.agent,
         "tool": str(item.get("tool") or ""),
         "kind": str(item.get("kind") or ""),
         "user": question.user,
     }
-    for name, value in given.items():
+    for name, value in facts.items():
         patterns = getattr(match, name)
         if not any(fnmatchcase(value, _escaped(pattern)) for pattern in patterns):
             return f"{name}: {value or '(none)'} is not {' or '.join(patterns)}"

@@ -17,12 +17,37 @@ from penstock.tracing import spans
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.lifecycle.deadlines import Deadlines
 from penstock_approvals.runs.announcements import Announcements, Event
-from penstock_approvals.runs.approval_ids import ApprovalIds
 from penstock_approvals.runs.approval_span import span_of
 from penstock_approvals.runs.workflow_notifier import WORKFLOWS
-from penstock_approvals.store.records import ApprovalRecords
+from penstock_approvals.store.records import BUCKET, ApprovalRecords
 
+_PREFIX: Final = "of."
 _RUN_ENDED: Final = "the run has ended"
+
+
+class ApprovalIds:
+    """The keys of the approvals of workflows' runs. Every call may be repeated.
+
+    Several approvals of such a run may be open at once. A key `of.<run>.<approval>` in KV
+    `approvals` names each. The key is written before the approval's record, and removed after the
+    run has ended and its open approvals were withdrawn.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bucket = bus.bucket(BUCKET)
+
+    async def add(self, run_id: str, approval_id: str) -> None:
+        """Store that the run asks for this approval. Raises BusError."""
+        await self._bucket.create(f"{_PREFIX}{run_id}.{approval_id}", b"1")
+
+    async def ids(self, run_id: str) -> list[str]:
+        """Return the ids of the run's approvals, in the order of the requests. Raises BusError."""
+        entries = await self._bucket.entries(f"{_PREFIX}{run_id}.*")
+        return [entry.key.rpartition(".")[2] for entry in entries]
+
+    async def forget(self, run_id: str, approval_id: str) -> None:
+        """Remove the key of an approval of a run that has ended. Raises BusError."""
+        await self._bucket.delete(f"{_PREFIX}{run_id}.{approval_id}")
 
 
 class RunEnds:
@@ -99,7 +124,7 @@ class RunEnds:
     async def _withdraw_all(self, run_id: str) -> None:
         """Withdraw the open requests of a workflow's run that has ended."""
         ids = await self._approval_ids.ids(run_id)
-        records = [each for id in ids if (each := await self._records.get(id)) is not None]
+        records = [each for id_ in ids if (each := await self._records.get(id_)) is not None]
         withdrawn = []
         for record in records:
             if record.status == "pending" or record.reason == _RUN_ENDED:
@@ -141,19 +166,19 @@ class RunEnds:
         Return the withdrawn record; None if the request has another status.
         """
         while True:
-            held = await self._records.find(approval_id)
-            if held is None:
+            stored = await self._records.find(approval_id)
+            if stored is None:
                 return None
-            if held.record.status != "pending":
-                return held.record if held.record.status == "withdrawn" else None
-            withdrawn = held.record.model_copy(
+            if stored.record.status != "pending":
+                return stored.record if stored.record.status == "withdrawn" else None
+            withdrawn = stored.record.model_copy(
                 update={
                     "status": "withdrawn",
                     "reason": reason,
                     "updated_at": self._bus.clock.stamp(),
                 }
             )
-            if await self._records.replace(held, withdrawn):
+            if await self._records.replace(stored, withdrawn):
                 return withdrawn
 
     async def _last_request(self, run_id: str, pause: PauseRecord | None) -> str | None:

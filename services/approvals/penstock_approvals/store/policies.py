@@ -174,11 +174,11 @@ class Policies:
         if policy.source == "kv" or not self._has_record:
             telemetry.POLICY_VERSION.set(policy.version)
 
-    def _refuse(self, source: Source, why: str) -> None:
-        if self.refused.get(source) != why:
-            self.refused[source] = why
+    def _refuse(self, source: Source, reason: str) -> None:
+        if self.refused.get(source) != reason:
+            self.refused[source] = reason
             telemetry.POLICIES_REFUSED.labels(source).inc()
-            log.error("the new policy (%s) is refused; the previous one stays: %s", source, why)
+            log.error("the new policy (%s) is refused; the previous one stays: %s", source, reason)
 
 
 _BUILTIN: Final = Policy()

@@ -24,9 +24,9 @@ class UnreadableRecord(Exception):
     An operator must repair or delete the record.
     """
 
-    def __init__(self, approval_id: str, why: str) -> None:
+    def __init__(self, approval_id: str, reason: str) -> None:
         super().__init__(
-            f"the record of approval {approval_id} in KV {BUCKET} cannot be read ({why}); "
+            f"the record of approval {approval_id} in KV {BUCKET} cannot be read ({reason}); "
             "repair or delete it"
         )
         self.approval_id = approval_id
@@ -61,8 +61,8 @@ class ApprovalRecords:
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         """Return the approval's record; None if there is no record. Raises what `find` raises."""
-        held = await self.find(approval_id)
-        return held.record if held is not None else None
+        stored = await self.find(approval_id)
+        return stored.record if stored is not None else None
 
     async def of(self, entry: Entry) -> ApprovalRecord:
         """Return the record that an entry contains. Raises what `find` raises."""
@@ -83,16 +83,16 @@ class ApprovalRecords:
         value = await self._value(record)
         return await self._bucket.create(record.approval_id, value) is not None
 
-    async def replace(self, held: StoredApproval, record: ApprovalRecord) -> bool:
+    async def replace(self, stored: StoredApproval, record: ApprovalRecord) -> bool:
         """Replace the record that was read; return False if the record has changed since then."""
-        return await self._replace(held, await self._value(record))
+        return await self._replace(stored, await self._value(record))
 
-    async def touch(self, held: StoredApproval) -> bool:
+    async def touch(self, stored: StoredApproval) -> bool:
         """Write the same record as a new revision; return False if the record has changed."""
-        return await self._replace(held, held.entry.value or b"")
+        return await self._replace(stored, stored.entry.value or b"")
 
-    async def _replace(self, held: StoredApproval, value: bytes) -> bool:
-        entry = held.entry
+    async def _replace(self, stored: StoredApproval, value: bytes) -> bool:
+        entry = stored.entry
         return await self._bucket.update(entry.key, value, entry.revision) is not None
 
     async def _parsed(self, entry: Entry) -> StoredApproval:
