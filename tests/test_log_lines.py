@@ -53,7 +53,6 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/subscribe": EVERY,
     "penstock_approvals/api/common.py": EVERY,  # a record that cannot be read
     "penstock_approvals/audit/anchors.py": EVERY,
-    "penstock_approvals/audit/losses.py": EVERY,
     "penstock_approvals/inbox/feed.py": ("the changes of approvals",),
     "penstock_approvals/api/changes.py": EVERY,
     "penstock_approvals/store/policies.py": EVERY,

@@ -50,7 +50,7 @@ def heads(*links: Link) -> dict[str, tuple[int, str]]:
 
 
 def anchored(*links: Link, last: Link | None = None, keys: Sequence[bytes] = ()) -> Link:
-    return anchor(heads(*links), 100, AT, "2026-01-01", last, keys)
+    return anchor(heads(*links), 100, at=AT, day="2026-01-01", last=last, keys=keys)
 
 
 def verified(stored: Sequence[Message], **expected: Any) -> list[str]:
@@ -204,7 +204,7 @@ def test_anchors_that_were_written_anew_are_found_by_their_signature() -> None:
 def test_a_loss_that_the_anchors_name_is_reported_and_is_no_finding() -> None:
     one = chain("r1", 2)
     first = anchored(one[-1])
-    lost = loss_record(3, 9, AT, AT, first, ())
+    lost = loss_record(3, 9, AT, at=AT, last=first, keys=())
     verifier = Verifier()
     for name, payload in [
         *messages("r1", one),

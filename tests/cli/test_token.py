@@ -17,7 +17,7 @@ from penstock.settings import (
     Settings,
     read_settings,
 )
-from penstock.web.auth.roles import roles_of
+from penstock.web.auth.jwt import roles_of
 from penstock_cli.main import app
 from penstock_cli.terminal.api import ApiError, _refusal
 from penstock_connector.settings import ConnectorSettings

@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.settings import AuthSettings
-from penstock.web.auth.jwt import Secret, Verifier
-from penstock.web.auth.roles import roles_of
+from penstock.web.auth.jwt import Secret, Verifier, roles_of
 from support.fakes.issuer import SECRET, token
 
 NESTED = {

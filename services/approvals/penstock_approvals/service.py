@@ -25,9 +25,8 @@ from penstock.web.operation import operations_of, routes_of
 from penstock_approvals.api.approvals import Api
 from penstock_approvals.api.links import LinkMaking, LinkPages
 from penstock_approvals.api.policy import PolicyApi
-from penstock_approvals.audit.anchors import Anchors
+from penstock_approvals.audit.anchors import Anchors, AuditLosses
 from penstock_approvals.audit.approval import ApprovalAudit
-from penstock_approvals.audit.losses import AuditLosses
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.lifecycle.deadlines import DUE, approval_of
 from penstock_approvals.lifecycle.decisions import Approvals

@@ -59,5 +59,4 @@ class ApprovalsSettings(Settings):
 
 
 def keys_of(setting: str | None) -> tuple[bytes, ...]:
-    """Return the keys in the value of the setting `audit_key`."""
     return tuple(key.strip().encode() for key in (setting or "").split(",") if key.strip())

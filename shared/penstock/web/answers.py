@@ -25,5 +25,4 @@ def time_text(at_s: float | None) -> str | None:
 
 
 def json_answer(body: dict[str, Any], status: int = 200) -> Response:
-    """Return the body as a JSON response."""
     return Response(orjson.dumps(body), status, media_type="application/json")

@@ -80,7 +80,6 @@ def require_few_values(text: bytes | str) -> None:
 
 
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body. Raises Problem as `read_pieces` does."""
     body = await read_pieces(request, limit_bytes, lambda _: None)
     if not request.headers.get("content-type", "").startswith(_FORMS):
         require_few_values(body)

@@ -34,17 +34,14 @@ class UnfinishedBody:
         self._pieces: list[bytes] = []
 
     def add(self, piece: bytes) -> None:
-        """Keep and count a piece that has arrived."""
         self._pieces.append(piece)
         self.size_bytes += len(piece)
         self._memory.count(self, len(piece))
 
     def content(self) -> bytes:
-        """Return the bytes of all pieces."""
         return b"".join(self._pieces)
 
     def refuse(self) -> None:
-        """End the reading of this body."""
         self.free()
         self._refusal.reschedule(0)
 

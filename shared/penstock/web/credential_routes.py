@@ -150,7 +150,6 @@ class Sessions:
         )
     )
     async def csrf(self, request: Request) -> Response:
-        """Return a new CSRF token both in the body and in the CSRF cookie."""
         identity = identity_of(request)
         token = self._auth.csrf.issue(identity.session)
         response = json_answer({"csrf_token": token, "header": "X-CSRF-Token"})
@@ -177,10 +176,6 @@ class Tokens:
         )
     )
     async def create(self, request: Request) -> Response:
-        """Make a stream token.
-
-        The caller needs the scope `read`, because the new token gets this scope.
-        """
         identity = _manager(request)
         body = await read_model(request, TokenRequest, MAX_BODY_BYTES)
         token, known = await self._tokens.issue(
@@ -219,10 +214,6 @@ class Tokens:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return a page of the caller's tokens.
-
-        With the scope `administer`, return a page of all tokens.
-        """
         identity = _manager(request)
         query = request.query_params
         limit = _limit(query.get("limit"))
@@ -247,7 +238,6 @@ class Tokens:
         )
     )
     async def change(self, request: Request) -> Response:
-        """Change the token's expiry, and return the token's record."""
         identity = _manager(request)
         body = await read_model(request, TokenChange, MAX_BODY_BYTES)
         token_id = request.path_params["token_id"]
@@ -266,7 +256,6 @@ class Tokens:
         )
     )
     async def revoke(self, request: Request) -> Response:
-        """Revoke the token."""
         await ignore_body(request)
         await self._tokens.revoke(_manager(request), request.path_params["token_id"])
         return Response(status_code=204)
@@ -291,7 +280,6 @@ def _limit(text: str | None) -> int:
 
 
 def _cursor(token: StreamToken) -> str:
-    """Return the place of a token in the list, as a text that clients send back."""
     place = orjson.dumps([token.created_at, token.id])
     return base64.urlsafe_b64encode(place).decode().rstrip("=")
 

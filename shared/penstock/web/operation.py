@@ -103,13 +103,11 @@ class Operation:
 
     @property
     def id(self) -> str:
-        """The name of the operation in generated clients."""
         words = self.template.replace("{", "").replace("}", "").strip("/").replace("/", "_")
         return f"{self.method.lower()}_{words}"
 
     @property
     def template(self) -> str:
-        """The path in OpenAPI's notation."""
         return _NAME.sub(r"{\1}", self.path)
 
     @property
@@ -191,22 +189,18 @@ def in_path(name: str, description: str) -> Parameter:
 
 
 def json(description: str, schema: Schema) -> Answer:
-    """Return an answer with a JSON body."""
     return Answer(description, {JSON: schema})
 
 
 def an_object(**properties: Json) -> Json:
-    """Return the schema of an object that has at least these properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def a_list(items: Json) -> Json:
-    """Return the schema of a list of such items."""
     return {"type": "array", "items": items}
 
 
 def one_of(values: Iterable[str]) -> Json:
-    """Return the schema of a text that is one of these values."""
     return {"type": "string", "enum": list(values)}
 
 

@@ -27,9 +27,7 @@ class Probed(Protocol):
     """The part of a service that the probes read."""
 
     @property
-    def name(self) -> str:
-        """The name of the service."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def not_ready(self) -> list[str]:
@@ -57,12 +55,10 @@ class Probes:
 
     @serves(_probe(path="/livez", summary="Whether the process answers"))
     async def live(self, request: Request) -> Response:
-        """Return 200."""
         return JSONResponse({"status": "ok"})
 
     @serves(_probe(path="/readyz", summary="Whether every service can take work"))
     async def ready(self, request: Request) -> Response:
-        """Return 200, or 503 with the reasons if a service cannot take work."""
         reasons = {service.name: service.not_ready for service in self._services}
         able = not any(reasons.values())
         body: dict[str, object] = {"ready": able, "services": reasons}
@@ -74,7 +70,6 @@ class Probes:
 
     @serves(_probe(path="/metrics", summary="The metrics, for Prometheus"))
     async def metrics(self, request: Request) -> Response:
-        """Return the metrics in the text format of Prometheus."""
         return Response(generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

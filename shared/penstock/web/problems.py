@@ -63,7 +63,6 @@ class ErrorShape:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def response(self, problem: Problem) -> Response:
-        """Return the problem as a response. A 503 gets the header Retry-After."""
         body = self.write(self.body(problem))
         response = Response(body, problem.status, media_type=self.media_type)
         response.headers.update({**self.headers, **problem.headers})
@@ -108,7 +107,6 @@ DETAIL: Final = ErrorShape(
 
 
 def problem_response(problem: Problem) -> Response:
-    """Return the problem as `application/problem+json`."""
     return PROBLEM.response(problem)
 
 

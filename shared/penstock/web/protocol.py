@@ -225,7 +225,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._close_with(_TOO_SLOW)
 
     def _is_answering(self) -> bool:
-        """Return whether a response to this request or an earlier one is being sent."""
         cycle: Any = self.cycle
         return bool(self.pipeline) or (
             cycle is not None and cycle.response_started and not cycle.response_complete

@@ -34,9 +34,7 @@ class Reader(Protocol):
     """The part of a caller that the scheduler needs."""
 
     @property
-    def user_id(self) -> str:
-        """The id of the user."""
-        ...
+    def user_id(self) -> str: ...
 
 
 class ReadScheduler:
@@ -52,7 +50,6 @@ class ReadScheduler:
         return len(self._turns)
 
     def for_caller(self, who: Reader) -> Turn:
-        """Return a function that waits for the caller's turn."""
         return partial(self.of, who.user_id)
 
     @asynccontextmanager

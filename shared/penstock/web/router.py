@@ -39,8 +39,6 @@ _NO_ROUTE: Final = "none"  # the metric's label for requests that no route serve
 
 @dataclass(slots=True)
 class _Path:
-    """The routes of one path."""
-
     pattern: re.Pattern[str]
     errors: ErrorShape
     routes: dict[str, Route] = field(default_factory=dict)  # maps a method to its route
@@ -71,7 +69,6 @@ class _Path:
 
     @property
     def methods(self) -> list[str]:
-        """The methods that the header Allow lists."""
         get = self.routes.get("GET")
         head = {"HEAD"} if get is not None and not get.operation.can_stream else set()
         return [method for method in _METHODS if method in self.routes.keys() | head]
@@ -225,7 +222,6 @@ def _count(operation: Operation | None, code: int) -> None:
 async def refuse(
     problem: Problem, errors: ErrorShape, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer a refused request. A WebSocket is refused before its handshake is accepted."""
     if scope["type"] == "websocket":
         await receive()  # websocket.connect
         if "websocket.http.response" not in scope.get("extensions", {}):

@@ -18,8 +18,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.web.auth import Auth, AuthConfig
-from penstock.web.auth.cors import cors
-from penstock.web.auth.headers import SecurityHeaders
+from penstock.web.auth.headers import SecurityHeaders, cors
 from penstock.web.auth.origins import is_loopback
 from penstock.web.bodies import body_read_before_error
 from penstock.web.body_memory import BodyMemory

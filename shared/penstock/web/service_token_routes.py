@@ -98,7 +98,6 @@ class ServiceTokenRoutes:
         )
     )
     async def create(self, request: Request) -> Response:
-        """Make a token."""
         body = await read_model(request, ServiceTokenRequest, MAX_BODY_BYTES)
         rights = body.model_dump(exclude={"name", "lifetime_s"})
         if isinstance(body.on_behalf_of, str):
@@ -116,7 +115,6 @@ class ServiceTokenRoutes:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return all tokens that are valid."""
         return json_answer({"tokens": [_shown(token) for token in await self._tokens.listed()]})
 
     @serves(
@@ -130,7 +128,6 @@ class ServiceTokenRoutes:
         )
     )
     async def revoke(self, request: Request) -> Response:
-        """Revoke the token."""
         await ignore_body(request)
         await self._tokens.revoke(request.path_params["service_token_id"])
         return Response(status_code=204)

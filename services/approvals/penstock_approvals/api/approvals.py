@@ -195,7 +195,6 @@ class Api:
         )
     )
     async def index(self, request: Request) -> Response | None:
-        """Return a page of the approvals that the caller may see and that the query selects."""
         who = identity_of(request)
         try:
             query = Query.model_validate(dict(request.query_params))
@@ -302,7 +301,6 @@ class Api:
         )
     )
     async def audit(self, request: Request) -> Response:
-        """Return the audit of the approval, if the caller may see the approval."""
         record = await self._shown(request)
         history = await or_problem(self._approvals.audit.history(record))
         return _json(
@@ -328,7 +326,6 @@ class Api:
         )
     )
     async def lines(self, request: Request) -> Response:
-        """Return the run's last lines, if the caller may see the approval."""
         record = await self._shown(request)
         lines = await or_problem(last_lines(self._bus, record.run_id))
         return _json({"lines": [asdict(line) for line in lines]})
@@ -369,7 +366,6 @@ class Api:
         return _json(without_credentials(reply.approval))
 
     async def _page(self, who: Identity, query: Query) -> Page:
-        """Read a page. Raises Problem 422 if the cursor cannot be read."""
         wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)
         viewer = viewer_of(who, waits=query.waits_for is not None)
         try:

@@ -114,7 +114,6 @@ class LinkPages:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the page, which shows the request or says how the request ended."""
         link = await self._link(request)
         view = await self._view(link)
         if view.state is State.OPEN and view.record is not None:
@@ -164,7 +163,6 @@ class LinkPages:
         return _html(after, reply.status)
 
     async def _link(self, request: Request) -> LinkRecord:
-        """Return the link whose secret is in the path. Raises Problem 404 for an unknown link."""
         link = await or_problem(self._links.find(request.path_params["secret"]))
         if link is None:
             raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
@@ -216,11 +214,10 @@ class LinkMaking:
         )
     )
     async def create(self, request: Request) -> Response:
-        """Make a link."""
         record = await found(self._approvals, request, lambda _: True)
         body = await read_model(request, LinkRequestBody, MAX_FORM_BYTES)
         maker = decider_of(identity_of(request), "api")
-        making = self._links.make(maker, record, body.user, body.role, body.lifetime_s)
+        making = self._links.make(maker, record, **body.model_dump())
         try:
             secret, link = await or_problem(making)
         except LinkRefused as refused:
@@ -247,7 +244,6 @@ class LinkMaking:
         )
     )
     async def revoke(self, request: Request) -> Response:
-        """Revoke a link."""
         record = await found(self._approvals, request, lambda _: True)
         await ignore_body(request)
         link_id = request.path_params["link_id"]

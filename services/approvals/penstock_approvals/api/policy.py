@@ -56,7 +56,6 @@ class PolicyApi:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the current policy, and the reasons why newer policies were refused."""
         return self._answer()
 
     @serves(
@@ -72,7 +71,6 @@ class PolicyApi:
         )
     )
     async def apply(self, request: Request) -> Response:
-        """Store a policy. All processes then use this policy."""
         value = await read_json(request)
         try:
             await self._policies.apply(value, identity_of(request).user_id)

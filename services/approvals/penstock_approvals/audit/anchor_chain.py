@@ -25,6 +25,7 @@ Head = tuple[int, str]  # the number and the hash of a run's last record
 def anchor(
     heads: Mapping[str, Head],
     through: int,
+    *,
     at: str,
     day: str | None,
     last: Link | None,
@@ -51,7 +52,13 @@ def anchor(
 
 
 def loss_record(
-    stands: int, known: int, found_at: str, at: str, last: Link | None, keys: Sequence[bytes]
+    stands: int,
+    known: int,
+    found_at: str,
+    *,
+    at: str,
+    last: Link | None,
+    keys: Sequence[bytes],
 ) -> Link:
     """Return the record that follows `last`, and says that NATS has lost the end of AUDIT.
 
@@ -77,7 +84,6 @@ def _signed(content: Mapping[str, Any], last: Link | None, keys: Sequence[bytes]
 
 
 def is_signed(link: Link, keys: Sequence[bytes]) -> bool:
-    """Return whether one of the keys has signed the anchor."""
     mac = link.mac
     return isinstance(mac, str) and any(
         hmac.compare_digest(mac.encode(), keyed(link.hash, key).encode()) for key in keys
@@ -90,5 +96,4 @@ def last_anchored_sequence(last: Link | None) -> int:
 
 
 def day_of(last: Link | None) -> str | None:
-    """Return the day of the last daily anchor; None without one."""
     return last.record.get("day") if last is not None else None

@@ -1,12 +1,16 @@
-"""Writes anchors: once a day, on demand, and after NATS has lost the end of AUDIT."""
+"""Writes anchors: once a day, on demand, and after NATS has lost the end of AUDIT.
+
+After such a loss, the audit is completed from the records of approvals, and the loss is recorded.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.bus import Bus, FenceConflict, Loss, Message, OutcomeUnknown
 from penstock.bus.read import direct
+from penstock.bus.records import ApprovalRecord
 from penstock.bus.streams import AUDIT
 from penstock.bus.subjects import audit
 from penstock.bus.write import fence
@@ -18,6 +22,7 @@ from penstock_approvals.audit.anchor_chain import (
     last_anchored_sequence,
     loss_record,
 )
+from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
 from penstock_approvals.audit.trail import complete
 
@@ -59,11 +64,6 @@ class Anchors:
         return (await self._last())[0]
 
     async def last(self) -> Link | None:
-        """Return the last anchor; None without anchors.
-
-        Raises:
-            BusError: the bus does not answer; call again.
-        """
         return (await self._last())[0]
 
     async def lost(self, losses: Sequence[Loss]) -> None:
@@ -76,7 +76,9 @@ class Anchors:
         for each in losses:
             while await self.unnamed([each]):
                 last, sequence = await self._last()
-                record = loss_record(*_facts(each), self._bus.clock.stamp(), last, self._keys)
+                record = loss_record(
+                    *_facts(each), at=self._bus.clock.stamp(), last=last, keys=self._keys
+                )
                 await self._append(record, sequence)
 
     async def unnamed(self, losses: Sequence[Loss]) -> list[Loss]:
@@ -110,7 +112,9 @@ class Anchors:
             if not heads:
                 return False
             at = self._bus.clock.stamp()
-            made = anchor(heads, through, at, None if more else day, last, self._keys)
+            made = anchor(
+                heads, through, at=at, day=None if more else day, last=last, keys=self._keys
+            )
             if await self._append(made, sequence):
                 log.info("the audit of %d runs is covered by the anchor %s", len(heads), made.hash)
                 if not more:
@@ -157,6 +161,48 @@ class Anchors:
             log.error("AUDIT, sequence %d: the last anchor is damaged: %s", stored.sequence, error)
             n = sum([1 async for _ in direct.replay(self._bus, AUDIT, SUBJECT)])
             return Link(n, GENESIS, {}), stored.sequence
+
+
+class AuditLosses:
+    """Handles each loss of AUDIT once, also a loss that is older than this process."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        audit: ApprovalAudit,
+        anchors: Anchors,
+        records: Callable[[], Awaitable[list[ApprovalRecord]]],
+    ) -> None:
+        """Take the audit, its anchors, and a function that returns the records of all approvals."""
+        self._bus = bus
+        self._audit = audit
+        self._anchors = anchors
+        self._records = records
+        self._handled = 0
+
+    async def after_losses(self) -> None:
+        """Write again the lost audit records that can be made from the approvals; then record the
+        loss.
+
+        The loss is recorded last. If the process ends before it has recorded the loss, another
+        process repeats all steps.
+
+        Raises:
+            BusError: the bus does not answer; call again.
+        """
+        losses = self._bus.continuity.of(AUDIT)
+        if len(losses) == self._handled:
+            return
+        if unnamed := await self._anchors.unnamed(losses):
+            for record in await self._records():
+                await self._audit.follow(record)
+            await self._anchors.lost(unnamed)
+            log.error(
+                "NATS has lost records of the audit. Records about requests, votes and decisions "
+                "were made again from the approvals; others (viewed, sent, ran) are gone. The "
+                "chain of anchors names the loss"
+            )
+        self._handled = len(losses)
 
 
 def _facts(lost: Loss) -> tuple[int, int, str]:

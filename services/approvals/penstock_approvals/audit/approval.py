@@ -15,7 +15,7 @@ from penstock.bus.subjects import audit, event
 from penstock.bus.write import objects
 from penstock_approvals.audit import entries
 from penstock_approvals.audit.chain import Link, keyed
-from penstock_approvals.audit.executed_calls import (
+from penstock_approvals.audit.entries import (
     TOOL_EVENTS,
     approved_calls,
     entries_of_executed_calls,
@@ -102,11 +102,10 @@ class ApprovalAudit:
         if who.name == record.user_id and who.on_behalf_of is None and who.token_id is None:
             return
         ip_hash = keyed(ip, self._keys[0]) if ip and self._keys else None
-        entry = entries.viewed(record, who, self._bus.clock.stamp(), ip_hash)
+        entry = entries.viewed(record, who, self._bus.clock.stamp(), ip_hash=ip_hash)
         await self.trail.append(record.run_id, entry)
 
     async def history(self, record: ApprovalRecord) -> History:
-        """Return the records of the approval. Raises BusError."""
         verifier = Verifier(only=record.run_id)
         stored = await self.trail.stored(audit(record.run_id))
         links = [verifier.take(record.run_id, each.payload, each.sequence) for each in stored]

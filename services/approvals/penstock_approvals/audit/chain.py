@@ -61,7 +61,6 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """The entry's identity in the chain of its run."""
         return f"{self.approval_id}.{self.event}.{self.which}"
 
 
@@ -76,12 +75,10 @@ class Link:
 
     @property
     def key(self) -> str:
-        """The identity of the record's entry."""
         return str(self.record.get("key"))
 
     @property
     def payload(self) -> bytes:
-        """The stored form of the record."""
         return canonical(self.shown())
 
     def shown(self) -> dict[str, Any]:
@@ -104,7 +101,6 @@ def hash_of(record: Record) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return the digest of a JSON value, such as the arguments of a call."""
     return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
 
 
@@ -125,7 +121,6 @@ def link(run_id: str, entry: Entry, last: Link | None) -> Link:
 
 
 def chained(content: Record, last: Link | None) -> Link:
-    """Return the record with this content that follows `last`."""
     n, prev = (last.n + 1, last.hash) if last is not None else (1, GENESIS)
     record = {**content, "n": n, "prev": prev}
     return Link(n, hash_of(record), record)
@@ -152,6 +147,5 @@ def parse(payload: bytes) -> Link:
 
 
 def missing(chain: Sequence[Link], entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that the chain does not have."""
     known = {each.key for each in chain}
     return [entry for entry in entries if entry.key not in known]

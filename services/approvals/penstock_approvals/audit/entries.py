@@ -7,7 +7,7 @@ the next call that handles the approval writes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
@@ -18,6 +18,10 @@ from penstock_approvals.store.hiding import SECRET_KINDS, items_without_credenti
 
 MAX_DETAILS_BYTES: Final = 64 * 1024  # larger details are replaced by their digest
 HIDDEN: Final = "(hidden)"
+TOOL_EVENTS: Final = ("llm.tool_progress", "llm.tool_result", "system.warning")
+# the code of a `system.warning` about a call that ran with other arguments than the approved ones
+NOT_APPROVED: Final = "not_what_was_approved"
+_NOT_RUN: Final = frozenset({"rejected", "expired"})  # outcomes of calls that did not run
 
 
 def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
@@ -53,8 +57,7 @@ def sent(record: ApprovalRecord, at: str) -> Entry | None:
     )
 
 
-def viewed(record: ApprovalRecord, who: Decider, at: str, ip_hash: str | None) -> Entry:
-    """Return the entry of a person's first view of the approval in the person's channel."""
+def viewed(record: ApprovalRecord, who: Decider, at: str, *, ip_hash: str | None) -> Entry:
     return Entry(
         approval_id=record.approval_id,
         event="viewed",
@@ -119,7 +122,6 @@ def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
 
 
 def _ended(record: ApprovalRecord) -> list[Entry]:
-    """Return the entry of an approval that ended without a decision of people."""
     if record.status not in ("expired", "withdrawn"):
         return []
     return [
@@ -175,7 +177,6 @@ def _who(decider: Decider | None) -> dict[str, Any]:
 
 
 def note_hash(note: str | None) -> str | None:
-    """Return the digest of a note; None without a note."""
     return digest(note) if note else None
 
 
@@ -193,3 +194,54 @@ def _limited(details: Mapping[str, Any]) -> Mapping[str, Any]:
     if size <= MAX_DETAILS_BYTES:
         return details
     return {"bytes": size, "digest": "sha256:" + sha256(canonical(details)).hexdigest()}
+
+
+def approved_calls(record: ApprovalRecord) -> dict[str, str]:
+    """Return the digest of each approved item of a decided approval, by the id of the item's tool
+    call."""
+    decided = record.decision.items if record.decision is not None else []
+    approved = {item.item_id for item in decided if item.decision == "approve"}
+    return {
+        str(item.get("tool_call_id") or item["item_id"]): str(item.get("digest"))
+        for item in record.items
+        if item["item_id"] in approved
+    }
+
+
+def entries_of_executed_calls(
+    record: ApprovalRecord, events: Iterable[Mapping[str, Any]]
+) -> list[Entry]:
+    """Return an entry for each approved call that ran.
+
+    `events` are the bodies of the run's events of `TOOL_EVENTS`, in the order of their sequences.
+    The entry has the digest of the approved item. If the call ran with other arguments, the entry
+    says so, and has the digest of these arguments instead. The digest of the other arguments comes
+    from the warning.
+    """
+    calls = approved_calls(record)
+    found: dict[str, Entry] = {}
+    others: dict[str, str | None] = {}
+    for event in events:
+        data = event["data"]
+        if int(event["leg"]) <= record.leg:
+            continue
+        if data.get("code") == NOT_APPROVED:
+            detail = data.get("detail") or {}
+            shown = detail.get("ran") or {}
+            others[str(detail.get("tool_call_id"))] = shown.get("args_digest")
+            continue
+        call_id = data.get("tool_call_id")
+        outcome = data.get("outcome") or data.get("status")
+        if call_id not in calls or outcome in _NOT_RUN:
+            continue
+        found[call_id] = Entry(
+            approval_id=record.approval_id,
+            event="ran",
+            which=call_id,
+            at=str(event["timestamp"]),
+            by=record.agent,
+            digest=others.get(call_id, calls[call_id]),
+            decision=NOT_APPROVED if call_id in others else "as_approved",
+            items={call_id: str(outcome)},
+        )
+    return list(found.values())

@@ -81,7 +81,6 @@ class Audit:
         return chain, found[-1].sequence if found else 0
 
     async def stored(self, subject: str) -> list[Stored]:
-        """Return all messages of a subject of AUDIT. Raises what `complete` raises."""
         return await complete(self._bus, AUDIT, subject)
 
 

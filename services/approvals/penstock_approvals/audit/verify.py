@@ -97,17 +97,14 @@ class Verifier:
 
     @property
     def runs(self) -> int:
-        """The number of runs with records."""
         return len(self._chains)
 
     @property
     def anchors(self) -> int:
-        """The number of records in the chain of anchors."""
         return self._anchors.n
 
     @property
     def head(self) -> str | None:
-        """The hash of the last anchor; None without anchors."""
         return self._anchors.last if self._anchors.hashes else None
 
     def take(self, chain: str, payload: bytes, sequence: int) -> Link | None:
@@ -160,7 +157,6 @@ class Verifier:
         return found
 
     def _compare(self, chain: str, state: _Chain, link: Link, sequence: int) -> None:
-        """Compare a record with the record before it in the same chain."""
         where = f"(stream sequence {sequence})"
         belongs = chain if chain != ANCHOR else None
         if link.record.get("run_id") != belongs:

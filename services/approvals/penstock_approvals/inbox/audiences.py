@@ -25,7 +25,6 @@ def role(name: str) -> str:
 
 
 def audiences(who: Decider) -> tuple[str, ...]:
-    """Return the audiences of a caller: the caller's names, its roles, and everybody."""
     names = {who.name, person_of(who)}
     return (*sorted(names), *map(role, who.roles), EVERYBODY)
 

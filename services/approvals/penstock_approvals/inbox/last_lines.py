@@ -65,7 +65,6 @@ async def last_lines(bus: Bus, run_id: str) -> list[Line]:
 
 
 def line_of(body: Mapping[str, Any]) -> Line:
-    """Return the line of an event whose type is in `_TYPES`."""
     type_ = f"{body['event']['category']}.{body['event']['action']}"
     what, read = _TYPES[type_]
     text = read(body["data"])

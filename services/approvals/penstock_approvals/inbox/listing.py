@@ -83,7 +83,6 @@ class ListPosition:
     tie: int = -1
 
     def cursor(self) -> str:
-        """Return the place as a cursor, a text that clients send back."""
         parts = [self.last_urgency_end_ns, int(self.urgent), self.deadline, self.age, self.tie]
         return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
@@ -167,7 +166,6 @@ class Selection:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The parameters of the conditions."""
         texts = {"owner": self.owner, "waits_for": self.waits_for, **self.wanted}
         return {
             name: STATUSES.get(value, -1) if name == "status" else number_of(value)
@@ -177,7 +175,6 @@ class Selection:
 
     @property
     def conditions(self) -> dict[str, str]:
-        """The conditions by their names."""
         names = self.values.keys() | ({"everybody"} if self.owner is None else set())
         return {name: sql for name, sql in _CONDITIONS.items() if name in names}
 

@@ -14,15 +14,12 @@ from penstock_approvals.policy import earlier_vote, may_decide, may_see, person_
 
 
 def may_see_approval(who: Identity, record: ApprovalRecord) -> bool:
-    """Return whether the caller may see the approval, as the caller or on behalf of the
-    requester."""
     if who.grant is not None and not who.may_see_runs_of(record.user_id):
         return False  # a stream token may see only the users that it names
     return any(may_see(record, decider) for decider in _deciders(who, record))
 
 
 def may_vote_on(who: Identity, record: ApprovalRecord) -> bool:
-    """Return whether the caller may decide the pending approval, and has not voted on it."""
     if record.status != "pending":
         return False
     return any(

@@ -74,9 +74,20 @@ class Approvals:
         self.audit = audit or ApprovalAudit(bus)
         self._notifier = WorkflowNotifier(bus)
         self._outbox = Outbox(
-            bus, self._records, self._announcements, self.audit, self._deadlines, self._notifier
+            bus,
+            records=self._records,
+            announcements=self._announcements,
+            audit=self.audit,
+            deadlines=self._deadlines,
+            notifier=self._notifier,
         )
-        self._ends = RunEnds(bus, self._records, self._announcements, self.audit, self._deadlines)
+        self._ends = RunEnds(
+            bus,
+            records=self._records,
+            announcements=self._announcements,
+            audit=self.audit,
+            deadlines=self._deadlines,
+        )
         self.list = ApprovalList(bus, self._records)
 
     async def on_event(self, stored: Stored) -> None:
@@ -273,7 +284,6 @@ class Approvals:
             return await OFF_LOOP.run(question.user, partial(policy.outcome_of, question))
 
     async def _question(self, record: ApprovalRecord, run: RunRecord) -> Question:
-        """Return the facts about the request and its run by which the policy decides."""
         protocol = "workflow" if record.target == WORKFLOWS else ""
         if not protocol and self._policies.current.reads("protocol"):
             pause = await pause_of(self._bus, record.run_id)
@@ -339,7 +349,6 @@ class Approvals:
         return await self._records.replace(stored, stored.record.model_copy(update=update))
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
-        """Return the record of one approval. Raises what `ApprovalRecords.get` raises."""
         return await self._records.get(approval_id)
 
     async def shown_to(
@@ -362,7 +371,6 @@ class Approvals:
         return record if record is not None and sees(record) else None
 
     async def all(self) -> list[ApprovalRecord]:
-        """Return every readable record, the newest first. Raises BusError."""
         return await self._records.all()
 
     async def take_vote(self, approval_id: str, request: DecideRequest) -> DecideReply:
@@ -443,11 +451,9 @@ class Approvals:
         return DecideReply(status=200, approval=voted)
 
     async def send_on(self, approval_id: str) -> None:
-        """Announce and send the decision. Raises what `Outbox.send_on` raises."""
         await self._outbox.send_on(approval_id)
 
     async def sweep(self) -> None:
-        """Send the decisions that ended processes took and did not send. Raises BusError."""
         await self._outbox.sweep()
 
     async def _run(self, run_id: str) -> RunRecord:

@@ -63,15 +63,16 @@ class Outbox:
     def __init__(
         self,
         bus: Bus,
+        *,
         records: ApprovalRecords,
         announcements: Announcements,
         audit: ApprovalAudit,
         deadlines: Deadlines,
-        news: WorkflowNotifier,
+        notifier: WorkflowNotifier,
     ) -> None:
         self._bus = bus
         self._deadlines = deadlines
-        self._notifier = news
+        self._notifier = notifier
         self._audit = audit
         self._bucket = bus.bucket(BUCKET)
         self._records = records
@@ -196,7 +197,6 @@ class Outbox:
 
 
 def _events(record: ApprovalRecord) -> list[Event]:
-    """Return the events that announce how the approval ended, in their order."""
     events: list[Event] = []
     if record.status == "expired":
         expired = {"approval_id": record.approval_id, "reason": record.reason}

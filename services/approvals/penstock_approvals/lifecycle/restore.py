@@ -113,7 +113,6 @@ class Restore:
             await self._approvals.send_on(record.approval_id)
 
     async def _restore_status(self, record: ApprovalRecord) -> None:
-        """Restore the status of a request that was decided, or of a request whose run has ended."""
         expired_event = await self._last("approval.expired", record.run_id, record.approval_id)
         decided = await self._last("approval.decided", record.run_id, record.approval_id)
         if expired_event is None and decided is None:
@@ -146,7 +145,6 @@ class Restore:
 
 
 def _decision(body: dict[str, Any]) -> Decision:
-    """Return the decision that an event approval.decided announces."""
     data = body["data"]
     return Decision(
         outcome=data["outcome"],

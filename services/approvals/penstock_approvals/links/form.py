@@ -34,7 +34,6 @@ class Form:
     values: Mapping[int, str]
 
     def fields(self) -> dict[str, str]:
-        """Return the values that the person entered, by the names of the form's fields."""
         values = {f"{VALUE}{number}": text for number, text in self.values.items()}
         return {**values, "note": self.note or ""}
 
@@ -89,7 +88,6 @@ def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
 
 
 def can_reject(items: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether each item is of a kind that can be rejected."""
     return not any(item.get("kind") in ANSWERED_ONLY for item in items)
 
 

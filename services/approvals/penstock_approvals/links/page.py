@@ -91,7 +91,6 @@ def page(view: View) -> str:
 
 
 def message(title: str, text: str) -> str:
-    """Return a page with only a title and a text."""
     return _document(title, f'<div class="panel notice" role="alert"><p>{visible(text)}</p></div>')
 
 

@@ -49,7 +49,11 @@ class LinkRequests:
         if record is None:
             raise LinkRefused(404, f"there is no approval {approval_id}")
         secret, link = await self._links.make(
-            request.maker, record, request.user, request.role, request.lifetime_s
+            request.maker,
+            record,
+            user=request.user,
+            role=request.role,
+            lifetime_s=request.lifetime_s,
         )
         return LinkReply(
             status=201,

@@ -48,6 +48,7 @@ class Links:
         self,
         maker: Decider,
         record: ApprovalRecord,
+        *,
         user: str | None,
         role: str | None,
         lifetime_s: float,
@@ -93,7 +94,6 @@ class Links:
         return secret.text, link
 
     async def find(self, secret: str) -> LinkRecord | None:
-        """Return the link with this secret; None if there is no such link. Raises BusError."""
         found = await self._records.find(secret)
         return found.record if found is not None else None
 
@@ -111,7 +111,6 @@ class Links:
             await self._records.replace(found, used)
 
     async def revoke(self, approval_id: str, link_id: str) -> bool:
-        """Delete a link; return False if the approval has no such link. Raises BusError."""
         found = await self._records.get(link_id)
         if found is None or found.record.approval_id != approval_id:
             return False

@@ -31,7 +31,6 @@ class Consequence(StrEnum):
 
 
 def deadline_consequence(record: ApprovalRecord) -> Consequence:
-    """Return what happens to the run when the approval's deadline has passed."""
     if record.on_deadline == "leave":
         return Consequence.LEAVE
     kinds = {item["kind"] for item in record.items}
@@ -56,7 +55,6 @@ def expiring_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecor
 
 
 def is_late(record: ApprovalRecord, now: datetime) -> bool:
-    """Return whether the approval's deadline has passed."""
     return record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= now
 
 
@@ -73,7 +71,6 @@ def as_expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
 
 
 def as_ruled(record: ApprovalRecord, now: str) -> ApprovalRecord:
-    """Return the record with the policy's own decision, for which no person is asked."""
     items = [
         Decided(item_id=each.item_id, decision=_decision(each), note=each.note)
         for each in record.rulings

@@ -16,7 +16,6 @@ from penstock_approvals.policy.deciding_rights import REQUESTER
 
 
 def reached_count(record: ApprovalRecord, now: datetime) -> int:
-    """Return how many of the approval's escalations were reached."""
     return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
 
 
@@ -35,7 +34,6 @@ def request_events(record: ApprovalRecord) -> list[tuple[str, Mapping[str, objec
 
 
 def _paused(record: ApprovalRecord) -> Mapping[str, object]:
-    """Return the data of `lifecycle.paused`, with the people who are asked and the deadline."""
     policy = record.policy
     terms = {
         "expires_at": record.expires_at,

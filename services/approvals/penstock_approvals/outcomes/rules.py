@@ -64,7 +64,6 @@ def _check_schema(schema: dict[str, Any], item: Decided) -> None:
 
 
 def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:
-    """Return the outcome of all items; "mixed" if some are approved and some are rejected."""
     decisions = {item.decision for item in items}
     if decisions == {"approve"}:
         return "approved"

@@ -129,7 +129,6 @@ def _is_same_item(recorded: Decided, item: Decided) -> bool:
 
 
 def _check_number(record: ApprovalRecord, decider: Decider, earlier: Vote | None) -> None:
-    """Raise VoteRefused if the person has voted, or if there are too many votes."""
     if earlier is not None:
         text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
         if earlier.by != voter_of(record, decider):
@@ -181,7 +180,6 @@ def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
 
 
 def _proposed(record: ApprovalRecord) -> dict[str, Any]:
-    """Return for each item the value that the votes have approved so far."""
     return {
         item.item_id: item.value
         for vote in record.votes
@@ -208,7 +206,7 @@ def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
         edited = asked
         if item is not None:
             try:
-                edited = _edited_item(record, asked, item, allowed.get(item.item_id, ["*"]))
+                edited = _edited_item(record, asked, item, allowed=allowed.get(item.item_id, ["*"]))
             except NotEditable as error:
                 raise NotEditable(f"item {item.item_id}: {error}") from None
         items.append(edited)
@@ -230,14 +228,14 @@ def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
 
 
 def _edited_item(
-    record: ApprovalRecord, asked: dict[str, Any], item: Decided, allowed: Sequence[str]
+    record: ApprovalRecord, asked: dict[str, Any], item: Decided, *, allowed: Sequence[str]
 ) -> dict[str, Any]:
     before = asked.get("args") or {}
     original = asked.get("requested_args", before)
     if asked["kind"] not in NEEDS_VALUE and item.value is not None:
         if asked.get("editable"):  # the agent server would take the value as the call's arguments
             raise NotEditable("send all its arguments as `args`, without a value")
-        _check_value(asked, item.value, original, allowed)
+        _check_value(asked, item.value, original, allowed=allowed)
     if item.args is None or is_same(before, item.args):
         return asked
     if not asked.get("editable"):
@@ -248,7 +246,7 @@ def _edited_item(
 
 
 def _check_value(
-    asked: Mapping[str, Any], value: Any, original: Mapping[str, Any], allowed: Sequence[str]
+    asked: Mapping[str, Any], value: Any, original: Mapping[str, Any], *, allowed: Sequence[str]
 ) -> None:
     """Raise NotEditable if the value of a confirmation could change arguments that must not change.
 
@@ -264,7 +262,6 @@ def _check_value(
 
 
 def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise VoteRefused if the request approves an item that the policy rejects."""
     rejected = {each.item_id: each for each in record.rulings if each.outcome == "reject"}
     for item in request.items:
         ruling = rejected.get(item.item_id)
@@ -342,6 +339,5 @@ def _rejected(vote: Vote, item: Decided, last: Vote) -> Decided:
 
 
 def _approved(asked: Mapping[str, Any], item: Decided) -> Decided:
-    """Return the approval with the edited arguments, which may come from an earlier vote."""
     edited = asked["args"] if "requested_args" in asked else None
     return item.model_copy(update={"args": edited})

@@ -48,7 +48,6 @@ class Case(Strict):
     expect: Expected = Field(Expected(), description="What the policy should say.")
 
     def question(self) -> Question:
-        """Return the facts of the pause that a policy reads."""
         items = self.items or [CaseItem(kind=self.kind, tool=self.tool, args=self.args)]
         return Question(
             agent=self.agent,
@@ -66,7 +65,6 @@ class Case(Strict):
         )
 
     def differences(self, ruling: Ruling) -> list[str]:
-        """Return the differences between the ruling and what is expected."""
         actual = {"outcome": ruling.outcome, "rule": ruling.rule_id, "need": ruling.need}
         wanted = self.expect.model_dump(exclude_none=True)
         return [

@@ -29,7 +29,6 @@ _FOR_REQUESTER: Final = frozenset({"act-as", "administer"})
 
 
 def person_of(who: Decider) -> str:
-    """Return the name under which a caller counts as one person."""
     speaks_for_others = (
         who.token_id is not None or who.channel == "automation" or who.name == ANONYMOUS_USER
     )
@@ -37,7 +36,6 @@ def person_of(who: Decider) -> str:
 
 
 def voter_of(record: ApprovalRecord, who: Decider) -> str:
-    """Return the name under which the caller's vote on this approval counts."""
     maker = who.token_maker
     return maker if maker is not None and maker in _requesters(record) else person_of(who)
 
@@ -122,7 +120,6 @@ def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
 
 
 def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:
-    """Return why the person is not one of these deciders; None if the person is one of them."""
     if (reason := _exclusion(deciders, record, who)) is not None:
         return reason
     if deciders.scope not in who.scopes:
@@ -140,7 +137,6 @@ def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | No
 
 
 def _exclusion(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:
-    """Return why these terms exclude the person; None if they do not."""
     excluded = set(deciders.excluded)
     if REQUESTER in excluded:
         excluded |= _requesters(record)
@@ -152,7 +148,6 @@ def _exclusion(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str 
 
 
 def _subject(record: ApprovalRecord, name: str | None) -> str:
-    """Return the words for a person in a refusal."""
     if name == record.user_id:
         return "the user whose run asks"
     return f"{name}, who started the run," if name in _requesters(record) else str(name)

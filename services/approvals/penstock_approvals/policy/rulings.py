@@ -148,7 +148,6 @@ class ItemResult:
 
     @property
     def errors(self) -> list[Verdict]:
-        """The verdicts of the rules whose conditions could not be evaluated."""
         return [verdict for verdict in self.verdicts if verdict.match is Matched.ERROR]
 
 
@@ -171,7 +170,6 @@ class Ruling:
 
     @property
     def is_automatic(self) -> bool:
-        """True if the policy decides the pause automatically and nobody is asked."""
         return self.outcome != "ask"
 
     def fields(self) -> dict[str, Any]:
@@ -207,7 +205,6 @@ class Policy:
         return self.document.version
 
     def reads(self, variable: str) -> bool:
-        """Return whether a condition may read a variable."""
         name = re.compile(rf"\b{variable}\b")
         return any(rule.when and name.search(rule.when) for rule in self.document.rules)
 
@@ -225,10 +222,14 @@ class Policy:
         kinds = {str(item["item_id"]): str(item.get("kind")) for item in question.items}
         automatic = all(_may_be_automatic(each.outcome, kinds[each.item_id]) for each in results)
         if automatic and results:
-            return self._ruling(question, results, [], _together(results), results[0].rule_id)
+            return self._ruling(
+                question, results, [], outcome=_together(results), rule_id=results[0].rule_id
+            )
         asking = [each for each in results if each.outcome == "ask"]
         terms = [each.terms for each in asking] or [self.document.default]
-        return self._ruling(question, results, terms, "ask", _first(self.document, asking))
+        return self._ruling(
+            question, results, terms, outcome="ask", rule_id=_first(self.document, asking)
+        )
 
     def _result(
         self, question: Question, item: Mapping[str, Any], budget: _PauseBudget
@@ -237,7 +238,7 @@ class Policy:
         is_unclear = may_be_rejected = False
         data = _data(question, item)
         for rule in self.document.rules:
-            match, why = self._match(rule, question, item, data, budget)
+            match, why = self._match(rule, question, item, data=data, budget=budget)
             is_unclear = is_unclear or match is Matched.ERROR
             may_be_rejected |= match is Matched.ERROR and rule.outcome == "reject"
             applies = match is not Matched.NO and (rule.outcome == "ask" or not is_unclear)
@@ -255,6 +256,7 @@ class Policy:
         rule: Rule,
         question: Question,
         item: Mapping[str, Any],
+        *,
         data: Mapping[str, Any],
         budget: _PauseBudget,
     ) -> tuple[Matched, str]:
@@ -275,6 +277,7 @@ class Policy:
         question: Question,
         results: Sequence[ItemResult],
         terms: Sequence[Terms],
+        *,
         outcome: Literal["approve", "reject", "mixed", "ask"],
         rule_id: str,
     ) -> Ruling:
@@ -334,15 +337,12 @@ _FALSE: Final = "its condition is false"
 
 
 def _without_requester(terms: Terms) -> Terms:
-    """Return the terms on which the requester may not decide."""
     excluded = [*terms.deciders.excluded, REQUESTER]
     deciders = terms.deciders.model_copy(update={"excluded": excluded})
     return terms.model_copy(update={"deciders": deciders})
 
 
 def _may_be_automatic(outcome: PolicyOutcome, kind: str) -> bool:
-    """Return whether the policy can give an item of this kind this outcome without asking a
-    person."""
     impossible = {"ask": None, "approve": NEEDS_VALUE, "reject": ANSWERED_ONLY}[outcome]
     return impossible is not None and kind not in impossible
 
@@ -370,7 +370,6 @@ def _deciders(deciders: DecidersOf, excluded: Sequence[str] = ()) -> Deciders:
 
 
 def _mismatch(match: Match, question: Question, item: Mapping[str, Any]) -> str | None:
-    """Return why the item does not match; None if the item matches."""
     facts = {
         "agent": question.agent,
         "tool": str(item.get("tool") or ""),
@@ -395,7 +394,6 @@ def _escaped(pattern: str) -> str:
 
 
 def _data(question: Question, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables for the conditions about an item."""
     args = item.get("args")
     items = [
         {

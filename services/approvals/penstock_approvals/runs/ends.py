@@ -37,16 +37,13 @@ class ApprovalIds:
         self._bucket = bus.bucket(BUCKET)
 
     async def add(self, run_id: str, approval_id: str) -> None:
-        """Store that the run asks for this approval. Raises BusError."""
         await self._bucket.create(f"{_PREFIX}{run_id}.{approval_id}", b"1")
 
     async def ids(self, run_id: str) -> list[str]:
-        """Return the ids of the run's approvals, in the order of the requests. Raises BusError."""
         entries = await self._bucket.entries(f"{_PREFIX}{run_id}.*")
         return [entry.key.rpartition(".")[2] for entry in entries]
 
     async def forget(self, run_id: str, approval_id: str) -> None:
-        """Remove the key of an approval of a run that has ended. Raises BusError."""
         await self._bucket.delete(f"{_PREFIX}{run_id}.{approval_id}")
 
 
@@ -56,6 +53,7 @@ class RunEnds:
     def __init__(
         self,
         bus: Bus,
+        *,
         records: ApprovalRecords,
         announcements: Announcements,
         audit: ApprovalAudit,
@@ -74,8 +72,6 @@ class RunEnds:
         await self._approval_ids.add(run_id, approval_id)
 
     async def ended(self, run_id: str, *, is_workflow: bool = False) -> None:
-        """Withdraw the open requests of a run that has ended, and record in the audit which calls
-        ran."""
         pause = await pause_of(self._bus, run_id)
         # A run with a pause of the protocol `workflow` is a workflow's run, too. The normalizer
         # stores such a pause for each workflow's run that has asked for an approval.
@@ -88,7 +84,6 @@ class RunEnds:
             await self.record_executed_calls(run_id)
 
     async def withdraw(self, record: ApprovalRecord) -> None:
-        """Withdraw a request whose run has ended."""
         if record.target == WORKFLOWS:
             await self._withdraw_all(record.run_id)
         else:
@@ -122,7 +117,6 @@ class RunEnds:
                 await self._audit.record_executed_calls(record)
 
     async def _withdraw_all(self, run_id: str) -> None:
-        """Withdraw the open requests of a workflow's run that has ended."""
         ids = await self._approval_ids.ids(run_id)
         records = [each for id_ in ids if (each := await self._records.get(id_)) is not None]
         withdrawn = []
@@ -198,7 +192,6 @@ class RunEnds:
 
 
 async def pause_of(bus: Bus, run_id: str) -> PauseRecord | None:
-    """Return the stored pause of a run; None without one. Raises BusError."""
     entry = await bus.bucket("pauses").get(run_id)
     if entry is None or not entry.value:
         return None

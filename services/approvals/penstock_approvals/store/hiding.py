@@ -16,7 +16,6 @@ SECRET_KINDS: Final = frozenset({"credential"})
 
 
 def without_credentials(record: ApprovalRecord) -> ApprovalRecord:
-    """Return the record as people and clients may see it."""
     if not _secret(record.items):
         return record
     update: dict[str, Any] = {
@@ -32,7 +31,6 @@ def without_credentials(record: ApprovalRecord) -> ApprovalRecord:
 
 
 def items_without_credentials(record: ApprovalRecord, items: Sequence[Decided]) -> list[Decided]:
-    """Return the decisions of items without the values of credentials."""
     secret = _secret(record.items)
     return [
         item.model_copy(update={"value": None}) if item.item_id in secret else item

@@ -101,11 +101,9 @@ class Policies:
         await until_answered("reading the policy", self._read_record)
 
     async def follow(self) -> None:
-        """Follow the changes of the record until the task is cancelled."""
         await Reader(self._bus, f"KV_{BUCKET}", f"$KV.{BUCKET}.{KEY}", 1, self._on_record).run()
 
     async def watch_file(self) -> None:
-        """Follow the changes of the file until the task is cancelled."""
         while self._path is not None:
             await asyncio.sleep(CHECK_S)
             try:

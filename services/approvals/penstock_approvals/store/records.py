@@ -60,12 +60,10 @@ class ApprovalRecords:
         return await self._parsed(entry) if entry is not None else None
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
-        """Return the approval's record; None if there is no record. Raises what `find` raises."""
         stored = await self.find(approval_id)
         return stored.record if stored is not None else None
 
     async def of(self, entry: Entry) -> ApprovalRecord:
-        """Return the record that an entry contains. Raises what `find` raises."""
         return (await self._parsed(entry)).record
 
     async def all(self) -> list[ApprovalRecord]:

@@ -131,7 +131,6 @@ class Auth:
             identity = renewed
 
     async def close(self) -> None:
-        """Close the connection to the issuer of the keys."""
         if self._verifier is not None:
             await self._verifier.close()
 
@@ -194,13 +193,11 @@ class Auth:
         return identity.expires_at - (ours.now() if ours is not None else time.time())
 
     def _issuer_of(self, identity: Identity) -> StreamTokens | ServiceTokens | None:
-        """Return the store of the caller's token; None for a credential of another issuer."""
         if identity.service is not None:
             return self.services
         return self.tokens if identity.grant is not None else None
 
     async def _renewed(self, identity: Identity) -> Identity | None:
-        """Return the identity with its token's current expiry; None if the token was revoked."""
         issuer = self._issuer_of(identity)
         if issuer is None or identity.token_id is None:
             return identity

@@ -41,7 +41,6 @@ class AuthConfig:
 
     @property
     def is_configured(self) -> bool:
-        """True if a key for checking tokens is configured."""
         return self.jwt_secret is not None or self.jwks_url is not None
 
     @property
@@ -51,5 +50,4 @@ class AuthConfig:
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """The only signature algorithms that a token may name."""
         return self.algorithms or (("HS256",) if self.jwt_secret else ("RS256", "ES256"))

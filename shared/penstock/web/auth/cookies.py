@@ -20,7 +20,6 @@ _ATTRIBUTES_BYTES: Final = 128
 
 
 def credential_cookie(config: AuthConfig) -> str:
-    """Return the name of the credential's cookie."""
     return _prefixed(config, "penstock_token")
 
 
@@ -33,24 +32,20 @@ def csrf_cookie(config: AuthConfig) -> str:
 
 
 def fits_in_cookie(config: AuthConfig, token: str) -> bool:
-    """Return whether a cookie with this token is small enough for browsers to keep."""
     return len(credential_cookie(config)) + len(token) <= MAX_COOKIE_BYTES - _ATTRIBUTES_BYTES
 
 
 def set_credential(response: Response, config: AuthConfig, token: str, expires_at: float) -> None:
-    """Set the credential's cookie until the token expires."""
     _set(response, config, credential_cookie(config), token, expires_at, httponly=True)
 
 
 def set_csrf(
     response: Response, config: AuthConfig, token: str, expires_at: float | None = None
 ) -> None:
-    """Set the CSRF cookie, which scripts of the page can read."""
     _set(response, config, csrf_cookie(config), token, expires_at, httponly=False)
 
 
 def clear(response: Response, config: AuthConfig) -> None:
-    """Remove both cookies."""
     for name in (credential_cookie(config), csrf_cookie(config)):
         response.delete_cookie(
             name, secure=config.cookie_secure, httponly=True, samesite=config.cookie_samesite

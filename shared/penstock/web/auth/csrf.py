@@ -39,7 +39,6 @@ class Csrf:
         return cls(secrets.token_bytes(32))
 
     def issue(self, session: str) -> str:
-        """Return a new token for this session."""
         nonce = secrets.token_urlsafe(16)
         return f"{nonce}.{self._sign(session, nonce)}"
 

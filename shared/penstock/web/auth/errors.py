@@ -38,11 +38,9 @@ def invalid_token(why: str) -> Refused:
 
 
 def invalid_request(why: str) -> Refused:
-    """Return 400 for credentials that contradict each other."""
     challenge = f'{REALM}, error="invalid_request", error_description="{why}"'
     return Refused(400, why, {"www-authenticate": challenge})
 
 
 def unavailable(why: str) -> Refused:
-    """Return 503 for credentials that cannot be checked now."""
     return Refused(503, why, {"retry-after": "1"})

@@ -29,7 +29,6 @@ class Grant:
     name: str = ""  # the token's name
 
     def includes_user(self, user_id: str) -> bool:
-        """Return whether `users` names this user or everybody."""
         return EVERYBODY in self.users or user_id in self.users
 
     def check_run(self, run_id: str, session_id: str) -> None:
@@ -95,11 +94,9 @@ class ServiceGrant:
         return bool(self.agents or self.tools or self.rules)
 
     def acts_for(self, user_id: str) -> bool:
-        """Return whether the token may decide on behalf of this user."""
         return EVERYBODY in self.on_behalf_of or user_id in self.on_behalf_of
 
     def check_acts_for(self, user_id: str) -> None:
-        """Raise Problem 403 unless the token may decide on behalf of this user."""
         if not self.acts_for(user_id):
             raise Problem(403, "this service token may not decide on behalf of that user")
 

@@ -1,11 +1,19 @@
-"""Add security headers for browsers to responses."""
+"""Add headers for browsers to responses: security headers, and those of CORS.
+
+CORS names the origins whose pages may call the API, and the headers that these pages may send and
+read.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.web.auth.config import AuthConfig
 
 ALWAYS: Final = {
     "x-content-type-options": "nosniff",
@@ -14,6 +22,15 @@ ALWAYS: Final = {
     "x-frame-options": "DENY",
 }
 NO_STORE: Final = {"cache-control": "no-store"}
+_REQUEST_HEADERS: Final = (
+    "accept",
+    "authorization",
+    "content-type",
+    "idempotency-key",
+    "last-event-id",
+    "x-csrf-token",
+)
+_RESPONSE_HEADERS: Final = ("location", "penstock-run-id", "retry-after", "www-authenticate")
 _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
 
 
@@ -46,3 +63,19 @@ def _for(media_type: str) -> dict[str, str]:
     if media_type.startswith("text/event-stream"):
         return {}
     return ALWAYS | NO_STORE if "json" in media_type else ALWAYS
+
+
+def cors(config: AuthConfig) -> list[Middleware]:
+    """Return the CORS middleware; an empty list if no other origin may call the API."""
+    if not config.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=_REQUEST_HEADERS,
+            allow_credentials=True,
+            expose_headers=_RESPONSE_HEADERS,
+        )
+    ]

@@ -42,12 +42,10 @@ class Identity:
 
     @property
     def token_id(self) -> str | None:
-        """The id of the caller's stream token or service token; None for any other credential."""
         granted = self.grant or self.service
         return granted.token_id if granted is not None else None
 
     def has_scope(self, permission: Permission) -> bool:
-        """Return whether the caller has the scope."""
         return permission in self.scopes
 
     def may_see_runs_of(self, owner: str) -> bool:
@@ -114,7 +112,6 @@ async def wait_until_credential_ends(
 
 
 def missing_scope_problem(identity: Identity, scopes: str) -> Problem:
-    """Return Problem 403 for a caller who lacks these scopes."""
     if identity.kind == "anonymous":
         return Problem(
             403,
@@ -125,7 +122,6 @@ def missing_scope_problem(identity: Identity, scopes: str) -> Problem:
 
 
 def require(identity: Identity, permission: Permission) -> None:
-    """Raise Problem 403 if the caller does not have the scope."""
     if not identity.has_scope(permission):
         raise missing_scope_problem(identity, permission)
 

@@ -98,7 +98,6 @@ class Jwks:
         return found
 
     async def close(self) -> None:
-        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -13,7 +13,6 @@ import jwt
 
 from penstock.web.auth.errors import Refused, invalid_token
 from penstock.web.auth.identity import ANONYMOUS_USER, SERVICE_PREFIX
-from penstock.web.auth.roles import roles_of
 from penstock.web.auth.scopes import DEFAULT, granted_scopes
 
 MAX_TOKEN_CHARS: Final = 16 * 1024
@@ -45,9 +44,7 @@ class Keys(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Close connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Secret:
@@ -190,12 +187,10 @@ class Verifier:
         )
 
     async def close(self) -> None:
-        """Close the source of keys."""
         await self._keys.close()
 
 
 def looks_like_jwt(text: str) -> bool:
-    """Return whether the text has the form of a JWT, valid or not."""
     return text.startswith("eyJ") or text.count(".") == 2
 
 
@@ -204,3 +199,33 @@ def _refusal(error: jwt.PyJWTError) -> Refused:
         if isinstance(error, kind):
             return invalid_token(why)
     return invalid_token("the token is not valid")
+
+
+def roles_of(claims: Mapping[str, Any], path: str) -> frozenset[str]:
+    """Return the roles in the claim at this path; an empty set if there is no such claim.
+
+    The claim is a list of texts, or one text, which is one role. Any other claim gives no roles,
+    because it may belong to another service. Ignoring such a claim is safe, because a caller
+    without roles may do less, not more.
+    """
+    found = _at(claims, path)
+    values = found if isinstance(found, list) else [found]
+    return frozenset(each for each in values if isinstance(each, str) and each)
+
+
+def _at(value: Any, path: str) -> Any:
+    """Return the value at the path; None if there is none.
+
+    The name of a claim may itself contain dots, for example `https://example.com/roles`. So at each
+    level, the function takes the longest part of the path that is the name of a claim.
+    """
+    if not path:
+        return value
+    if not isinstance(value, Mapping):
+        return None
+    steps = path.split(".")
+    for count in range(len(steps), 0, -1):
+        name = ".".join(steps[:count])
+        if name in value:
+            return _at(value[name], ".".join(steps[count:]))
+    return None

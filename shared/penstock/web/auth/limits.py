@@ -146,7 +146,6 @@ class RequestCount:
 
 
 def count_stream(scope: Mapping[str, Any]) -> None:
-    """Count the request of this scope as a stream. Raises Refused 429 if the user has too many."""
     place: RequestCount = scope["state"][STREAMS]
     place.take()
 

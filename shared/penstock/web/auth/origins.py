@@ -17,7 +17,6 @@ _FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether the address or name is a loopback address or name."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):

@@ -31,7 +31,6 @@ _SECRETS: Final = tuple(
 
 
 def redact(text: str) -> str:
-    """Return the text without credentials."""
     for secret in _SECRETS:
         text = secret.sub(rf"\g<1>{HIDDEN}", text)
     return text
@@ -45,7 +44,6 @@ class RedactingFormatter(logging.Formatter):
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the formatted line without credentials."""
         return redact(self._inner.format(record))
 
 

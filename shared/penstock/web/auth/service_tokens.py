@@ -28,9 +28,7 @@ _LISTS: Final = ("scopes", "roles", "agents", "tools", "rules", "on_behalf_of")
 class ServiceTokenBucket(TokenBucket, Protocol):
     """The bucket of service tokens."""
 
-    async def entries(self, pattern: str = ">") -> Sequence[StoredValue]:
-        """Return the values of all keys that match."""
-        ...
+    async def entries(self, pattern: str = ">") -> Sequence[StoredValue]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,6 @@ class ServiceToken:
         return f"{SERVICE_PREFIX}{self.name}"
 
     def identity(self) -> Identity:
-        """Return the caller of a request with this token."""
         limits = (self.agents, self.tools, self.rules, self.on_behalf_of)
         return Identity(
             self.user_id,

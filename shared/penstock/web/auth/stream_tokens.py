@@ -206,7 +206,6 @@ def _manages(identity: Identity, token: StreamToken) -> bool:
 
 
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
-    """Raise Problem 403 if `users` names a user whose runs the caller may not see."""
     everybody = identity.has_scope("act-as") or identity.has_scope("administer")
     # In `users`, `*` means everybody. So if a caller's own name is `*`, this name gives the caller
     # no right to use `*`.

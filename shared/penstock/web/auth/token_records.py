@@ -37,14 +37,10 @@ class StoredValue(Protocol):
     """A value of the bucket, with its revision."""
 
     @property
-    def value(self) -> bytes:
-        """The bytes of the value."""
-        ...
+    def value(self) -> bytes: ...
 
     @property
-    def revision(self) -> int:
-        """The revision of the value."""
-        ...
+    def revision(self) -> int: ...
 
 
 class TokenBucket(Protocol):
@@ -68,9 +64,7 @@ class TokenBucket(Protocol):
         """
         ...
 
-    async def delete(self, key: str) -> bool:
-        """Delete the key."""
-        ...
+    async def delete(self, key: str) -> bool: ...
 
 
 class TokenRecord(Protocol):
@@ -79,14 +73,10 @@ class TokenRecord(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def id(self) -> str:
-        """The id of the secret."""
-        ...
+    def id(self) -> str: ...
 
     @property
-    def expires_at(self) -> float:
-        """The time from which the secret is not valid."""
-        ...
+    def expires_at(self) -> float: ...
 
 
 R = TypeVar("R", bound=TokenRecord)
@@ -101,7 +91,6 @@ class NewSecret:
 
     @property
     def id(self) -> str:
-        """The id for the record."""
         return _id_of(self.hash)
 
 
@@ -164,12 +153,10 @@ class TokenRecords(Generic[R]):
         self._used_at: dict[str, float] = {}
 
     def new(self) -> NewSecret:
-        """Return a new secret."""
         text = self._prefix + secrets.token_urlsafe(32)
         return NewSecret(text, _hash_of(text))
 
     async def add(self, secret: NewSecret, record: R) -> None:
-        """Write the record of a new secret."""
         with self.reaching():
             await self._bucket.create(
                 self.key(record.id), _dumped(record, secret.hash), self._ttl_s(record)
@@ -230,7 +217,6 @@ class TokenRecords(Generic[R]):
             await self.replace(found, replace(found.record, **changes))
 
     async def delete(self, token_id: str) -> None:
-        """Delete a record, so that its secret is revoked."""
         with self.reaching():
             await self._bucket.delete(self.key(token_id))
 
@@ -254,7 +240,6 @@ class TokenRecords(Generic[R]):
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
-        """Raise Refused 503 if the bucket cannot be reached."""
         try:
             yield
         except self._unavailable_on as error:
