@@ -37,13 +37,13 @@ from penstock.off_loop import OFF_LOOP
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.inbox.listing import ApprovalList
 from penstock_approvals.lifecycle.deadlines import Deadlines
+from penstock_approvals.lifecycle.ends import RunEnds, pause_of
 from penstock_approvals.lifecycle.outbox import Outbox
 from penstock_approvals.outcomes.automatic import as_expired, as_ruled, expiring_at_most, is_late
 from penstock_approvals.outcomes.escalations import reached_count, request_events
 from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with_vote
 from penstock_approvals.policy import Question, Ruling, person_of
 from penstock_approvals.runs.announcements import Announcements, Event
-from penstock_approvals.runs.ends import RunEnds, pause_of
 from penstock_approvals.runs.workflow_notifier import WORKFLOWS, WorkflowNotifier
 from penstock_approvals.store.policies import Policies
 from penstock_approvals.store.records import ApprovalRecords, StoredApproval

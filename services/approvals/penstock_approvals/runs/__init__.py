@@ -1,1 +1,1 @@
-"""Announce to runs how their approvals end, and withdraw the approvals of ended runs."""
+"""Announces to runs and to workflows how their approvals begin and end."""
