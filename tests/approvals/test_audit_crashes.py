@@ -84,7 +84,7 @@ async def test_a_kill_at_any_write_of_a_vote(
             votes = {name: vote(approval, person(name, "ops"), key=name) for name in ("ada", "bob")}
             if voter == "bob":
                 assert await asked(penstock, approval, votes["ada"]) == 200
-        dies = approvals_process(url, dies_in=("decide", write), outbox_s=60, policy=policy)
+        dies = approvals_process(url, dies_in=("take_vote", write), outbox_s=60, policy=policy)
         async with dies as victim:
             await asked(penstock, approval, votes[voter])
             assert await victim.process.ended() == -signal.SIGKILL

@@ -93,7 +93,7 @@ async def test_a_kill_at_any_write_of_a_vote_loses_no_vote_and_sends_one_decisio
             for request in votes[: voter - 1]:
                 await penstock.ask(approval.approval_id, request)
         dies = approvals_process(
-            fresh_nats.url, dies_in=("decide", write), outbox_s=60, policy=policy
+            fresh_nats.url, dies_in=("take_vote", write), outbox_s=60, policy=policy
         )
         async with dies as victim:
             with suppress(BusError):
