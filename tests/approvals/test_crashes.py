@@ -272,7 +272,9 @@ async def test_a_decision_is_told_once_though_the_run_has_paused_again_since(
 ) -> None:
     """The process was killed before it emptied the outbox, and the run has continued since."""
     async with pipeline(nats.url, Config(), WITHOUT) as penstock:
-        async with approvals_process(nats.url, dies_in=("take_vote", WRITES), outbox_s=60) as victim:
+        async with approvals_process(
+            nats.url, dies_in=("take_vote", WRITES), outbox_s=60
+        ) as victim:
             first = await pause(penstock)
             await post(victim.url, first, decision(first, idempotency_key=new_run_id()))
             assert await victim.process.ended() == -signal.SIGKILL
