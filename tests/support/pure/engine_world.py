@@ -250,10 +250,10 @@ def check_state(state: State | None, *, is_partial: bool = False) -> None:
     """Check what holds of every state."""
     assert state is not None
     open_ = state.open.values()
-    assert state.busy == sum(entry.works for entry in open_)
-    assert state.persons == sum(entry.person is not None for entry in open_)
+    assert state.busy == sum(entry.is_working for entry in open_)
+    assert state.people_waiting == sum(entry.pause is not None for entry in open_)
     assert state.keys == {entry.id: entry.key for entry in open_ if entry.id is not None}
-    assert not state.left.keys() & state.keys.keys()
+    assert not state.abandoned_children.keys() & state.keys.keys()
     begun = {step for step, _ in state.open} | state.loops.keys()
     assert not state.ready.keys() & (begun | state.results.keys())
     assert not state.loops.keys() & state.results.keys()
@@ -265,7 +265,7 @@ def check_state(state: State | None, *, is_partial: bool = False) -> None:
     if state.stop is not None or state.end is not None:
         assert [*state.open, *state.ready, *state.loops] == []
     elif state.paused is not None:
-        assert 0 < len(state.open) == state.persons
+        assert 0 < len(state.open) == state.people_waiting
     if state.stop is None and state.end is None and not is_partial:
         assert state.open, "a run that has not ended waits for nothing"
 

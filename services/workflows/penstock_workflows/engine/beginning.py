@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.expressions import ValueExpression
 from penstock_workflows.definition import Step, compiled
 from penstock_workflows.definition.model import MAX_ITEMS
 from penstock_workflows.engine import ids, limits, records
@@ -20,8 +23,6 @@ from penstock_workflows.engine.ending import (
 from penstock_workflows.engine.records import Json, JsonObject
 from penstock_workflows.engine.state import WORKING
 from penstock_workflows.engine.values import NotStorable
-
-_KINDS: Final = {compiled.Run: "run", compiled.SubWorkflow: "workflow"}
 
 
 def advance(draft: Draft) -> None:
@@ -104,100 +105,138 @@ def begin(draft: Draft, step: Step, index: int | None = None, attempt: int = 1) 
         stop_run(draft, "failed", step=(step.name, index), error=_limit_exceeded(message))
         return
     try:
-        _begin(draft, step, index, attempt)
+        _begin(_Attempt(draft, step, index, attempt))
     except StepError as failed:
         fail_step(draft, (step.name, index), failed.error)
     except NotStorable as refused:
         fail_step(draft, (step.name, index), not_storable(refused))
 
 
-def _begin(draft: Draft, step: Step, index: int | None, attempt: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """An attempt of a step that begins now."""
+
+    draft: Draft
+    step: Step
+    index: int | None
+    number: int
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The fields that the records of all kinds of steps have."""
+        timeout_s = self.step.timeout_s
+        return {
+            "at": self.draft.at,
+            "step": self.step.name,
+            "index": self.index,
+            "attempt": self.number,
+            "timeout": None if timeout_s is None else self.draft.at + round(timeout_s * 1000),
+        }
+
+    def value(self, field: str, expression: ValueExpression | None) -> Any:
+        """Return the value of an expression; None if there is no expression. Raises StepError."""
+        if expression is None:
+            return None
+        return self.draft.of_step(field, expression, self.step, self.index)
+
+    def dispatch(self) -> dict[str, Any]:
+        """Return whom clients see as those who do the task of a child. Raises StepError."""
+        dispatch = self.step.dispatch
+        if dispatch is None:
+            return {}
+        return {
+            "team": self.value("dispatch.team", dispatch.team),
+            "worker": self.value("dispatch.worker", dispatch.worker),
+            "task": self.value("dispatch.task", dispatch.task),
+        }
+
+
+def _begin(attempt: _Attempt) -> None:
     """Begin an attempt.
 
     Raises:
         StepError: an expression of the step cannot be evaluated; nothing has begun.
         NotStorable: the value of `set` cannot be stored as JSON; nothing has begun.
     """
-
-    def value(field: str, expression: Any) -> Any:
-        if expression is None:
-            return None
-        return draft.of_step(field, expression, step, index)
-
-    timeout = None if step.timeout_s is None else draft.at + round(step.timeout_s * 1000)
-    match step.action:
-        case compiled.Set(expression):
-            output = value("set", expression)
-            if step.output is not None:
-                result = result_of(data=output)
-                output = draft.of_step("output", step.output, step, index, result=result)
-            end_step(draft, (step.name, index), output)
-        case compiled.Run() | compiled.SubWorkflow() as action:
-            is_run = isinstance(action, compiled.Run)
-            dispatch = step.dispatch
-            draft.write(
-                records.Scheduled(
-                    at=draft.at,
-                    step=step.name,
-                    kind="run" if is_run else "workflow",
-                    name=action.agent if isinstance(action, compiled.Run) else action.workflow,
-                    message=value("message", action.message)
-                    if isinstance(action, compiled.Run)
-                    else "",
-                    input=value("input", action.input),
-                    version=None if isinstance(action, compiled.Run) else action.version,
-                    session=action.session if isinstance(action, compiled.Run) else "own",
-                    team=value("dispatch.team", dispatch and dispatch.team),
-                    worker=value("dispatch.worker", dispatch and dispatch.worker),
-                    task=value("dispatch.task", dispatch and dispatch.task),
-                    child=draft.new_id(),
-                    index=index,
-                    attempt=attempt,
-                    timeout=timeout,
-                )
-            )
-        case compiled.Approve() as ask:
-            _wait(
-                draft,
-                step,
-                index,
-                attempt,
-                "approve",
-                id=ids.approval_id(draft.state.run_id, step.name, index, attempt),
-                timeout=timeout,
-                detail={
-                    "title": value("title", ask.title),
-                    "show": value("show", ask.show) or {},
-                    "policy": ask.policy,
-                },
-            )
-        case compiled.Call() as call:
-            detail = {"url": call.url, "body": value("body", call.body), "secret": call.secret}
-            id_ = ids.call_id(step.name, index, attempt)
-            _wait(draft, step, index, attempt, "call", id=id_, timeout=timeout, detail=detail)
-        case compiled.Listen() as listen:
-            detail = {"event": listen.event}
-            _wait(draft, step, index, attempt, "listen", timeout=timeout, detail=detail)
-        case compiled.Wait(duration_s):
-            due = draft.at + round(duration_s * 1000)
-            _wait(draft, step, index, attempt, "wait", due=due, timeout=timeout)
+    _BEGINNINGS[type(attempt.step.action)](attempt, attempt.step.action)
 
 
-def _wait(
-    draft: Draft,
-    step: Step,
-    index: int | None,
-    attempt: int,
-    kind: records.WaitKind,
-    *,
-    id: str | None = None,
-    due: int | None = None,
-    detail: JsonObject | None = None,
-    timeout: int | None = None,
-) -> None:
-    draft.write(
-        records.Waiting(draft.at, step.name, kind, index, attempt, id, due, detail, timeout)
+def _begin_set(attempt: _Attempt, action: compiled.Set) -> None:
+    draft, step, index = attempt.draft, attempt.step, attempt.index
+    output = attempt.value("set", action.value)
+    if step.output is not None:
+        result = result_of(data=output)
+        output = draft.of_step("output", step.output, step, index, result=result)
+    end_step(draft, (step.name, index), output)
+
+
+def _begin_run(attempt: _Attempt, action: compiled.Run) -> None:
+    attempt.draft.write(
+        records.Scheduled(
+            kind="run",
+            name=action.agent,
+            message=attempt.value("message", action.message),
+            input=attempt.value("input", action.input),
+            session=action.session,
+            child=attempt.draft.new_id(),
+            **attempt.dispatch(),
+            **attempt.common,
+        )
     )
+
+
+def _begin_workflow(attempt: _Attempt, action: compiled.SubWorkflow) -> None:
+    attempt.draft.write(
+        records.Scheduled(
+            kind="workflow",
+            name=action.workflow,
+            message="",
+            input=attempt.value("input", action.input),
+            version=action.version,
+            child=attempt.draft.new_id(),
+            **attempt.dispatch(),
+            **attempt.common,
+        )
+    )
+
+
+def _begin_approve(attempt: _Attempt, action: compiled.Approve) -> None:
+    detail = {
+        "title": attempt.value("title", action.title),
+        "show": attempt.value("show", action.show) or {},
+        "policy": action.policy,
+    }
+    run_id, name = attempt.draft.state.run_id, attempt.step.name
+    id_ = ids.approval_id(run_id, name, attempt.index, attempt.number)
+    attempt.draft.write(records.Waiting(kind="approve", id=id_, detail=detail, **attempt.common))
+
+
+def _begin_call(attempt: _Attempt, action: compiled.Call) -> None:
+    body = attempt.value("body", action.body)
+    detail = {"url": action.url, "body": body, "secret": action.secret}
+    id_ = ids.call_id(attempt.step.name, attempt.index, attempt.number)
+    attempt.draft.write(records.Waiting(kind="call", id=id_, detail=detail, **attempt.common))
+
+
+def _begin_listen(attempt: _Attempt, action: compiled.Listen) -> None:
+    detail = {"event": action.event}
+    attempt.draft.write(records.Waiting(kind="listen", detail=detail, **attempt.common))
+
+
+def _begin_wait(attempt: _Attempt, action: compiled.Wait) -> None:
+    due = attempt.draft.at + round(action.duration_s * 1000)
+    attempt.draft.write(records.Waiting(kind="wait", due=due, **attempt.common))
+
+
+_BEGINNINGS: Final[Mapping[type, Callable[[_Attempt, Any], None]]] = {
+    compiled.Set: _begin_set,
+    compiled.Run: _begin_run,
+    compiled.SubWorkflow: _begin_workflow,
+    compiled.Approve: _begin_approve,
+    compiled.Call: _begin_call,
+    compiled.Listen: _begin_listen,
+    compiled.Wait: _begin_wait,
+}
 
 
 def result_of(

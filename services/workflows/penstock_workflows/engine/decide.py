@@ -49,7 +49,7 @@ class Decision:
 
 def decide(
     state: State | None,
-    input: inputs.Input,
+    cause: inputs.Input,
     *,
     now_ms: int,
     new_id: Callable[[], str],
@@ -57,7 +57,7 @@ def decide(
     slice_steps: int | None = None,
     run_steps: int = limits.RUN_STEPS,
 ) -> Decision:
-    """Return what an input changes. The given state stays as it is.
+    """Return what the input `cause` changes. The given state stays as it is.
 
     `now_ms` is the time by the clock of the bus. `new_id` returns a new run id in the parent's
     shard. `values` maps digests to outputs that were stored by reference. `slice_steps` is the
@@ -71,18 +71,18 @@ def decide(
             decide again.
     """
     if state is None:
-        if not isinstance(input, inputs.StartInput):
+        if not isinstance(cause, inputs.StartInput):
             return Decision([], [], [], [], None)
-        started, refused = _started(input, now_ms)
+        started = _started(cause, now_ms)
         draft = Draft(
             fold(None, started), now_ms, new_id, dict(values), slice_steps, run_steps, [started]
         )
-        _start(draft, started, refused, input.cancelled)
+        _start(draft, cause.cancelled)
         return _decision(draft)
     if state.end is not None:
         return Decision([], [], [], [], state)
     draft = Draft(state.copy(), now_ms, new_id, dict(values), slice_steps, run_steps)
-    _HANDLERS[type(input)](draft, input)
+    _HANDLERS[type(cause)](draft, cause)
     return _decision(draft)
 
 
@@ -101,43 +101,42 @@ def _decision(draft: Draft) -> Decision:
     )
 
 
-def _started(input: inputs.StartInput, now_ms: int) -> tuple[records.Started, JsonObject | None]:
-    """Return the first record of a run, and the reason why the run cannot start, if there is
-    one."""
-    refused = input.refused
-    if refused is None and input.cancelled is None:
-        refused = _invalid(input.definition)
-    can_run = refused is None and input.cancelled is None
-    definition = input.definition if can_run else None
-    started = records.Started(
-        now_ms, input.run_id, input.command, input.open, definition, input.input, refused
+def _started(start: inputs.StartInput, now_ms: int) -> records.Started:
+    """Return the first record of a run, which also states why the run cannot start, if so."""
+    refused = start.refused
+    if refused is None and start.cancelled is None:
+        refused = _refusal(start)
+    can_run = refused is None and start.cancelled is None
+    return records.Started(
+        at=now_ms,
+        run_id=start.run_id,
+        command=start.command,
+        open=start.open,
+        definition=start.definition if can_run else None,
+        input=start.input,
+        refused=refused,
     )
-    return started, refused
 
 
-def _start(
-    draft: Draft,
-    started: records.Started,
-    refused: JsonObject | None,
-    cancelled: inputs.CancelInput | None,
-) -> None:
+def _start(draft: Draft, cancelled: inputs.CancelInput | None) -> None:
+    started = draft.state.started
     draft.frames.extend(projection(None, started))
     draft.effects.extend(started_effects(draft.state))
-    if draft.state.depth > limits.MAX_DEPTH:
-        message = f"workflows may be nested {limits.MAX_DEPTH} deep; this run is deeper"
-        refused = {"code": "limit_exceeded", "message": message}
     if cancelled is not None:
         draft.write(records.End(draft.at, "cancelled", by=cancelled.by, reason=cancelled.reason))
-    elif refused is not None:
-        draft.write(records.End(draft.at, "failed", error=refused))
+    elif started.refused is not None:
+        draft.write(records.End(draft.at, "failed", error=started.refused))
 
 
-def _invalid(definition: JsonObject | None) -> JsonObject | None:
-    """Return the reason why a definition cannot run; None if it can."""
-    if definition is None:
+def _refusal(start: inputs.StartInput) -> JsonObject | None:
+    """Return the error of a run that cannot start; None if it can."""
+    if start.definition is None:
         return {"code": "unknown_workflow", "message": "the workflow has no definition"}
+    if int(start.command.get("workflow_depth") or 0) > limits.MAX_DEPTH:
+        message = f"workflows may be nested {limits.MAX_DEPTH} deep; this run is deeper"
+        return {"code": "limit_exceeded", "message": message}
     try:
-        plan_of_json(definition)
+        plan_of_json(start.definition)
     except ValueError as error:  # InvalidDefinition or pydantic's ValidationError
         message = f"the workflow's definition is not valid: {error}"
         return {"code": "invalid_definition", "message": message}
@@ -154,46 +153,46 @@ def _announce_resumption(draft: Draft) -> None:
     state = draft.state
     if state.paused is None or draft.is_over:
         return
-    asked = [entry.person for entry in state.open.values() if entry.person is not None]
-    waits = 0 < len(state.open) == len(asked)
-    if not waits or all(data.get("approval_id") != state.paused for data in asked):
+    approvals = {entry.pause.get("approval_id") for entry in state.open.values() if entry.pause}
+    if not state.waits_for_people or state.paused not in approvals:
         draft.write(records.Resumed(draft.at, state.paused))
 
 
 def _announce_pause(draft: Draft) -> None:
     """Record a pause if every open step waits for a person."""
     state = draft.state
-    if state.paused is None and not draft.is_over and 0 < len(state.open) == state.persons:
-        asked = next(entry.person for entry in state.open.values() if entry.person is not None)
-        data = {"reason": "approval_required", "approval_id": "", **asked}
+    if state.paused is None and not draft.is_over and state.waits_for_people:
+        pause = next(entry.pause for entry in state.open.values() if entry.pause is not None)
+        data = {"reason": "approval_required", "approval_id": "", **pause}
         draft.write(records.Paused(draft.at, data["approval_id"], data))
 
 
 # the handlers of the inputs
 
 
-def _on_child(draft: Draft, input: inputs.ChildInput) -> None:
+def _on_child(draft: Draft, event: inputs.ChildInput) -> None:
     state = draft.state
-    key = state.keys.get(input.child)
+    key = state.keys.get(event.child)
     if key is None:
-        if input.child in state.left and input.type in _ENDED:
-            confirmed = input.data.get("confirmed") is not False
-            _leave(draft, input.child, _ENDED[input.type], confirmed=confirmed)
+        if event.child in state.abandoned_children and event.type in _ENDED:
+            confirmed = event.data.get("confirmed") is not False
+            _end_abandoned_child(draft, event.child, _ENDED[event.type], confirmed=confirmed)
         return
     entry = state.open[key]
-    match input.type:
-        case "lifecycle.paused" if input.sequence > entry.heard:
-            data = {name: value for name, value in input.data.items() if name in _PAUSE_FIELDS}
-            held = records.ChildPaused(draft.at, entry.step, input.sequence, entry.index, data)
-            draft.write(held)
-        case "lifecycle.resumed" if input.sequence > entry.heard:
-            draft.write(records.ChildResumed(draft.at, entry.step, input.sequence, entry.index))
+    match event.type:
+        case "lifecycle.paused" if event.sequence > entry.pause_sequence:
+            data = {name: value for name, value in event.data.items() if name in _PAUSE_FIELDS}
+            draft.write(
+                records.ChildPaused(draft.at, entry.step, event.sequence, entry.index, data)
+            )
+        case "lifecycle.resumed" if event.sequence > entry.pause_sequence:
+            draft.write(records.ChildResumed(draft.at, entry.step, event.sequence, entry.index))
         case "lifecycle.completed":
-            _complete_child(draft, entry, input)
+            _complete_child(draft, entry, event)
         case "lifecycle.failed":
             error = {
-                "code": str(input.data.get("code") or "upstream_error"),
-                "message": str(input.data.get("error") or "the child failed")[
+                "code": str(event.data.get("code") or "upstream_error"),
+                "message": str(event.data.get("error") or "the child failed")[
                     :MAX_ERROR_CHARACTERS
                 ],
             }
@@ -202,10 +201,10 @@ def _on_child(draft: Draft, input: inputs.ChildInput) -> None:
                 entry,
                 error,
                 child={"status": "failed"},
-                error_type=input.data.get("error_type"),
+                error_type=event.data.get("error_type"),
             )
         case "lifecycle.cancelled":
-            by = input.data.get("by") or input.data.get("reason") or "somebody"
+            by = event.data.get("by") or event.data.get("reason") or "somebody"
             error = {"code": "cancelled", "message": f"its run was cancelled by {by}"}
             fail(draft, entry, error, child={"status": "cancelled"})
 
@@ -219,8 +218,11 @@ _PAUSE_FIELDS: Final = frozenset(
     {"reason", "approval_id", "expires_at", "deciders_required", "policy"}
 )
 _USAGE_FIELDS: Final = (
-    *("input_tokens", "output_tokens", "total_tokens"),
-    *("reasoning_tokens", "cached_input_tokens"),
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    "reasoning_tokens",
+    "cached_input_tokens",
 )
 # the greatest length of a child's error in the parent's records and events
 MAX_ERROR_CHARACTERS: Final = 4000
@@ -229,20 +231,20 @@ MAX_TOKENS: Final = 2**53  # the greatest number of tokens of one child
 MAX_RESULT_CHARACTERS: Final = 2000
 
 
-def _complete_child(draft: Draft, entry: Open, input: inputs.ChildInput) -> None:
-    data = input.data
+def _complete_child(draft: Draft, entry: Open, event: inputs.ChildInput) -> None:
+    data = event.data
     text = str(data.get("content") or data.get("summary") or "")
-    given = data.get("usage")
-    usage = (
-        {name: given[name] for name in _USAGE_FIELDS if _is_count(given.get(name))}
-        if (isinstance(given, dict))
-        else None
-    )
+    reported = data.get("usage") if isinstance(data.get("usage"), dict) else None
+    usage = {
+        name: reported[name]
+        for name in _USAGE_FIELDS
+        if reported is not None and _is_count(reported.get(name))
+    }
     result = result_of(
         text=text,
         data=data["value"] if data.get("value") is not None else _parsed(text),
-        run_id=input.child,
-        usage=given if isinstance(given, dict) else None,
+        run_id=event.child,
+        usage=reported,
     )
     child = {"status": "completed", "text": text[:MAX_RESULT_CHARACTERS]}
     complete(draft, entry, result, child=child, usage=usage or None)
@@ -264,13 +266,13 @@ def _parsed(text: str) -> Json:
         return None
 
 
-def _leave(draft: Draft, child: str, status: str, *, confirmed: bool = True) -> None:
+def _end_abandoned_child(draft: Draft, child: str, status: str, *, confirmed: bool = True) -> None:
     draft.write(records.CancelledChildEnded(draft.at, child, status, confirmed))
     end_stopped(draft)
 
 
-def _on_timer(draft: Draft, input: inputs.TimerInput) -> None:
-    timer = Timer.parse(input.timer)
+def _on_timer(draft: Draft, due: inputs.TimerInput) -> None:
+    timer = Timer.parse(due.timer)
     if timer is None:
         return
     if timer.kind == "stop":
@@ -305,80 +307,80 @@ def _on_timer(draft: Draft, input: inputs.TimerInput) -> None:
             fail(draft, entry, {"code": "timeout", "message": message})
 
 
-def _on_approval(draft: Draft, input: inputs.ApprovalInput) -> None:
-    key = draft.state.keys.get(input.approval_id)
+def _on_approval(draft: Draft, report: inputs.ApprovalInput) -> None:
+    key = draft.state.keys.get(report.approval_id)
     if key is None:
         return
     entry = draft.state.open[key]
-    news = records.ApprovalReported(draft.at, entry.step, input.news, entry.index, input.event)
-    data = (input.event or {}).get("data", {})
-    match input.news:
+    record = records.ApprovalReported(draft.at, entry.step, report.news, entry.index, report.event)
+    data = (report.event or {}).get("data", {})
+    match report.news:
         case "asked":
-            if entry.person is None:
+            if entry.pause is None:
                 asked = {
-                    "approval_id": input.approval_id,
+                    "approval_id": report.approval_id,
                     **{name: value for name, value in data.items() if name in _PAUSE_FIELDS},
                 }
                 event = {"type": "lifecycle.paused", "data": asked}
-                draft.write(replace(news, event=event))
+                draft.write(replace(record, event=event))
         case "escalated":
             if data.get("step", 0) > entry.escalated:
-                draft.write(news)
+                draft.write(record)
         case "withdrawn":
-            draft.write(news)
+            draft.write(record)
             _reject(draft, entry, "withdrawn", str(data.get("reason", "it was withdrawn")), {})
         case "expired":
             # The approval's policy says what follows: `decided` comes next, or the step continues
             # to wait.
             if not entry.expired:
-                draft.write(news)
+                draft.write(record)
         case "decided":
-            draft.write(news)
+            draft.write(record)
             _announce_resumption(draft)
-            _decide_approval(draft, draft.state.open[key], input)
+            _decide_approval(draft, draft.state.open[key], report)
 
 
-def _decide_approval(draft: Draft, entry: Open, input: inputs.ApprovalInput) -> None:
-    data = (input.event or {}).get("data", {})
+def _decide_approval(draft: Draft, entry: Open, report: inputs.ApprovalInput) -> None:
+    data = (report.event or {}).get("data", {})
     outcome = "approve" if data.get("outcome") == "approved" else "reject"
-    item = next(iter(input.items or data.get("items") or ()), {"decision": outcome})
+    item = next(iter(report.items or data.get("items") or ()), {"decision": outcome})
     note = item.get("note") or data.get("note")
-    given = {"value": item.get("value"), "note": note, "by": data.get("by")}
+    decision = {"value": item.get("value"), "note": note, "by": data.get("by")}
     if item["decision"] == "approve":
         result = result_of(text=str(note or ""), data=item.get("value"))
-        complete(draft, entry, {**result, **given, "decision": "approved"})
+        complete(draft, entry, {**result, **decision, "decision": "approved"})
     elif item.get("expired"):
-        _reject(draft, entry, "expired", "nobody decided in time", given)
+        _reject(draft, entry, "expired", "nobody decided in time", decision)
     else:
         reason = f"rejected by {data.get('by', 'a person')}" + (f": {note}" if note else "")
-        _reject(draft, entry, "rejected", reason, given)
+        _reject(draft, entry, "rejected", reason, decision)
 
 
-def _reject(draft: Draft, entry: Open, code: str, reason: str, given: JsonObject) -> None:
+def _reject(draft: Draft, entry: Open, code: str, reason: str, decision: JsonObject) -> None:
     """Fail a step whose approval was not given. The step's output still contains the decision."""
     error = {"code": code, "message": reason}
-    result = {**result_of(text=reason, status=code), **given, "decision": code}
+    result = {**result_of(text=reason, status=code), **decision, "decision": code}
     fail(draft, entry, error, output=result)
 
 
-def _on_cancel(draft: Draft, input: inputs.CancelInput) -> None:
+def _on_cancel(draft: Draft, cancel: inputs.CancelInput) -> None:
     if not draft.is_over:
-        stop_run(draft, "cancelled", by=input.by, reason=input.reason)
+        stop_run(draft, "cancelled", by=cancel.by, reason=cancel.reason)
 
 
-def _on_failure(draft: Draft, input: inputs.FailInput) -> None:
-    child, type_ = input.ended or (None, "")
+def _on_failure(draft: Draft, failure: inputs.FailInput) -> None:
+    child, type_ = failure.ended or (None, "")
     if draft.state.stop is None:
-        stop_run(draft, "failed", error=input.error)
+        stop_run(draft, "failed", error=failure.error)
     elif child is None:
         end_stopped(draft, now=True)
-    if child is not None and child in draft.state.left:
-        _leave(draft, child, _ENDED[type_])
+    if child is not None and child in draft.state.abandoned_children:
+        _end_abandoned_child(draft, child, _ENDED[type_])
 
 
-def _on_event_input(draft: Draft, input: inputs.EventInput) -> None:
-    entry = draft.state.open.get((input.step, input.index))
-    if entry is None or entry.attempt != input.attempt:
+def _on_event_input(draft: Draft, received: inputs.EventInput) -> None:
+    entry = draft.state.open.get((received.step, received.index))
+    if entry is None or entry.attempt != received.attempt:
         return
     step = draft.plan.step(entry.step)
     match entry.waits, step.action:
@@ -388,41 +390,41 @@ def _on_event_input(draft: Draft, input: inputs.EventInput) -> None:
             return
     if where is not None:
         try:
-            if not draft.of_step("where", where, step, entry.index, event=input.event):
+            if not draft.of_step("where", where, step, entry.index, event=received.event):
                 return
         except StepError as failed:
             # If the event lacks a field that the condition reads, the event does not match.
             if not failed.is_missing_field:
                 fail_step(draft, entry.key, failed.error)
             return
-    run_id = input.event.get("run_id")
-    complete(draft, entry, result_of(data=input.event, run_id=run_id))
+    run_id = received.event.get("run_id")
+    complete(draft, entry, result_of(data=received.event, run_id=run_id))
 
 
-def _on_called(draft: Draft, input: inputs.CalledInput) -> None:
-    key = draft.state.keys.get(input.call_id)
+def _on_called(draft: Draft, called: inputs.CalledInput) -> None:
+    key = draft.state.keys.get(called.call_id)
     if key is None:
         return
-    entry, answer = draft.state.open[key], input.answer or ""
-    if input.outcome == "delivered":
-        status = input.status or 0
+    entry, answer = draft.state.open[key], called.answer or ""
+    if called.outcome == "delivered":
+        status = called.status or 0
         complete(draft, entry, result_of(text=answer, data=_parsed(answer), status=status))
         return
-    given = input.error or {}
+    reported = called.error or {}
     error = {
-        "code": str(given.get("code") or "call_failed"),
-        "message": str(given.get("message") or "the call failed"),
+        "code": str(reported.get("code") or "call_failed"),
+        "message": str(reported.get("message") or "the call failed"),
     }
     fail(draft, entry, error)
 
 
-def _on_seen(draft: Draft, input: inputs.StepStartedSeen) -> None:
-    start = start_child(draft.state, input.child)
+def _on_seen(draft: Draft, seen: inputs.StepStartedSeen) -> None:
+    start = start_child(draft.state, seen.child)
     if start is not None:
         draft.effects.append(start)
 
 
-def _proceed(draft: Draft, input: inputs.Input) -> None:
+def _proceed(draft: Draft, cause: inputs.Input) -> None:
     """Change nothing, since `_decision` begins what is left to begin."""
 
 

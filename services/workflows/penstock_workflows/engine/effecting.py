@@ -37,14 +37,14 @@ def effects_of(before: State, record: Record) -> Iterator[Effect]:
                 yield from _closing(entry)
                 has_ended = isinstance(record, records.Retry | records.Ended) and record.child
                 if not has_ended:
-                    yield from _leaving(before, entry, "timeout")
+                    yield from _cancelling(before, entry, "timeout")
             if not isinstance(record, records.Ended):
                 yield from _opening(before, record)
         case records.Stop():
             for entry in before.open.values():
                 yield from _closing(entry)
-                yield from _leaving(before, entry, record.reason or "stopped", record.by)
-            if before.left or any(
+                yield from _cancelling(before, entry, record.reason or "stopped", record.by)
+            if before.abandoned_children or any(
                 isinstance(entry.waits, records.Scheduled) for entry in before.open.values()
             ):
                 yield StartTimer(str(Timer("stop")), record.due)
@@ -63,7 +63,7 @@ def open_effects(state: State) -> Iterator[Effect]:
     The starts of children are not among these effects. A child is started when
     `workflow.step_started` is seen in EVENTS.
     """
-    for child in state.left:
+    for child in state.abandoned_children:
         yield _cancel(state, child)
     if state.end is not None:
         return
@@ -154,7 +154,7 @@ def _closing(entry: Open) -> Iterator[Effect]:
         yield Unlisten(*entry.key, entry.attempt, (entry.waits.detail or {})["event"])
 
 
-def _leaving(state: State, entry: Open, reason: str, by: str | None = None) -> Iterator[Effect]:
+def _cancelling(state: State, entry: Open, reason: str, by: str | None = None) -> Iterator[Effect]:
     """Yield the effect that cancels the child of a step, if the step has a child."""
     if isinstance(entry.waits, records.Scheduled):
         yield CancelChild(entry.waits.child, reason, by or "workflow")

@@ -190,7 +190,7 @@ def end_stopped(draft: Draft, *, now: bool = False) -> None:
     """End a stopped run if all its children have ended; with `now`, do not wait for them."""
     state = draft.state
     stop = state.stop
-    if stop is None or state.end is not None or (state.left and not now):
+    if stop is None or state.end is not None or (state.abandoned_children and not now):
         return
     draft.write(
         records.End(
@@ -200,7 +200,7 @@ def end_stopped(draft: Draft, *, now: bool = False) -> None:
             step=stop.step,
             by=stop.by,
             reason=stop.reason,
-            confirmed=not state.left and not state.unconfirmed,
+            confirmed=not state.abandoned_children and not state.unconfirmed,
         )
     )
 

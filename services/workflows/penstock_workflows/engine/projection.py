@@ -196,7 +196,7 @@ def _on_cancelled_child_ended(
     before: State, record: records.CancelledChildEnded, values: Mapping[str, Json]
 ) -> Iterator[_Event]:
     data = {"subrun_id": record.child, "status": record.status}
-    yield "dispatch.finished", data, step_id(*before.left[record.child])
+    yield "dispatch.finished", data, step_id(*before.abandoned_children[record.child])
 
 
 def _on_paused(

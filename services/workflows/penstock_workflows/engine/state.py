@@ -71,19 +71,19 @@ class Loop:
 class Open:
     """A step, or an item of a step, that has begun and is not done.
 
-    `waits` is the record of what the step waits for. While the step waits for a person, `person`
-    has the data of the `lifecycle.paused`; otherwise `person` is None. `heard` is the number of the
-    child's last event that began or ended such a pause. If `works` is True, the step counts towards
-    the workflow's `concurrency`, also between two attempts.
+    `waits` is the record of what the step waits for. While the step waits for a person, `pause` has
+    the data of the `lifecycle.paused`; otherwise `pause` is None. `pause_sequence` is the number of
+    the child's last event that began or ended such a pause. If `is_working` is True, the step
+    counts towards the workflow's `concurrency`, also between two attempts.
     """
 
     step: str
     index: int | None
     attempt: int
     waits: Waits
-    works: bool
-    person: JsonObject | None = None
-    heard: int = 0
+    is_working: bool
+    pause: JsonObject | None = None
+    pause_sequence: int = 0
     escalated: int = 0  # the number of the approval's last escalation
     expired: bool = False  # the approval's deadline has passed
 
@@ -112,7 +112,7 @@ class State:
     - `open`: steps and items that have begun and are not done. `loops`: steps with `for_each` that
       have begun and are not done.
     - `results`: the steps that are done.
-    - `left`: cancelled children whose end is not known yet.
+    - `abandoned_children`: cancelled children whose end is not known yet.
     - `stop`: if it is set, no further step begins. `end`: if it is set, the run has ended.
     """
 
@@ -122,7 +122,7 @@ class State:
     length: int = 1  # how many records the journal has
     begun: int = 0  # how many steps, items and further attempts have begun
     busy: int = 0  # how many of `open` count towards the concurrency
-    persons: int = 0  # how many of `open` wait for a person
+    people_waiting: int = 0  # how many of `open` wait for a person
     inline_bytes: int = 0  # the total size of the outputs inside the records
     steps: int = 0  # the steps that decisions have taken (`Spent`)
     ready: dict[str, None] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class State:
     results: dict[str, Result] = field(default_factory=dict)
     # the keys of open steps, by the id of the child, the approval or the call for which they wait
     keys: dict[str, Key] = field(default_factory=dict)
-    left: dict[str, Key] = field(default_factory=dict)
+    abandoned_children: dict[str, Key] = field(default_factory=dict)
     unconfirmed: bool = False  # whether the agent server of a cancelled child may go on with it
     usage: dict[str, int] = field(default_factory=dict)
     paused: str | None = None  # the approval that the announced pause names
@@ -164,29 +164,22 @@ class State:
         assert self.plan is not None
         return min(self.plan.workflow.definition.concurrency, self.places)
 
+    @property
+    def waits_for_people(self) -> bool:
+        """Whether nothing in the run can go on until a person decides."""
+        return bool(self.open) and len(self.open) == self.people_waiting
+
     def copy(self) -> State:
         """Return a copy. Records that are folded into the copy do not change this state."""
-        return State(
-            self.started,
-            self.plan,
-            self.at,
-            self.length,
-            self.begun,
-            self.busy,
-            self.persons,
-            self.inline_bytes,
-            self.steps,
-            self.ready.copy(),
-            self.open.copy(),
-            {name: loop.copy() for name, loop in self.loops.items()},
-            self.results.copy(),
-            self.keys.copy(),
-            self.left.copy(),
-            self.unconfirmed,
-            self.usage.copy(),
-            self.paused,
-            self.stop,
-            self.end,
+        return replace(
+            self,
+            ready=self.ready.copy(),
+            open=self.open.copy(),
+            loops={name: loop.copy() for name, loop in self.loops.items()},
+            results=self.results.copy(),
+            keys=self.keys.copy(),
+            abandoned_children=self.abandoned_children.copy(),
+            usage=self.usage.copy(),
         )
 
 
@@ -232,11 +225,11 @@ def _on_for_each_started(state: State, record: records.ForEachStarted) -> None:
 def _on_begun(state: State, record: records.Scheduled | records.Waiting) -> None:
     key = record.step, record.index
     before = state.open.get(key)  # the entry of an earlier attempt
-    works = record.kind in WORKING
+    is_working = record.kind in WORKING
     if before is None:
         _begin(state, key)
-        state.busy += works
-    entry = Open(record.step, record.index, record.attempt, record, works)
+        state.busy += is_working
+    entry = Open(record.step, record.index, record.attempt, record, is_working)
     state.begun += 1
     state.open[key] = entry
     if entry.id is not None:
@@ -266,37 +259,42 @@ def _on_approval_reported(state: State, record: records.ApprovalReported) -> Non
     data = (record.event or {}).get("data", {})
     match record.news:
         case "asked":
-            _wait_for_person(state, key, data, entry.heard)
+            _wait_for_person(state, key, data, entry.pause_sequence)
         case "escalated":
             state.open[key] = replace(entry, escalated=data.get("step", entry.escalated + 1))
         case "expired":
             state.open[key] = replace(entry, expired=True)
         case "decided" | "withdrawn":
-            _wait_for_person(state, key, None, entry.heard)
+            _wait_for_person(state, key, None, entry.pause_sequence)
 
 
 def _wait_for_person(state: State, key: Key, data: JsonObject | None, sequence: int) -> None:
     entry = state.open[key]
-    state.persons += (data is not None) - (entry.person is not None)
-    state.open[key] = replace(entry, person=data, heard=sequence)
+    if entry.pause is None and data is not None:
+        state.people_waiting += 1
+    elif entry.pause is not None and data is None:
+        state.people_waiting -= 1
+    state.open[key] = replace(entry, pause=data, pause_sequence=sequence)
 
 
 def _on_retry(state: State, record: records.Retry) -> None:
     before = state.open[record.step, record.index]
     _close(state, before, child_ended=record.child is not None)
-    state.busy += before.works
-    state.open[before.key] = Open(record.step, record.index, record.attempt, record, before.works)
+    state.busy += before.is_working
+    state.open[before.key] = Open(
+        record.step, record.index, record.attempt, record, before.is_working
+    )
 
 
 def _close(state: State, entry: Open, child_ended: bool) -> None:
     del state.open[entry.key]
-    state.busy -= entry.works
-    state.persons -= entry.person is not None
+    state.busy -= entry.is_working
+    state.people_waiting -= entry.pause is not None
     if entry.id is None:
         return
     del state.keys[entry.id]
     if isinstance(entry.waits, records.Scheduled) and not child_ended:
-        state.left[entry.id] = entry.key
+        state.abandoned_children[entry.id] = entry.key
 
 
 def _on_ended(state: State, record: records.Ended) -> None:
@@ -334,7 +332,7 @@ def _make_ready(state: State, done: str) -> None:
 
 
 def _on_cancelled_child_ended(state: State, record: records.CancelledChildEnded) -> None:
-    del state.left[record.child]
+    del state.abandoned_children[record.child]
     state.unconfirmed = state.unconfirmed or not record.confirmed
 
 

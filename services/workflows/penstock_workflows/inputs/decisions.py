@@ -214,7 +214,7 @@ class Decisions:
         run.owes_effects = True
         await self._frames.write(run)
         state, learnt = run.state, list[Input]()
-        if state.stop is not None and state.left:
+        if state.stop is not None and state.abandoned_children:
             await self._performer.mark_stopped(state.run_id, state.stop)
         listens: list[Listen] = []
         for effect in effects:
