@@ -18,8 +18,7 @@ from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Record, Scheduled
 from penstock_workflows.engine.state import State, fold
 from penstock_workflows.inputs.decisions import Decisions
-from penstock_workflows.journal.journal import Journals, Position
-from penstock_workflows.journal.messages import RECORD
+from penstock_workflows.journal.journal import RECORD, Journals, Position
 from support.drive.dying import Instances, instances
 from support.drive.pipeline import PIPELINE, Pipeline
 from support.drive.waiting import eventually

@@ -18,8 +18,7 @@ from penstock.runs.workflows import latest_key, version_key
 from penstock.service import Service
 from penstock.settings import AgnoAgent, AuthSettings, Config, ConfigurationError, Settings
 from penstock_workflows.definition import load_value
-from penstock_workflows.registry.files import apply_files, read_files
-from penstock_workflows.registry.store import VersionConflict, WorkflowStore
+from penstock_workflows.registry import VersionConflict, WorkflowStore, apply_files, read_files
 from penstock_workflows.service import WorkflowsService
 from support.drive.secured import bearer, served
 from support.fakes.issuer import SECRET

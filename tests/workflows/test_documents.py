@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from penstock.runs.workflows import NAME, VERSION
 from penstock_workflows.definition import InvalidDefinition, load
-from penstock_workflows.definition.names import PATTERNS
+from penstock_workflows.definition.model import PATTERNS
 from penstock_workflows.definition.schema import schema, text
 from support.drive.repository import ROOT
 

@@ -11,10 +11,9 @@ from penstock.bus.read import direct
 from penstock.dialects.workflow import WRITER
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.engine.records import End, Record, Started
-from penstock_workflows.journal.journal import EMPTY, Journals, Position
+from penstock_workflows.journal.journal import EMPTY, RECORD, Journals, Position
 from penstock_workflows.journal.loading import Values, fold_new_records
 from penstock_workflows.journal.memory import RunInMemory
-from penstock_workflows.journal.messages import RECORD
 from support.drive.bus import connected, new_run_id
 from support.real.nats import NatsServer
 

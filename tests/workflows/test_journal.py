@@ -13,8 +13,7 @@ from penstock.bus.read import direct
 from penstock.bus.streams import JOURNAL
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock_workflows.engine.records import Ended, Record, Started
-from penstock_workflows.journal.journal import EMPTY, Journals, Position
-from penstock_workflows.journal.messages import Incomplete
+from penstock_workflows.journal.journal import EMPTY, Incomplete, Journals, Position
 from support.drive.bus import connected, new_run_id
 from support.real.nats import NatsServer
 

@@ -22,7 +22,7 @@ from penstock_workflows.definition import (
 )
 from penstock_workflows.definition.checks import unknown_references
 from penstock_workflows.definition.document import read_document
-from penstock_workflows.definition.names import MAX_DURATION_S, seconds
+from penstock_workflows.definition.model import MAX_DURATION_S, seconds
 
 EXAMPLES = sorted((Path(__file__).parent / "definitions").glob("*.yaml"))
 HEAD = 'dsl: penstock/1\nname: w\nversion: "1"\n'

@@ -11,7 +11,6 @@ from penstock.bus import Bus, Stored, streams, subjects
 from penstock.bus.streams import JOURNAL, SCHEDULES
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.listens import Listens
-from penstock_workflows.effects.owners import Owners
 from penstock_workflows.journal.memory import RunInMemory
 from support.drive.dying import instances
 from support.drive.pipeline import PIPELINE, Pipeline, new_run_id, types
@@ -123,7 +122,7 @@ async def test_a_step_that_listens_for_a_frequent_event_does_not_cost_a_request_
     await define(penstock.bus, definition(flow))
     run_id = await start_workflow(penstock.bus, "busy")
     await step_started(penstock, run_id, "hear")
-    listens = Listens(penstock.bus, Owners(penstock.bus), 1)
+    listens = Listens(penstock.bus, 1)
     patterns, tail = list[str](), Bus.tail
 
     async def counted(self: Bus, stream: str, pattern: str) -> Stored | None:

@@ -24,17 +24,14 @@ from penstock_workflows.effects.children import Children
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.listens import DURABLE as LISTENS
 from penstock_workflows.effects.listens import Listens
-from penstock_workflows.effects.owners import Owners
 from penstock_workflows.effects.perform import Performer
 from penstock_workflows.effects.timers import DUE, Timers
 from penstock_workflows.inputs.decisions import Decisions
-from penstock_workflows.inputs.message_handler import MessageHandler
-from penstock_workflows.inputs.messages import CONCERNS
+from penstock_workflows.inputs.message_handler import CONCERNS, MessageHandler
 from penstock_workflows.inputs.starts import Starts
 from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.memory import Runs
-from penstock_workflows.registry.files import apply_files
-from penstock_workflows.registry.store import WorkflowStore
+from penstock_workflows.registry import WorkflowStore, apply_files
 from penstock_workflows.settings import WorkflowsSettings
 
 log = logging.getLogger(__name__)
@@ -59,10 +56,7 @@ class WorkflowsService(Service):
         journals = Journals(self.bus)
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
         self._open_runs = OpenRuns(
-            self.bus,
-            settings.max_open_runs_per_user,
-            settings.max_queued_runs_per_user,
-            settings.max_paused_runs_per_user,
+            self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
         )
         starter = Starter(
             self.bus,
@@ -78,7 +72,7 @@ class WorkflowsService(Service):
             settings.inputs_at_once,
         )
         children = Children(self.bus, context.config, starter)
-        self._listens = Listens(self.bus, Owners(self.bus), settings.input_ack_wait_s)
+        self._listens = Listens(self.bus, settings.input_ack_wait_s)
         performer = Performer(self.bus, children, timers, self._listens)
         decisions = Decisions(
             self.bus,

@@ -21,8 +21,7 @@ from penstock.events import TERMINAL
 from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Scheduled
 from penstock_workflows.engine.state import State, fold
-from penstock_workflows.journal.journal import Journals
-from penstock_workflows.journal.messages import RECORD
+from penstock_workflows.journal.journal import RECORD, Journals
 from support.chaos.checker import Violation
 from support.drive.pipeline import new_run_id
 from support.drive.workflows import CountingServer, counting, define, definition, start_workflow

@@ -28,7 +28,7 @@ from penstock_automations.service import AutomationsService
 from penstock_edge.service import EdgeService
 from penstock_workflows.api.definitions import EXAMPLE as WORKFLOW
 from penstock_workflows.definition import load_value
-from penstock_workflows.registry.store import WorkflowStore
+from penstock_workflows.registry import WorkflowStore
 from penstock_workflows.service import WorkflowsService
 from support.drive.access import Row
 from support.drive.clients import Stream

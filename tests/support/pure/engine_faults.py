@@ -14,7 +14,11 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import orjson
 
-from penstock_workflows.engine import Decision, Frame, Input, State, decode, encode
+from penstock_workflows.engine.decide import Decision
+from penstock_workflows.engine.effects import Frame
+from penstock_workflows.engine.inputs import Input
+from penstock_workflows.engine.records import decode, encode
+from penstock_workflows.engine.state import State
 from support.pure.engine_world import World, check_state
 
 Fate: TypeAlias = Literal[

@@ -14,36 +14,33 @@ from typing import Any
 
 import orjson
 
-from penstock_workflows.engine import (
-    ApprovalInput,
+from penstock_workflows.engine.decide import Decision, decide
+from penstock_workflows.engine.effecting import open_effects
+from penstock_workflows.engine.effects import (
     Call,
-    CalledInput,
     CancelChild,
     CancelTimer,
-    ChildInput,
-    Decision,
     Effect,
-    EventInput,
     Frame,
-    Input,
     Listen,
-    ProceedInput,
-    Record,
     StartChild,
-    StartInput,
     StartTimer,
-    State,
+)
+from penstock_workflows.engine.inputs import (
+    ApprovalInput,
+    CalledInput,
+    ChildInput,
+    EventInput,
+    Input,
+    ProceedInput,
+    StartInput,
     StepStartedSeen,
     TimerInput,
-    ValuesNeeded,
-    decide,
-    decode,
-    encode,
-    fold,
-    folded,
-    open_effects,
-    projection,
 )
+from penstock_workflows.engine.projection import projection
+from penstock_workflows.engine.records import Record, decode, encode
+from penstock_workflows.engine.state import State, fold, folded
+from penstock_workflows.engine.values import ValuesNeeded
 
 RUN_ID = "0193a5c0-0000-7000-8000-000000000001"
 JsonObject = dict[str, Any]

@@ -8,18 +8,10 @@ import orjson
 import pytest
 
 from penstock.bus.records import StartCommand
-from penstock_workflows.engine import (
-    CalledInput,
-    EventInput,
-    ProceedInput,
-    SliceUsed,
-    StartInput,
-    UnknownRecord,
-    decide,
-    decode,
-    encode,
-    limits,
-)
+from penstock_workflows.engine import limits
+from penstock_workflows.engine.decide import decide
+from penstock_workflows.engine.draft import SliceUsed
+from penstock_workflows.engine.inputs import CalledInput, EventInput, ProceedInput, StartInput
 from penstock_workflows.engine.records import (
     ApprovalReported,
     CancelledChildEnded,
@@ -29,7 +21,10 @@ from penstock_workflows.engine.records import (
     Ended,
     ForEachStarted,
     Record,
+    UnknownRecord,
     as_json,
+    decode,
+    encode,
 )
 from support.pure.engine_world import RUN_ID, World, completed, failed, run_step, workflow
 

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_workflows.engine import CancelInput, StartChild
+from penstock_workflows.engine.effects import StartChild
+from penstock_workflows.engine.inputs import CancelInput
 from penstock_workflows.engine.records import (
     Ended,
     ForEachStarted,

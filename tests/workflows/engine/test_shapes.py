@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from penstock_workflows.engine import (
+from penstock_workflows.engine.effects import StartChild
+from penstock_workflows.engine.inputs import (
     ApprovalInput,
     CancelInput,
     ChildInput,
     FailInput,
-    StartChild,
-    State,
     TimerInput,
 )
+from penstock_workflows.engine.state import State
 from support.pure.engine_world import (
     Ending,
     World,

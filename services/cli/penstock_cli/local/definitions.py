@@ -12,7 +12,7 @@ from penstock.settings import load_config
 from penstock_workflows.definition import InvalidDefinition, Loaded, load, load_value
 from penstock_workflows.definition.checks import unknown_references
 from penstock_workflows.definition.graph import as_text, mermaid
-from penstock_workflows.registry.files import SUFFIXES
+from penstock_workflows.registry import SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)

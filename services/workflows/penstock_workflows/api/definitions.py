@@ -44,7 +44,7 @@ from penstock_workflows.definition.checks import taken_name, unknown_references
 from penstock_workflows.definition.compiled import SubWorkflow
 from penstock_workflows.definition.graph import mermaid
 from penstock_workflows.definition.model import Definition
-from penstock_workflows.registry.store import TooManyWorkflows, VersionConflict, WorkflowStore
+from penstock_workflows.registry import TooManyWorkflows, VersionConflict, WorkflowStore
 
 MAX_PAGE: Final = 500
 EXAMPLE: Final = {

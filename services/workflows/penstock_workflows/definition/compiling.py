@@ -21,8 +21,8 @@ from penstock_workflows.definition.model import (
     Run,
     StepDefinition,
     SubWorkflow,
+    seconds,
 )
-from penstock_workflows.definition.names import seconds
 from penstock_workflows.definition.problems import InvalidDefinition, Path, Problem
 
 _UNDECLARED: Final = re.compile(r"undeclared reference to '([A-Za-z0-9_]+)[^']*'")

@@ -16,6 +16,7 @@ from penstock_workflows.definition import compiled
 from penstock_workflows.definition.compiling import compile
 from penstock_workflows.definition.document import Document, read_document
 from penstock_workflows.definition.model import (
+    PATTERNS,
     Approve,
     Call,
     Definition,
@@ -27,7 +28,6 @@ from penstock_workflows.definition.model import (
     StepDefinition,
     SubWorkflow,
 )
-from penstock_workflows.definition.names import PATTERNS
 from penstock_workflows.definition.problems import InvalidDefinition, Path, Problem
 
 MAX_PROBLEMS: Final = 20

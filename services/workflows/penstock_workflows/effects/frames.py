@@ -23,8 +23,8 @@ from penstock.bus.write import fence, objects
 from penstock.dialects.workflow import WRITER
 from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.records import JsonObject
+from penstock_workflows.journal.journal import RECORD
 from penstock_workflows.journal.memory import BEFORE_FIRST_FRAME, FramePosition, RunInMemory
-from penstock_workflows.journal.messages import RECORD
 
 LEG: Final = 1  # the number of the only leg of a workflow's run
 

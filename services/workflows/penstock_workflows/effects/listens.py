@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -25,14 +25,21 @@ from typing import Any, Final
 import orjson
 from pydantic import Field
 
-from penstock.bus import Bus, BusUnavailable, Lease, ObjectGone, Stored, streams, subjects
+from penstock.bus import (
+    Bus,
+    BusUnavailable,
+    Lease,
+    ObjectGone,
+    Stored,
+    streams,
+    subjects,
+)
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.read import direct
 from penstock.bus.read.pull import NANO
 from penstock.bus.records import Record
 from penstock.bus.state.kv import is_marker
 from penstock.bus.write import objects
-from penstock_workflows.effects.owners import Owners
 from penstock_workflows.engine.effects import Listen, Unlisten
 from penstock_workflows.engine.inputs import EventInput
 from penstock_workflows.engine.state import State
@@ -73,9 +80,9 @@ class Listening(Record):
 class Listens:
     """Keeps the listening steps in memory, and turns events into inputs of their runs."""
 
-    def __init__(self, bus: Bus, owners: Owners, ack_wait_s: float) -> None:
+    def __init__(self, bus: Bus, ack_wait_s: float) -> None:
         self._bus = bus
-        self._owners = owners
+        self._owners = _Owners(bus)
         self._ack_wait_s = ack_wait_s
         self._bucket = bus.bucket(BUCKET)
         self._known: dict[str, Listening] = {}
@@ -328,3 +335,33 @@ async def _all_from(bus: Bus, stream: str, pattern: str, begin: int) -> list[Sto
 def _key(run_id: str, listen: Listen | Unlisten) -> str:
     index = "_" if listen.index is None else listen.index
     return f"{run_id}.{listen.step}.{index}.{listen.attempt}"
+
+
+MAX_KNOWN_OWNERS: Final = 10_000
+
+
+class _Owners:
+    """Reads the users of runs from KV `runs`, and caches them, because a run never changes its
+    user."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._runs = bus.bucket("runs")
+        self._known: OrderedDict[str, str] = OrderedDict()
+
+    async def of(self, run_id: str) -> str | None:
+        """Return the user of a run; None if the run is unknown.
+
+        Raises:
+            BusError: the bucket cannot be read now.
+        """
+        known = self._known.get(run_id)
+        if known is not None:
+            return known
+        entry = await self._runs.get(run_id)
+        if entry is None:
+            return None
+        user_id = str(orjson.loads(entry.value).get("user_id", "anonymous"))
+        self._known[run_id] = user_id
+        if len(self._known) > MAX_KNOWN_OWNERS:
+            self._known.popitem(last=False)
+        return user_id

@@ -20,25 +20,26 @@ from penstock_workflows.engine.effects import (
     CancelChild,
     CancelTimer,
     Effect,
-    Listen,
-    StartChild,
     StartTimer,
     Unlisten,
 )
-from penstock_workflows.engine.inputs import CalledInput, EventInput, Input
+from penstock_workflows.engine.inputs import CalledInput, Input
 from penstock_workflows.engine.records import Stop
 from penstock_workflows.engine.state import State
 
 
 class Performer:
-    """Does the effects of decisions."""
+    """Does the effects of decisions.
+
+    `Decisions` itself calls `children` and `listens` for the effects that have several steps.
+    """
 
     def __init__(self, bus: Bus, children: Children, timers: Timers, listens: Listens) -> None:
         self._bus = bus
         self._trees = RunTrees(bus)
-        self._children = children
-        self._timers = timers
-        self._listens = listens
+        self.children = children
+        self.timers = timers
+        self.listens = listens
         self._actions: Final[Mapping[type, Callable[[State, Any], Awaitable[Input | None]]]] = {
             CancelChild: self._cancel_child,
             StartTimer: self._start_timer,
@@ -50,45 +51,27 @@ class Performer:
     async def perform(self, state: State, effect: Effect) -> Input | None:
         """Do an effect of the run with this state, except for `StartChild` and `Listen`.
 
-        `start_child` and `begin_to_listen` do these two. Returns an input of the run if the effect
-        is known to have failed, or if a child that should be cancelled was never started; else
-        None.
+        Returns an input of the run if the effect is known to have failed, or if a child that should
+        be cancelled was never started; else None.
 
         Raises:
             BusError: the effect is not done, or it is unknown whether it is done.
         """
         return await self._actions[type(effect)](state, effect)
 
-    async def start_child(self, state: State, child: StartChild) -> Input | None:
-        """Start a step's run, as `Children.start` describes."""
-        return await self._children.start(state, child)
-
     async def mark_stopped(self, run_id: str, stop: Stop) -> None:
         """Let no further run below a run that stops begin. Raises BusError."""
         by, reason = stop.by or "workflow", stop.reason or "stopped"
         await self._trees.mark_stopped(run_id, by, reason)
 
-    async def schedule_removal(self, state: State) -> None:
-        """Schedule the removal of an ended run's journal. Raises BusError."""
-        assert state.end is not None
-        await self._timers.purge_later(state.run_id, state.end.at)
-
-    async def begin_to_listen(self, state: State, listen: Listen) -> list[EventInput]:
-        """Begin to deliver events to a step, as `Listens.begin` describes."""
-        return await self._listens.begin(state, listen)
-
-    async def mark_caught_up(self, state: State, listen: Listen) -> None:
-        """Record that the events which `begin_to_listen` returned are handled. Raises BusError."""
-        await self._listens.caught_up(state, listen)
-
     async def _cancel_child(self, state: State, effect: CancelChild) -> Input | None:
-        return await self._children.cancel(effect)
+        return await self.children.cancel(effect)
 
     async def _start_timer(self, state: State, effect: StartTimer) -> None:
-        await self._timers.start(state.run_id, effect.timer, effect.due)
+        await self.timers.start(state.run_id, effect.timer, effect.due)
 
     async def _cancel_timer(self, state: State, effect: CancelTimer) -> None:
-        await self._timers.cancel(state.run_id, effect.timer)
+        await self.timers.cancel(state.run_id, effect.timer)
 
     async def _call(self, state: State, effect: Call) -> Input | None:
         try:
@@ -103,7 +86,7 @@ class Performer:
         return None
 
     async def _unlisten(self, state: State, effect: Unlisten) -> None:
-        await self._listens.end(state, effect)
+        await self.listens.end(state, effect)
 
 
 def _job_of(state: State, effect: Call) -> CallJob:

@@ -46,10 +46,9 @@ from penstock_workflows.engine.inputs import (
 from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Ended, Json
 from penstock_workflows.engine.records import Retry as RetryRecord
-from penstock_workflows.journal.journal import Journals
+from penstock_workflows.journal.journal import Incomplete, Journals
 from penstock_workflows.journal.loading import Values, fold_new_records
 from penstock_workflows.journal.memory import RunInMemory, Runs
-from penstock_workflows.journal.messages import Incomplete
 
 log = logging.getLogger(__name__)
 
@@ -223,15 +222,15 @@ class Decisions:
             elif (given := await self._performer.perform(state, effect)) is not None:
                 learnt.append(given)
         if state.end is not None:
-            await self._performer.schedule_removal(state)
-        heard = [await self._performer.begin_to_listen(state, listen) for listen in listens]
+            await self._performer.timers.purge_later(state.run_id, state.end.at)
+        heard = [await self._performer.listens.begin(state, listen) for listen in listens]
         # All effects so far are done. If one of the following inputs fails, the effects of the open
-        # steps are repeated, and this includes `begin_to_listen`, which returns these inputs again.
+        # steps are repeated, and this includes `listens.begin`, which returns these inputs again.
         run.owes_effects = False
         for given in itertools.chain(learnt, *heard):
             await self._take_all(run, given)
         for listen in listens:
-            await self._performer.mark_caught_up(state, listen)
+            await self._performer.listens.caught_up(state, listen)
 
     async def _on_step_started(
         self, run: RunInMemory, seen: StepStartedSeen, *, repeated: bool
@@ -247,7 +246,7 @@ class Decisions:
             child = start_child(run.state, seen.child)
         if child is None:
             return
-        failure = await self._performer.start_child(run.state, child)
+        failure = await self._performer.children.start(run.state, child)
         if failure is not None:
             await self._take_all(run, failure)
             return

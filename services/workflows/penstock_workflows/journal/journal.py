@@ -3,17 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.bus import Bus, FenceConflict, Stored, subjects
+from penstock.bus import Bus, FenceConflict, Message, Stored, subjects
 from penstock.bus.messages import PART
 from penstock.bus.read import direct
 from penstock.bus.streams import JOURNAL
 from penstock.bus.write import fence
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
+from penstock.bus.write.publisher import MAX_BATCH
 from penstock_workflows.engine.records import Record, decode, encode
-from penstock_workflows.journal.messages import RECORD, Incomplete, joined_payloads, messages_of
+
+# The name of a header of JOURNAL's messages. The header has the number of the commit's first
+# record. The records of a run are numbered from 1.
+RECORD: Final = "Penstock-Record"
+MAX_BYTES: Final = MAX_MESSAGE_BYTES * MAX_BATCH
+
+
+class TooLarge(ValueError):
+    """A payload is larger than one atomic batch can be."""
+
+
+class Incomplete(ValueError):
+    """Commits of a journal, or parts of a payload, are missing."""
+
+
+def messages_of(subject: str, payload: bytes, headers: Mapping[str, str]) -> list[Message]:
+    """Return the messages that carry a payload. They must be stored as one batch.
+
+    Raises:
+        TooLarge: the payload is larger than an atomic batch can be.
+    """
+    if len(payload) <= MAX_MESSAGE_BYTES:
+        return [Message(subject, payload, headers)]
+    if len(payload) > MAX_BYTES:
+        raise TooLarge(f"{len(payload)} bytes for {subject}; at most {MAX_BYTES} fit")
+    pieces = [
+        payload[start : start + MAX_MESSAGE_BYTES]
+        for start in range(0, len(payload), MAX_MESSAGE_BYTES)
+    ]
+    return [
+        Message(subject, piece, {**headers, PART: f"{n}/{len(pieces)}"})
+        for n, piece in enumerate(pieces, 1)
+    ]
+
+
+def joined_payloads(stored: Sequence[Stored]) -> list[tuple[Mapping[str, str], bytes]]:
+    """Return each payload that these messages of one subject carry, with its headers.
+
+    Raises:
+        Incomplete: a part is missing, as in the answer of a replica that lags behind.
+    """
+    found: list[tuple[Mapping[str, str], bytes]] = []
+    parts: list[bytes] = []
+    for message in stored:
+        part = message.headers.get(PART)
+        number, _, count = part.partition("/") if part else ("1", "", "1")
+        if int(number) != len(parts) + 1:
+            raise Incomplete(f"{message.subject}: part {len(parts) + 1} is missing")
+        parts.append(message.payload)
+        if number == count:
+            found.append((message.headers, parts[0] if len(parts) == 1 else b"".join(parts)))
+            parts = []
+    if parts:
+        raise Incomplete(f"{stored[-1].subject}: part {len(parts) + 1} is missing")
+    return found
+
 
 # The number of reads after which messages that are still missing in the answer count as lost. A
 # replica that lags behind usually has the messages after a few pauses.

@@ -1,1 +1,0 @@
-"""Stores the definitions of workflows in KV, and reads them from files."""
