@@ -86,7 +86,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_normalizer/recovery/expired.py": ("%s, partition %d: the frames",),
     "penstock_normalizer/service.py": EVERY,
     "penstock_workflows/effects/listens.py": ("unused types are removed",),
-    "penstock_workflows/registry": EVERY,
+    "penstock_workflows/registry.py": EVERY,
     "penstock_workflows/service.py": EVERY,
 }
 

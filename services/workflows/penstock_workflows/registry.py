@@ -246,7 +246,6 @@ def read_files(path: Path) -> dict[Path, Loaded]:
 
 
 def wrong_file(path: Path, error: InvalidDefinition) -> ConfigurationError:
-    """Return an error that lists the mistakes of a file, each with its line."""
     lines = []
     for each in error.problems:
         where = each.position

@@ -132,12 +132,12 @@ class WorkflowsService(Service):
     async def drain(self, grace_s: float) -> None:
         """Take no new inputs, and finish the inputs that are under way."""
         await self.stop_consuming()
-        await self._timers.stop()
+        await self._timers.drain()
 
     async def stop(self) -> None:
         """Stop taking inputs, and give unfinished inputs back."""
-        await super().stop()
         await self._timers.stop()
+        await super().stop()
         self._stop_forgetting()
 
     def _consumer(
@@ -167,7 +167,6 @@ class WorkflowsService(Service):
         return self._settings.inputs_at_once + OFF_LOOP.waiting
 
     async def _give_up_start(self, stored: Stored, error: Exception) -> None:
-        """Make a start command a dead letter, and end its run."""
         await self.give_up(stored, error)
         await self._message_handler.refuse(stored, error)
 
@@ -180,7 +179,6 @@ class WorkflowsService(Service):
         await self._message_handler.short_timer(run_id, timer)
 
     async def _count_waiting(self) -> None:
-        """Measure how many inputs no process has taken yet."""
         while True:
             await asyncio.sleep(COUNT_S)
             try:

@@ -25,7 +25,6 @@ Program = Callable[[Budget, Variables], Any]
 
 
 def program_of(node: Node) -> Program:
-    """Return the program of a node."""
     return _BY_TYPE[type(node)](node)
 
 

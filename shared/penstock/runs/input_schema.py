@@ -1,8 +1,9 @@
-"""Checks the input of a workflow against the JSON Schema of its definition. Pure.
+"""Checks values against JSON Schemas that come from clients and agent servers. Pure.
 
-The schema comes from a client, so this module supports only keywords that can be checked in a
-limited time. The module supports no references, and evaluates patterns with RE2. A check takes at
-most `MAX_STEPS` steps of about a microsecond each.
+A schema may name other schemas by URL, refer to itself without end, or have a pattern that takes
+hours. So this module fetches nothing, supports only keywords that can be checked in a limited time,
+and evaluates patterns with RE2. A check takes at most `MAX_STEPS` steps of about a microsecond each
+(decision 0271).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MAX_DEPTH: Final = 12  # Levels of nested schemas.
 MAX_SCHEMAS: Final = 500
 MAX_STEPS: Final = 300_000
 MAX_MISFITS: Final = 10
+MAX_FURTHER: Final = 50  # References that are followed one inside another.
 SHOWN: Final = 60  # The number of characters of a value that an error text shows.
 # Matching a text takes one step for this many units of work. The units are the bytes of the text,
 # multiplied by the instructions of the pattern.
@@ -58,11 +60,21 @@ _BOUNDS: Final[Mapping[str, tuple[Callable[[Any, Any], bool], str]]] = {
 _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
 _NOTES: Final = ("$schema", "$id", "$comment", "title", "description", "default", "examples")
 _MORE_NOTES: Final = ("format", "deprecated", "readOnly", "writeOnly")
+# The keywords of definitions of workflows.
 KEYWORDS: Final = (
     *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
     *("pattern", *_BOUNDS, *_LENGTHS, *_ALTERNATIVES, *_NOTES, *_MORE_NOTES),
 )
 
+# The keywords of the specification that `misfits` does not know. It knows `KEYWORDS`, `$ref`,
+# `$defs`, `definitions`, `propertyNames`, `if`, `then` and `else`.
+_UNSUPPORTED: Final = frozenset(
+    [
+        *("$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired"),
+        *("dependentSchemas", "multipleOf", "not", "patternProperties"),
+        *("prefixItems", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
+    ]
+)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The types of CEL for the types of a schema, and for lists of them.
 _VARIABLE_TYPES: Final[Mapping[str, VariableType]] = {
@@ -98,13 +110,21 @@ class TooMuchWork(ValueError):
     """The error for a check that would take more than `MAX_STEPS` steps."""
 
 
+class UnknownReference(ValueError):
+    """The error for a reference to another document, or to a schema that does not exist."""
+
+
 def shown_path(path: Path, root: str = "input") -> str:
     """Return a path as people write it: `input.files[0].name`."""
     return root + "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)
 
 
-def schema_mistakes(schema: Any) -> list[Misfit]:
-    """Return the mistakes of a schema, at most `MAX_MISFITS`; an empty list if it has none."""
+def schema_mistakes(schema: Any, *, is_foreign: bool = False) -> list[Misfit]:
+    """Return the mistakes of a schema, at most `MAX_MISFITS`; an empty list if it has none.
+
+    A schema `is_foreign` if it is not written for Penstock. Such a schema may have references, and
+    keywords that the specification does not know.
+    """
     found: list[Misfit] = []
     count = 0
     open_: list[tuple[Path, Any]] = [((), schema)]
@@ -121,27 +141,30 @@ def schema_mistakes(schema: Any) -> list[Misfit]:
         if len(path) > 2 * MAX_DEPTH:
             found.append(Misfit(path, f"schemas are nested at most {MAX_DEPTH} deep"))
             continue
-        found += _own_mistakes(path, each)
+        found += _own_mistakes(path, each, is_foreign)
         open_ += [((*path, *step), part) for step, part in _parts(each)]
     return found[:MAX_MISFITS]
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield the schemas inside a schema, each with its path."""
     if isinstance(properties := schema.get("properties"), dict):
         yield from ((("properties", str(name)), part) for name, part in properties.items())
-    for keyword in ("items", "additionalProperties"):
+    for keyword in ("items", "additionalProperties", "propertyNames", "if", "then", "else"):
         if keyword in schema:
             yield (keyword,), schema[keyword]
+    for keyword in ("$defs", "definitions"):
+        if isinstance(defined := schema.get(keyword), dict):
+            yield from (((keyword, str(name)), part) for name, part in defined.items())
     for keyword in _ALTERNATIVES:
         if isinstance(listed := schema.get(keyword), list):
             yield from (((keyword, number), part) for number, part in enumerate(listed))
 
 
-def _own_mistakes(path: Path, schema: Mapping[str, Any]) -> Iterator[Misfit]:
+def _own_mistakes(path: Path, schema: Mapping[str, Any], is_foreign: bool) -> Iterator[Misfit]:
     for name, value in schema.items():
         place = (*path, str(name))
-        if name not in KEYWORDS:
+        is_known = name not in _UNSUPPORTED if is_foreign else name in KEYWORDS
+        if not is_known:
             guess = did_you_mean(str(name), KEYWORDS)
             yield Misfit(place, f"the keyword {name!r} is not supported{guess}")
         elif (reason := _keyword_mistake(name, value)) is not None:
@@ -155,8 +178,10 @@ def _keyword_mistake(name: str, value: Any) -> str | None:
             listed = value if isinstance(value, list) else [value]
             if not listed or not all(isinstance(each, str) and each in _TYPES for each in listed):
                 reason = f"must be one of {', '.join(_TYPES)}, or a list of these"
-        case "properties" if not isinstance(value, dict):
+        case "properties" | "$defs" | "definitions" if not isinstance(value, dict):
             reason = "must be an object whose values are schemas"
+        case "$ref" if not isinstance(value, str):
+            reason = "must be a text"
         case "required" if not _is_texts(value):
             reason = "must be a list of names"
         case "enum" if not isinstance(value, list) or not value or not _are_plain(value):
@@ -183,9 +208,10 @@ def misfits(schema: Mapping[str, Any], value: Any) -> list[Misfit]:
 
     Raises:
         TooMuchWork: the check would take more than `MAX_STEPS` steps.
+        UnknownReference: the schema has a reference that cannot be followed.
     """
     found: list[Misfit] = []
-    for each in _Check().misfits(schema, value, ()):
+    for each in _Check(schema).misfits(schema, value, ()):
         found.append(each)
         if len(found) == MAX_MISFITS:
             break
@@ -196,7 +222,9 @@ def misfits(schema: Mapping[str, Any], value: Any) -> list[Misfit]:
 class _Check:
     """Checks a value against a schema, and counts the steps of the check."""
 
+    root: Any
     steps: int = 0
+    references: int = 0  # how many references are being followed
 
     def _count(self, steps: int = 1) -> None:
         self.steps += steps
@@ -209,6 +237,8 @@ class _Check:
             yield Misfit(path, "there is no such field")
         if not isinstance(schema, dict):
             return
+        if "$ref" in schema:
+            yield from self._follow(schema["$ref"], value, path)
         if (type_ := schema.get("type")) is not None:
             types = type_ if isinstance(type_, list) else [type_]
             if not any(_TYPES[each](value) for each in types):
@@ -223,6 +253,22 @@ class _Check:
                 for number, each in enumerate(value):
                     yield from self.misfits(items, each, (*path, number))
         yield from self._alternatives(schema, value, path)
+
+    def _follow(self, reference: str, value: Any, path: Path) -> Iterator[Misfit]:
+        if self.references >= MAX_FURTHER:
+            raise TooMuchWork(f"the schema follows more than {MAX_FURTHER} references at once")
+        document, _, pointer = reference.partition("#")
+        target = self.root if not document and (not pointer or pointer[0] == "/") else None
+        for token in pointer.split("/")[1:]:
+            name = token.replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, dict) else None
+        if target is None:
+            raise UnknownReference(f"the reference {reference[:SHOWN]!r} cannot be followed")
+        self.references += 1
+        try:
+            yield from self.misfits(target, value, path)
+        finally:  # the caller may look at the first misfit only
+            self.references -= 1
 
     def _simple(self, schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[Misfit]:
         if "enum" in schema:
@@ -257,6 +303,8 @@ class _Check:
             if name not in value:
                 yield Misfit((*path, name), "is missing")
         for name, each in value.items():
+            if "propertyNames" in schema:
+                yield from self.misfits(schema["propertyNames"], name, (*path, name[:SHOWN]))
             if name in properties:
                 yield from self.misfits(properties[name], each, (*path, name))
             elif others is False:
@@ -266,6 +314,9 @@ class _Check:
                 yield from self.misfits(others, each, (*path, name))
 
     def _alternatives(self, schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[Misfit]:
+        if "if" in schema:
+            fits = next(self.misfits(schema["if"], value, path), None) is None
+            yield from self.misfits(schema.get("then" if fits else "else"), value, path)
         for each in schema.get("allOf", ()):
             yield from self.misfits(each, value, path)
         for keyword in ("anyOf", "oneOf"):

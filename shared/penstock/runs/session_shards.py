@@ -50,7 +50,6 @@ class SessionShards:
         return shard
 
     def of_new_session(self) -> int:
-        """Return a shard for a session that does not exist yet."""
         used = self._bus.shards.used
         return secrets.randbelow(used) if used > 1 else 0
 

@@ -415,7 +415,6 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
 
 
 def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
-    """Return the additional fields of a start command for the service `workflows`."""
     return {
         "workflow": agent.agent,
         "version": agent.version,

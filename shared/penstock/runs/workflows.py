@@ -20,12 +20,10 @@ VERSION: Final = re.compile(r"(?=.{1,32}\Z)[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z
 
 
 def version_key(name: str, version: str) -> str:
-    """Return the key of a version in the bucket `workflows`."""
     return f"v.{name}.{version}"
 
 
 def latest_key(name: str) -> str:
-    """Return the key of the latest version in the bucket `workflows`."""
     return f"latest.{name}"
 
 

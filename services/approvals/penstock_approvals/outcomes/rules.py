@@ -60,7 +60,7 @@ def _check_schema(schema: dict[str, Any], item: Decided) -> None:
     """
     reason = misfit(schema, item.value)
     if reason is not None:
-        raise DecisionMismatch(f"item {item.item_id}: value{reason}")
+        raise DecisionMismatch(f"item {item.item_id}: {reason}")
 
 
 def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:

@@ -40,7 +40,6 @@ async def or_problem(answer: Awaitable[T]) -> T:
 
 
 def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Response:
-    """Return a JSON response."""
     return Response(orjson.dumps(body), status, headers, "application/json")
 
 
@@ -77,5 +76,4 @@ async def read_definition(request: Request) -> Loaded:
 
 
 def invalid_definition(error: InvalidDefinition) -> Problem:
-    """Return a Problem 422 that lists each mistake: field, reason, line and column."""
     return Problem(422, str(error), errors=[each.shown() for each in error.problems])

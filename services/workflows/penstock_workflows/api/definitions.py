@@ -126,7 +126,6 @@ class Definitions:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return a page of all workflows."""
         try:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
@@ -160,7 +159,6 @@ class Definitions:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the latest version."""
         record = await or_problem(find_workflow(self._store.bus, name_of(request), None))
         return answer(_shown(record, is_latest=True))
 
@@ -176,7 +174,6 @@ class Definitions:
         )
     )
     async def versions(self, request: Request) -> Response:
-        """Return the versions, without their definitions."""
         name = name_of(request)
         latest = await self._latest(name)
         found = await or_problem(self._store.versions(name))
@@ -201,7 +198,6 @@ class Definitions:
         )
     )
     async def show_version(self, request: Request) -> Response:
-        """Return the version."""
         name, version = name_of(request), str(request.path_params["version"])
         record = await or_problem(find_workflow(self._store.bus, name, version))
         latest = await self._latest(name)
@@ -227,7 +223,6 @@ class Definitions:
         )
     )
     async def store(self, request: Request) -> Response:
-        """Store the definition in the body."""
         name, version = name_of(request), str(request.path_params["version"])
         loaded = await self._checked(request)
         for field, path, given in (
@@ -261,7 +256,6 @@ class Definitions:
         )
     )
     async def name_latest(self, request: Request) -> Response:
-        """Make a stored version the latest one."""
         name = name_of(request)
         body = await read_model(request, LatestBody)
         await or_problem(find_workflow(self._store.bus, name, body.version))
@@ -280,7 +274,6 @@ class Definitions:
         )
     )
     async def retire(self, request: Request) -> Response:
-        """Retire the workflow."""
         await ignore_body(request)
         name = name_of(request)
         await self._latest(name)
@@ -300,8 +293,6 @@ class Definitions:
         )
     )
     async def validate(self, request: Request) -> Response:
-        """Check the definition in the body. Respond with its graph, or with 422 and each
-        mistake."""
         loaded = await self._checked(request)
         workflow = loaded.workflow
         return answer(

@@ -86,7 +86,6 @@ class Starts:
         )
     )
     async def start(self, request: Request) -> Response:
-        """Start a run, and respond with its record."""
         who, name = identity_of(request), name_of(request)
         body = await read_model(request, RunBody, self._max_body_bytes)
         user_id = acting_user(who, body.user_id)

@@ -179,10 +179,8 @@ class Workflow:
 
     @property
     def name(self) -> str:
-        """The name of the workflow."""
         return self.definition.name
 
     @property
     def version(self) -> str:
-        """The version of the workflow."""
         return self.definition.version

@@ -66,7 +66,6 @@ class Document:
     keys: Mapping[Path, Place]
 
     def located(self, problem: Problem) -> Problem:
-        """Return the problem with its position in the document."""
         places = self.keys if problem.is_key else self.values
         path = problem.path
         while path not in places and path:

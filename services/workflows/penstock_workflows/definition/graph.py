@@ -23,7 +23,6 @@ _MOST: Final = 60  # the greatest number of characters of a label
 
 
 def about(step: Step) -> str:
-    """Return in one line what a step does."""
     match step.action:
         case compiled.Run(agent=agent):
             text = f"run {agent}"

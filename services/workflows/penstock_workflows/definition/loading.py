@@ -63,7 +63,6 @@ class Loaded:
         return digest_of(self.value)
 
     def refuse(self, problems: Collection[Problem]) -> None:
-        """Raise InvalidDefinition if there are problems."""
         if problems:
             located = self.document.located if self.document is not None else lambda each: each
             raise InvalidDefinition(sorted(map(located, problems), key=_place))
@@ -149,7 +148,6 @@ def _json(value: Any) -> str:
 
 
 def _fields(path: Path) -> list[str]:
-    """Return the fields that the object at a path may have."""
     model: type[BaseModel] = Definition
     if len(path) >= 2 and path[0] == "steps":
         model = _PARTS.get(str(path[2]), StepDefinition) if len(path) > 2 else StepDefinition

@@ -32,7 +32,6 @@ class Problem:
 
     @property
     def field(self) -> str:
-        """The path as a text, such as `steps.plan.run.message`."""
         return ".".join(map(str, self.path)) or "definition"
 
     def __str__(self) -> str:
@@ -41,7 +40,6 @@ class Problem:
         return f"{place}{self.field}: {self.reason}"
 
     def shown(self) -> dict[str, Any]:
-        """Return the problem as JSON for clients."""
         where = self.position or self.inside
         place = {"line": where.line, "column": where.column} if where is not None else {}
         return {"field": self.field, "message": self.reason, **place}

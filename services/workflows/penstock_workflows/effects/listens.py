@@ -73,7 +73,6 @@ class Listening(Record):
     caught_up: bool = False
 
     def includes_event(self, stream: str, sequence: int) -> bool:
-        """Return whether an event was stored after the step began."""
         return sequence >= self.begins.get(stream, 0)
 
 
@@ -191,8 +190,6 @@ class Listens:
         return events
 
     async def _begins(self, since_ms: int) -> dict[str, int]:
-        """Return, for each stream of events, the sequence of the first message from this time
-        on."""
         at = datetime.fromtimestamp(since_ms / 1000, UTC)
         found: dict[str, int] = {}
         for shard in range(self._bus.shards.made):

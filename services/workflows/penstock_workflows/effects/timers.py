@@ -50,6 +50,7 @@ class Timers:
         self._turns = asyncio.Semaphore(at_once)
         self._short: dict[_Timer, asyncio.TimerHandle] = {}
         self._firing: dict[_Timer, asyncio.Task[None]] = {}
+        self._is_drained = False
 
     async def start(self, run_id: str, timer: str, due_ms: int) -> None:
         """Start a timer, unless it is started already. Raises BusError."""
@@ -57,7 +58,7 @@ class Timers:
         is_short = delay_s <= SHORT_S
         await self._schedule(run_id, timer, due_ms, SHORT if is_short else b"")
         is_known = of in self._short or of in self._firing
-        if is_short and not is_known and len(self._short) < MAX_SHORT:
+        if is_short and not (is_known or self._is_drained) and len(self._short) < MAX_SHORT:
             loop = asyncio.get_running_loop()
             self._short[of] = loop.call_later(max(delay_s, 0), self._fire, of)
 
@@ -82,13 +83,20 @@ class Timers:
         finally:
             self._firing.pop(of, None)
 
-    async def stop(self) -> None:
+    async def drain(self) -> None:
         """Wait for no further timer, and finish the handling of those that are due."""
+        self._is_drained = True
         for waiting in self._short.values():
             waiting.cancel()
         self._short.clear()
         if self._firing:
             await asyncio.wait(self._firing.values())
+
+    async def stop(self) -> None:
+        """Wait for no further timer. Another process handles the messages of unfinished timers."""
+        for task in self._firing.values():
+            task.cancel()
+        await self.drain()
 
     async def cancel(self, run_id: str, timer: str) -> None:
         """Remove a scheduled timer. A timer that is due already is handled, and changes nothing.
@@ -132,6 +140,5 @@ def was_short(stored: Stored) -> bool:
 
 
 def timer_of(subject: str) -> tuple[str, str]:
-    """Return the run and the timer in the subject of a due message."""
     _, _, run_id, timer = subject.split(".")
     return run_id, timer

@@ -79,7 +79,6 @@ def _begin_step(draft: Draft, name: str) -> None:
 
 
 def _continue_loop(draft: Draft, name: str) -> None:
-    """Begin as many items of a loop as may be under way at the same time."""
     step = draft.plan.step(name)
     assert step.for_each is not None
     while not (draft.is_over or draft.is_used_up):
@@ -96,7 +95,6 @@ def _has_room(draft: Draft, step: Step) -> bool:
 
 
 def begin(draft: Draft, step: Step, index: int | None = None, attempt: int = 1) -> None:
-    """Begin an attempt of a step, or of an item."""
     if draft.state.begun >= limits.MAX_BEGUN:
         message = (
             f"the run has begun {limits.MAX_BEGUN} steps, items and further attempts, "
@@ -247,7 +245,6 @@ def result_of(
     run_id: str | None = None,
     usage: JsonObject | None = None,
 ) -> JsonObject:
-    """Return the variable `result` for the expression `output` of a step."""
     return {"text": text, "data": data, "status": status, "run_id": run_id, "usage": usage}
 
 

@@ -159,7 +159,6 @@ def _announce_resumption(draft: Draft) -> None:
 
 
 def _announce_pause(draft: Draft) -> None:
-    """Record a pause if every open step waits for a person."""
     state = draft.state
     if state.paused is None and not draft.is_over and state.waits_for_people:
         pause = next(entry.pause for entry in state.open.values() if entry.pause is not None)
@@ -357,7 +356,6 @@ def _decide_approval(draft: Draft, entry: Open, report: inputs.ApprovalInput) ->
 
 
 def _reject(draft: Draft, entry: Open, code: str, reason: str, decision: JsonObject) -> None:
-    """Fail a step whose approval was not given. The step's output still contains the decision."""
     error = {"code": code, "message": reason}
     result = {**result_of(text=reason, status=code), **decision, "decision": code}
     fail(draft, entry, error, output=result)

@@ -80,7 +80,6 @@ class Draft:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the run."""
         assert self.state.plan is not None, "a run without a definition takes no further input"
         return self.state.plan
 
@@ -112,7 +111,6 @@ class Draft:
             raise SliceUsed
 
     def write(self, record: Record) -> None:
-        """Add a record to the decision."""
         self.spend(limits.RECORD_STEPS)
         self.effects.extend(effects_of(self.state, record))
         self.frames.extend(projection(self.state, record, self.values))
@@ -196,6 +194,5 @@ class Draft:
 
 
 def name_of(key: Key) -> str:
-    """Return the name of a step or of an item, as error messages show it."""
     step, index = key
     return step if index is None else f"{step}.{index}"

@@ -155,7 +155,6 @@ def _closing(entry: Open) -> Iterator[Effect]:
 
 
 def _cancelling(state: State, entry: Open, reason: str, by: str | None = None) -> Iterator[Effect]:
-    """Yield the effect that cancels the child of a step, if the step has a child."""
     if isinstance(entry.waits, records.Scheduled):
         yield CancelChild(entry.waits.child, reason, by or "workflow")
 

@@ -123,5 +123,4 @@ class Frame:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The place of the frame among all frames of the run."""
         return self.record, self.part

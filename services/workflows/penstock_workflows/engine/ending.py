@@ -39,7 +39,6 @@ def complete(
 
 
 def not_storable(refused: NotStorable) -> JsonObject:
-    """Return the error of a step whose output cannot be stored."""
     return {"code": "invalid_output", "message": str(refused)}
 
 
@@ -64,7 +63,6 @@ def end_step(
 
 
 def skip(draft: Draft, step: str) -> None:
-    """End a step that does not run."""
     draft.write(records.Ended(draft.at, step, "skipped"))
 
 
@@ -122,7 +120,6 @@ def _of_step(key: Key, error: JsonObject) -> JsonObject:
 
 
 def _end_loop(draft: Draft, key: Key) -> None:
-    """End the loop of an item if all items of the loop have ended."""
     name, index = key
     if index is None:
         return

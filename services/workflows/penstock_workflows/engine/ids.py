@@ -16,12 +16,10 @@ def step_id(step: str, index: int | None) -> str:
 
 
 def call_id(step: str, index: int | None, attempt: int) -> str:
-    """Return the id of a call, unique in the run."""
     return f"{step_id(step, index)}-{attempt}"
 
 
 def approval_id(run_id: str, step: str, index: int | None, attempt: int) -> str:
-    """Return the id of the approval for which a step asks."""
     name = step_id(step, index) if attempt == 1 else call_id(step, index, attempt)
     return str(uuid.uuid5(uuid.UUID(run_id), f"approval/{name}"))
 

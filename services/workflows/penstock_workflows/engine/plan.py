@@ -33,7 +33,6 @@ class Plan:
     _names: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def step(self, name: str) -> Step:
-        """Return the step of this name."""
         return self.workflow.steps[name]
 
     def names_in(self, expression: ValueExpression) -> frozenset[str]:
@@ -47,7 +46,6 @@ class Plan:
 
 
 def plan_of(workflow: Workflow) -> Plan:
-    """Return the plan of a compiled workflow."""
     followers: dict[str, list[str]] = {name: [] for name in workflow.steps}
     for name, step in workflow.steps.items():
         for needed in step.needs:

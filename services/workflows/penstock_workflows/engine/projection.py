@@ -311,7 +311,6 @@ def _kind(step: Step, index: int | None) -> str:
 
 
 def _finished(entry: Open, child: JsonObject | None, error: JsonObject | None) -> Iterator[_Event]:
-    """Yield `dispatch.finished` if the step has a child and this child has ended."""
     if child is None or not isinstance(entry.waits, records.Scheduled):
         return
     data = {"subrun_id": entry.waits.child, "status": child["status"]}

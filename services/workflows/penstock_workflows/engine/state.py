@@ -89,7 +89,6 @@ class Open:
 
     @property
     def key(self) -> Key:
-        """The step and the index."""
         return self.step, self.index
 
     @property
@@ -140,7 +139,6 @@ class State:
 
     @property
     def run_id(self) -> str:
-        """The id of the run."""
         return self.started.run_id
 
     @property
@@ -324,7 +322,6 @@ def _on_ended(state: State, record: records.Ended) -> None:
 
 
 def _make_ready(state: State, done: str) -> None:
-    """Add each step to `ready` that waited only for this step."""
     assert state.plan is not None
     for name in state.plan.followers[done]:
         if all(needed in state.results for needed in state.plan.step(name).needs):

@@ -97,7 +97,6 @@ class Decisions:
             given, repeated = ProceedInput(), False
 
     async def _take_once(self, run_id: str, given: Input, *, repeated: bool) -> bool:
-        """Decide once; return whether the decision was partial."""
         async with self._runs.take(run_id) as run:
             try:
                 return await self._take(run, given, repeated=repeated or run.owes_effects)
@@ -235,7 +234,6 @@ class Decisions:
     async def _on_step_started(
         self, run: RunInMemory, seen: StepStartedSeen, *, repeated: bool
     ) -> None:
-        """Start a child run, because EVENTS now has the event that names the child."""
         if run.state is None:
             # The run is no workflow of Penstock. Agent servers also publish events with steps.
             return
@@ -256,7 +254,6 @@ class Decisions:
             await self._performer.perform(run.state, CancelChild(seen.child, "stopped", "workflow"))
 
     async def _fail_unreadable(self, run: RunInMemory) -> None:
-        """End a run whose definition this version of Penstock cannot compile."""
         state = run.state
         assert state is not None
         if state.end is None:

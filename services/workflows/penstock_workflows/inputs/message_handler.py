@@ -134,15 +134,12 @@ class MessageHandler:
         self._unfinished: set[tuple[str, int]] = set()
 
     async def command(self, stored: Stored) -> None:
-        """Handle a command for a workflow's run."""
         await self._once(stored, self._on_command)
 
     async def event(self, stored: Stored) -> None:
-        """Handle an event."""
         await self._once(stored, self._on_event)
 
     async def due(self, stored: Stored) -> None:
-        """Handle a timer that is due."""
         await self._once(stored, self._on_due)
 
     async def short_timer(self, run_id: str, timer: str) -> None:

@@ -20,7 +20,6 @@ _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9
 
 
 def to_text(budget: Budget, value: Any) -> str:
-    """Return a text that shows a simple value."""
     match value:
         case str():
             return value
@@ -74,7 +73,6 @@ def to_double(budget: Budget, value: Any) -> float:
 
 
 def to_boolean(budget: Budget, value: Any) -> bool:
-    """Convert a text such as `true` into a boolean."""
     match value:
         case bool():
             return value

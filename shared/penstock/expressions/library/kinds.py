@@ -38,7 +38,6 @@ def no_overload(name: str, *values: Any) -> ExpressionError:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether the value is an integer or a double."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -19,7 +19,6 @@ from penstock.expressions.library.kinds import in_range, is_number, kind_of, no_
 
 
 def select(budget: Budget, value: Any, field: Any) -> Any:
-    """Return a field of an object, or an element of a list."""
     match value, field:
         case dict(), str():
             if field not in value:
@@ -47,7 +46,6 @@ def add(budget: Budget, one: Any, other: Any) -> Any:
 
 
 def subtract(budget: Budget, one: Any, other: Any) -> Any:
-    """Return the difference of numbers, times and durations."""
     match one, other:
         case (datetime(), datetime() | timedelta()) | (timedelta(), timedelta()):
             return _time(operator.sub, one, other)
@@ -71,7 +69,6 @@ def _arithmetic(name: str, act: Callable[[Any, Any], Any], one: Any, other: Any)
 
 
 def multiply(budget: Budget, one: Any, other: Any) -> Any:
-    """Return the product of two numbers of one type."""
     return _arithmetic("*", operator.mul, one, other)
 
 
@@ -110,14 +107,12 @@ def _towards_zero(one: int, other: int) -> int:
 
 
 def negate(budget: Budget, value: Any) -> Any:
-    """Return the negative number."""
     if not is_number(value):
         raise no_overload("-", value)
     return in_range(-value)
 
 
 def invert(budget: Budget, value: Any) -> bool:
-    """Return the other boolean."""
     if not isinstance(value, bool):
         raise no_overload("!", value)
     return not value
@@ -148,7 +143,6 @@ def equal(budget: Budget, one: Any, other: Any) -> bool:
 
 
 def not_equal(budget: Budget, one: Any, other: Any) -> bool:
-    """Return whether two values are not equal."""
     return not equal(budget, one, other)
 
 

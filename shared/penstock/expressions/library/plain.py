@@ -16,7 +16,6 @@ MAX_RESULT_BYTES: Final = 512 * 1024
 
 
 def json_text(budget: Budget, value: Any) -> str:
-    """Return the value as JSON."""
     plain = plain_json(value, MAX_RESULT_BYTES, budget)
     text = orjson.dumps(plain).decode()
     budget.build(len(text))

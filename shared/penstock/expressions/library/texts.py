@@ -17,7 +17,6 @@ from penstock.expressions.patterns import MAX_PATTERN_CHARACTERS, is_found, size
 
 
 def size(budget: Budget, value: Any) -> int:
-    """Return the number of characters, elements or fields."""
     if not isinstance(value, str | list | dict):
         raise no_overload("size", value)
     return len(value)
@@ -37,7 +36,6 @@ def text_test(name: str, act: Callable[[str, str], bool]) -> Function:
 
 
 def matches(budget: Budget, text: Any, pattern: Any) -> bool:
-    """Return whether the text has a part that a pattern of RE2 matches."""
     if not isinstance(text, str) or not isinstance(pattern, str):
         raise no_overload("matches", text, pattern)
     found = None

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonschema.validators import validator_for
 
+from penstock.runs.input_schema import misfits, shown_path
 from penstock.settings import ConfigurationError
 from penstock_cli.operations.doctor.facts import Wanted
 
@@ -43,10 +43,8 @@ def read(chart: Path, values: Path) -> Values:
     if not isinstance(given, dict):
         return Values([f"{values} has no mapping of values"])
     merged = _merged(defaults, given)
-    checker = validator_for(schema)(schema)
-    found = sorted(checker.iter_errors(merged), key=lambda each: each.json_path)
-    if found:
-        return Values([f"{each.json_path}: {each.message[:300]}" for each in found])
+    if found := misfits(schema, merged):
+        return Values([f"{shown_path(each.path, '$')}: {each.reason[:300]}" for each in found])
     streams = merged["streams"]
     wanted = Wanted(
         shards=streams["shards"],
