@@ -126,6 +126,11 @@ schemas = st.recursive(
             "anyOf": st.lists(inner, min_size=1, max_size=3),
             "oneOf": st.lists(inner, min_size=1, max_size=3),
             "allOf": st.lists(inner, min_size=1, max_size=3),
+            "if": inner,
+            "then": inner | st.booleans(),
+            "else": inner | st.booleans(),
+            "propertyNames": inner,
+            "$ref": st.sampled_from(["#/definitions/a", "#/definitions/b"]),
         },
     ),
     max_leaves=6,
@@ -135,5 +140,7 @@ schemas = st.recursive(
 @given(schemas, values)
 @settings(max_examples=300, deadline=None)
 def test_values_fit_as_the_specification_says(schema: Any, value: Any) -> None:
-    assert schema_mistakes(schema) == []
+    defined = {"a": {"type": ["string", "null", "object"]}, "b": {"items": {"maxLength": 1}}}
+    schema = schema | {"definitions": defined}
+    assert schema_mistakes(schema, is_foreign=True) == []
     assert (misfits(schema, value) == []) == Draft202012Validator(schema).is_valid(value)
