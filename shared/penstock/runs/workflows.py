@@ -10,7 +10,7 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.records import LatestWorkflow, WorkflowRecord
-from penstock.runs.input_schema import TooMuchWork, misfits, shown_path, with_numbers
+from penstock.json_schema import TooMuchWork, misfits, shown_path, with_numbers
 from penstock.web.problems import Problem
 
 BUCKET: Final = "workflows"

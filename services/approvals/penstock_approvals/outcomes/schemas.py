@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.runs.input_schema import (
+from penstock.json_schema import (
     TooMuchWork,
     UnknownReference,
     misfits,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ReadPath
-from penstock.runs.input_schema import schema_mistakes
+from penstock.json_schema import schema_mistakes
 from penstock.settings import Config
 from penstock.settings.agents import did_you_mean
 from penstock_workflows.definition.compiled import Run, SubWorkflow, Workflow

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from penstock.expressions import ExpressionError, Scope, ValueExpression, ValueType
-from penstock.runs.input_schema import types_of_fields
+from penstock.json_schema import types_of_fields
 from penstock.settings.agents import did_you_mean
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.checks import check, check_graph, misread

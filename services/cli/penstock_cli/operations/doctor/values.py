@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from penstock.runs.input_schema import misfits, shown_path
+from penstock.json_schema import misfits, shown_path
 from penstock.settings import ConfigurationError
 from penstock_cli.operations.doctor.facts import Wanted
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from penstock.runs.input_schema import (
+from penstock.json_schema import (
     MAX_SCHEMAS,
     TooMuchWork,
     misfits,
