@@ -104,7 +104,6 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 		$(BIN)/python -m penstock.bus.admin.permissions > $$made/accounts.conf && \
 		$(BIN)/python -m penstock_workflows.definition.schema > $$made/workflow.schema.json && \
 		$(BIN)/python -m penstock.contract deploy/contract $(ARGS) && \
-		cp $$made/openapi.json deploy/contract/openapi.json && \
 		cp $$made/workflow.schema.json deploy/contract/workflow.schema.json && \
 		cp $$made/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json && \
 		cp $$made/accounts.conf deploy/nats/accounts.conf && \

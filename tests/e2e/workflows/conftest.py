@@ -34,7 +34,9 @@ class Flows:
     """The deployment, and the definitions that it has."""
 
     penstock: Deployment
-    fail_next: Callable[[], None]  # the agent `flaky` fails at its next call, and then no more
+    # The agent `flaky` fails at its next call, and then no more: with 503, or with RUN_ERROR if a
+    # code is passed.
+    fail_next: Callable[[str | None], None]
 
     async def start(self, name: str, **input: Any) -> str:
         """Start a workflow; return the id of its run."""
@@ -91,31 +93,37 @@ class Flows:
 
 
 class Flaky:
-    """An AG-UI agent that answers with 503 after `fail_next`, and otherwise with a text."""
+    """An AG-UI agent that fails once after `fail_next`, and otherwise answers with a text."""
 
     def __init__(self) -> None:
         self._fails = False
+        self._code: str | None = None
 
-    def fail_next(self) -> None:
-        """Answer the next request with 503."""
-        self._fails = True
+    def fail_next(self, code: str | None) -> None:
+        """Answer the next request with 503, or with a RUN_ERROR that has this code."""
+        self._fails, self._code = True, code
 
     async def answer(self, to: Answer) -> None:
         """Answer a request."""
-        if self._fails:
-            self._fails = False
+        fails, self._fails = self._fails, False
+        if fails and self._code is None:
             await to.whole(b"busy", status=503)
             return
-        given = orjson.loads(to.request.body)
-        ids = {"threadId": given["threadId"], "runId": given["runId"]}
+        request = orjson.loads(to.request.body)
+        ids = {"threadId": request["threadId"], "runId": request["runId"]}
         text = {"messageId": "m1"}
-        frames = [
+        frames: list[dict[str, Any]] = [
+            {"type": "RUN_STARTED", **ids},
+            {"type": "RUN_ERROR", "message": "too many requests", "code": self._code},
+        ]
+        answer: list[dict[str, Any]] = [
             {"type": "RUN_STARTED", **ids},
             {"type": "TEXT_MESSAGE_START", "role": "assistant", **text},
             {"type": "TEXT_MESSAGE_CONTENT", "delta": "at last", **text},
             {"type": "TEXT_MESSAGE_END", **text},
             {"type": "RUN_FINISHED", **ids},
         ]
+        frames = frames if fails else answer
         await to.whole(b"".join(sse.encode(orjson.dumps(each)) for each in frames))
 
 

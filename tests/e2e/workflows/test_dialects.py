@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def ended(flows: Flows) -> Mapping[str, str]:
     """Run the workflows; return the ids of their runs."""
-    flows.fail_next()
+    flows.fail_next(None)
     ids = {name: await flows.start(name) for name in NAMES}
     for run_id in ids.values():
         await flows.events(run_id)
@@ -76,6 +76,18 @@ async def test_a_step_that_is_tried_again_is_a_run_retry(
         "max_retries": 3,
         "reason": "the agent server answered 503: busy",
     }
+
+
+@pytest.mark.parametrize(("code", "ends"), [("rate_limited", "completed"), ("other", "failed")])
+async def test_a_retry_is_named_by_the_code_of_an_ag_ui_servers_run_error(
+    flows: Flows, code: str, ends: str
+) -> None:
+    flows.fail_next(code)
+    run_id = await flows.start("retry_named")
+    events = await flows.events(run_id)
+    assert events[-1]["event"] == {"category": "lifecycle", "action": ends}
+    retried = [each for each in events if each["event"]["action"] == "retrying"]
+    assert len(retried) == (ends == "completed")
 
 
 @pytest.mark.parametrize("name", ["failure_fails", "failure_continues"])

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(flows: Flows) -> Mapping[str, str]:
     """Start all shapes that end by themselves at once; return their run ids."""
-    flows.fail_next()
+    flows.fail_next(None)
     ids = await asyncio.gather(*(flows.start(name, **given) for name, given in ALONE.items()))
     return dict(zip(ALONE, ids, strict=True))
 
