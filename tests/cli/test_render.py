@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.events.catalogue import CATALOGUE
+from penstock.events.examples import example
 from penstock_cli.terminal import render
 from penstock_cli.terminal.render import Piece, View
 
@@ -229,19 +230,14 @@ def test_a_record_is_shown_without_its_empty_fields() -> None:
     )
 
 
-# An event type is rendered by a line of its own, or is listed here to be shown as it is.
-PLAIN = {
-    "state.snapshot",
-    "state.delta",
-    "state.messages",
-    "system.metrics",
-    "workflow.step_progress",
-    "automation.triggered",
-    "automation.completed",
-    "automation.failed",
-}
+# These types change what the view shows next, or are pieces of a line.
 SPECIAL = {"lifecycle.started", "llm.stream", "llm.reasoning"}
 
 
-def test_every_event_type_has_its_line_or_is_plain_on_purpose() -> None:
-    assert set(CATALOGUE) - PLAIN == set(render._LINES) | SPECIAL
+def test_every_line_is_that_of_an_event_type() -> None:
+    assert set(render._LINES) | SPECIAL <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_example_of_every_event_type_is_shown(name: str) -> None:
+    assert shown(example(name).model_dump(mode="json", exclude_unset=True))

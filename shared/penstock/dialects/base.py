@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypedDict
 
+from penstock.events.catalogue import CATALOGUE
 from penstock.sse import Frame
 
 # Any JSON value; mypy does not check it. A recursive type would make mypy slow and would find few
@@ -254,6 +255,17 @@ class Decoder(Protocol):
         ...
 
 
+def omitted_types(
+    sent: Collection[str], instead: Mapping[str, str], default: str
+) -> Mapping[str, str]:
+    """Return the canonical types that a dialect does not send, for `ClientDialect.omitted`.
+
+    `instead` says where a client sees the content of such an event. A type without an entry gets
+    `default`, so that a new type of event needs no change of a dialect.
+    """
+    return {type_: instead.get(type_, default) for type_ in CATALOGUE if type_ not in sent}
+
+
 @dataclass(frozen=True, slots=True)
 class ClientDialect:
     """Describes one client dialect: its encoder, and the properties that its callers depend on.
@@ -273,6 +285,16 @@ class ClientDialect:
 
     `for_workflows` is the encoder for the run of a Penstock workflow together with the runs of the
     workflow's steps. If `for_workflows` is None, `encoder` is used for such runs.
+
+    `headers` are further headers of a stream's response, with lower-case names. They replace
+    headers of the same name.
+
+    `last` is the data of a frame that follows the frames of the run's terminal event, for example
+    `[DONE]`. The data need not be JSON, so pages leave this frame out.
+
+    `error` makes the frame that ends a stream before its run has ended, from a code and a message.
+    A dialect whose clients cannot continue with a cursor needs it: without the frame, such a client
+    would conclude that the run has succeeded. `last` follows this frame, too.
     """
 
     encoder: Callable[[], Encoder]
@@ -281,6 +303,9 @@ class ClientDialect:
     unchanged: bool = False
     select_types: Callable[[Collection[str], Collection[str]], frozenset[str]] | None = None
     for_workflows: Callable[[], Encoder] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    last: bytes | None = None
+    error: Callable[[str, str], Frame] | None = None
 
     @property
     def has_warnings(self) -> bool:

@@ -17,6 +17,7 @@ import orjson
 
 from penstock.dialects.base import AgentKind
 from penstock.dialects.decoders import DECODERS
+from penstock.events import CATALOGUE
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames
@@ -71,6 +72,19 @@ def event(type: str, data: dict[str, Any], sequence: int = 7, **fields: Any) -> 
         "leg": 1,
         **fields,
     }
+
+
+def samples() -> Iterator[dict[str, Any]]:
+    """Yield the example of every event type, whole and with its required fields only."""
+    for name, row in CATALOGUE.items():
+        whole = dict(row.note.example)
+        required = {
+            field.alias or key
+            for key, field in row.model.model_fields.items()
+            if field.is_required()
+        }
+        yield event(name, whole)
+        yield event(name, {key: value for key, value in whole.items() if key in required})
 
 
 def run(*said: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:

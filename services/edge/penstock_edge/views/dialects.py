@@ -8,19 +8,24 @@ from functools import partial
 from typing import Final
 
 from penstock import sse
+from penstock.bus import Stored
 from penstock.dialects.agui.encode import PROFILES
+from penstock.dialects.base import ClientDialect
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock_edge.views.agui import AguiViews
+from penstock.sse import Frame
+from penstock_edge.views.agui import CUT, AguiViews
 from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing, Sse
 from penstock_edge.views.items import (
     Encoding,
     EventEncoding,
+    Item,
     Render,
     UnchangedEncoding,
     notice,
     selected,
 )
-from penstock_edge.views.upstream_frames import LegEncoding, RawEncoding
+from penstock_edge.views.positions import StreamSequence
+from penstock_edge.views.upstream_frames import INTERRUPTED, LegEncoding, RawEncoding
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
 RAW_DIALECT: Final = "raw"
@@ -73,10 +78,11 @@ def run_view(
         (run_id, dialect, framing.key, *sorted(types or ())),
         dialect,
         RunEvents(run_id),
-        encoding,
+        finished(encoding, known, framing),
         notices(dialect, framing, run_id),
         reads_from_of(dialect),
         framing,
+        headers=known.headers,
     )
 
 
@@ -113,6 +119,56 @@ def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str,
         VERBATIM_SSE,
         Delivery.ONCE,
     )
+
+
+@dataclass(slots=True)
+class Finished(Encoding):
+    """Adds the last frame and the error of a dialect to another encoding of a run."""
+
+    encoding: Encoding
+    dialect: ClientDialect
+    framing: Framing
+
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `feed` can encode this message without a read from NATS."""
+        return self.encoding.is_ready(stored)
+
+    async def prepare(self, stored: Stored) -> None:
+        """Look up what the frames need."""
+        await self.encoding.prepare(stored)
+
+    def missing_from(self, stored: Stored) -> StreamSequence | None:
+        """Return the sequence of the first message that must be folded before this message."""
+        return self.encoding.missing_from(stored)
+
+    def fold(self, stored: Stored) -> None:
+        """Encode a message only for the encoding's state."""
+        self.encoding.fold(stored)
+
+    def feed(self, stored: Stored) -> Item:
+        """Encode one message as an item; the last item also has the dialect's last frame."""
+        item = self.encoding.feed(stored)
+        if not item.last or self.dialect.last is None:
+            return item
+        last = self.framing.last(self.dialect.last, f"{item.sequence}-{len(item.frames)}")
+        return Item(item.sequence, [*item.frames, last], last=True)
+
+    def interruption(self) -> list[bytes]:
+        """Return the dialect's error and its last frame, if clients cannot reconnect."""
+        if self.dialect.error is None:
+            return self.encoding.interruption()
+        frames = [self.dialect.error(CUT, INTERRUPTED)]
+        frames += [] if self.dialect.last is None else [Frame(self.dialect.last)]
+        return [self.framing.notice(frame) for frame in frames]
+
+
+def finished(
+    encoding: Callable[[], Encoding], dialect: ClientDialect, framing: Framing
+) -> Callable[[], Encoding]:
+    """Return what makes the encoding with the dialect's last frame and error, if it has any."""
+    if dialect.last is None and dialect.error is None:
+        return encoding
+    return lambda: Finished(encoding(), dialect, framing)
 
 
 def reads_from_of(dialect: str) -> ReadFrom:

@@ -53,6 +53,10 @@ class Framing(Protocol):
         sequence."""
         return self.event(Frame(data, event), f"{sequence}-0")
 
+    def last(self, data: bytes, id: str) -> bytes:
+        """Return the bytes of a dialect's last frame (`ClientDialect.last`) and its cursor."""
+        return self.event(Frame(data), id)
+
     def notice(self, frame: Frame) -> bytes:
         """Return the bytes of a frame that the edge itself adds; such a frame has no cursor."""
         ...
@@ -166,6 +170,10 @@ class PageItems(Framing):
     def event(self, frame: Frame, id: str) -> bytes:
         """Return the frame's data."""
         return frame.data
+
+    def last(self, data: bytes, id: str) -> bytes:
+        """Return no bytes, because the items of a page are JSON, and `next` tells its end."""
+        return b""
 
     def notice(self, frame: Frame) -> bytes:
         """Return the frame's data."""

@@ -11,8 +11,8 @@ from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, RunEncoders, notices
+from penstock_edge.views.dialects import finished, rendering
 from penstock_edge.views.dialects import notices as notices_of
-from penstock_edge.views.dialects import rendering
 from penstock_edge.views.framing import Framing, Sse
 from penstock_edge.views.items import Encoding, Render
 from penstock_edge.views.run_tree import Child
@@ -53,7 +53,10 @@ class TreeViews:
             return self._agui(Audience(PROFILES[dialect]), framing)
         known = CLIENT_DIALECTS[dialect]
         notice = notices_of(dialect, framing, self.root)
-        return self.encoded(dialect, known.for_workflows or known.encoder, framing, notice, types)
+        encoder = known.for_workflows or known.encoder
+        view = self.encoded(dialect, encoder, framing, notice, types)
+        encoding = finished(view.encoding, known, framing)
+        return replace(view, encoding=encoding, headers=known.headers)
 
     def encoded(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -146,6 +146,7 @@ class View:
     reads_from: ReadFrom = ReadFrom.CURSOR
     framing: Framing = field(default_factory=Sse)
     delivery: Delivery = Delivery.RESUMABLE
+    headers: Mapping[str, str] = field(default_factory=dict)  # further headers of the response
 
     @property
     def run_id(self) -> str:

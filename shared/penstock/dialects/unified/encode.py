@@ -19,9 +19,9 @@ from typing import Final
 
 import orjson
 
-from penstock.dialects.base import ClientDialect, Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject, omitted_types
 from penstock.dialects.text_buffer import append_text
-from penstock.dialects.unified.types import OMITTED, selected_types
+from penstock.dialects.unified.types import selected_types
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -390,6 +390,24 @@ def _framed(event: JsonObject, index: int, type: str, payload: JsonObject) -> Fr
     return frame(body, type)
 
 
+# Where a client sees the content of canonical types that have no unified type.
+_INSTEAD: Final[Mapping[str, str]] = {
+    "lifecycle.resumed": "what follows shows that the run goes on",
+    "llm.tool_args": "tool_call_started has the arguments whole",
+    "dispatch.team": "the team's own messages and calls name it as their agent",
+    "dispatch.worker": "the worker's own messages and calls name it as their agent",
+    "dispatch.transfer": "what follows names the new agent",
+    "dispatch.finished": "the worker's messages and results have ended",
+    "workflow.step_progress": "no field of the document could carry it",
+    "workflow.failed": "run_error of the run that failed with it",
+    "approval.requested": "run_interrupted, where a person must decide",
+    "approval.decided": "the run goes on; a refused call has a result with is_error",
+    "approval.expired": "the run goes on or ends",
+    "approval.withdrawn": "session_ended came before",
+}
+OMITTED: Final = omitted_types(
+    _HANDLERS.keys() | _FIELDS.keys(), _INSTEAD, "no type of the document"
+)
 DIALECT: Final = ClientDialect(
     UnifiedEncoder, omitted=OMITTED, stateful=True, select_types=selected_types
 )

@@ -1,7 +1,4 @@
-"""Lists the 22 types of unified-events.md and their nine categories.
-
-`OMITTED` lists the canonical types that have no unified type.
-"""
+"""Lists the 22 types of unified-events.md and their nine categories."""
 
 from __future__ import annotations
 
@@ -30,29 +27,6 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 # unified-events.md, in snake_case.
 CATEGORY_OF: Final[Mapping[str, str]] = {
     type: category for category, types in _TYPES.items() for type in types
-}
-
-# The canonical types that have no unified type. Each value says where a client sees the content of
-# such an event instead.
-OMITTED: Final[Mapping[str, str]] = {
-    "lifecycle.resumed": "what follows shows that the run goes on",
-    "llm.tool_args": "tool_call_started has the arguments whole",
-    "dispatch.team": "the team's own messages and calls name it as their agent",
-    "dispatch.worker": "the worker's own messages and calls name it as their agent",
-    "dispatch.transfer": "what follows names the new agent",
-    "dispatch.finished": "the worker's messages and results have ended",
-    "workflow.step_progress": "no field of the document could carry it",
-    "workflow.failed": "run_error of the run that failed with it",
-    "approval.requested": "run_interrupted, where a person must decide",
-    "approval.decided": "the run goes on; a refused call has a result with is_error",
-    "approval.escalated": "no type of the document",
-    "approval.expired": "the run goes on or ends",
-    "approval.withdrawn": "session_ended came before",
-    "state.snapshot": "no type of the document",
-    "state.delta": "no type of the document",
-    "state.messages": "no type of the document",
-    "artifact.updated": "no type of the document",
-    "custom.event": "no type of the document",
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +16,8 @@ from penstock_edge.stream.credential import watch
 from penstock_edge.stream.direct_write import DROPPED_S, SLICE_BYTES, direct_of, dropped
 from penstock_edge.stream.disconnect import until_closed
 from penstock_edge.stream.phases import End
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class EventStream:
@@ -64,7 +68,7 @@ class EventStream:
             await send(head(204, run_id))
             await send({"type": "http.response.body"})
             return False
-        await send(head(200, run_id))
+        await send(head(200, run_id, client.hub.view.headers))
         if (direct := direct_of(receive, client)) is not None:
             client.when_left(keep_counting(scope))
             direct.start(body)
@@ -141,14 +145,21 @@ class Prefaced:
         await self._stream(scope, receive, send_both)
 
 
-def head(status: int, run_id: str = "") -> Message:
-    """Return the head of a response: 200 with `text/event-stream`, or 204."""
-    headers = [(b"penstock-run-id", run_id.encode())] if run_id else []
+_OF_STREAMS: Final = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache",
+    "connection": "keep-alive",
+    "x-accel-buffering": "no",
+}
+
+
+def head(status: int, run_id: str = "", of_dialect: Mapping[str, str] = _NONE) -> Message:
+    """Return the head of a response: 200 with `text/event-stream`, or 204.
+
+    `of_dialect` are further headers of a response with the status 200.
+    """
+    headers = {"penstock-run-id": run_id} if run_id else {}
     if status == 200:
-        headers += [
-            (b"content-type", b"text/event-stream"),
-            (b"cache-control", b"no-cache"),
-            (b"connection", b"keep-alive"),
-            (b"x-accel-buffering", b"no"),
-        ]
-    return {"type": "http.response.start", "status": status, "headers": headers}
+        headers |= {**_OF_STREAMS, **of_dialect}
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded}

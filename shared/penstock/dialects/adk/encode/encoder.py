@@ -25,7 +25,7 @@ import orjson
 
 from penstock.dialects.adk.encode import shapes
 from penstock.dialects.adk.vocabulary import ABORTED
-from penstock.dialects.base import ClientDialect, Json, JsonObject, unconfirmed
+from penstock.dialects.base import ClientDialect, Json, JsonObject, omitted_types, unconfirmed
 from penstock.dialects.json import array, obj
 from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
@@ -38,9 +38,8 @@ from penstock.sse import Frame
 # before.
 _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 
-# The canonical types that have no ADK event. Each value says where a client sees the content of
-# such an event instead.
-OMITTED: Final[Mapping[str, str]] = {
+# Where a client sees the content of canonical types that have no ADK event.
+_INSTEAD: Final[Mapping[str, str]] = {
     "lifecycle.started": "ADK streams no user event; the first event has the invocation",
     "lifecycle.resumed": "the next response goes on",
     "lifecycle.retrying": "the events of the next attempt",
@@ -51,7 +50,6 @@ OMITTED: Final[Mapping[str, str]] = {
     "dispatch.finished": "the next event has another author",
     "workflow.started": "the steps' agents speak",
     "workflow.step_started": "ADK infers steps from the author",
-    "workflow.step_progress": "no event of ADK's",
     "workflow.step_completed": "the step's agent has spoken; the last output is the last text",
     "workflow.step_failed": "none: a client would take an errorCode for the run's failure",
     "workflow.transition": "the next event has another author",
@@ -59,17 +57,11 @@ OMITTED: Final[Mapping[str, str]] = {
     "workflow.failed": "the run fails with it",
     "retrieval.started": "groundingMetadata has what was found",
     "approval.decided": "the call's functionResponse shows it",
-    "approval.escalated": "no event of ADK's",
     "approval.expired": "the call's functionResponse shows it",
     "approval.withdrawn": "the run has ended",
-    "automation.triggered": "no event of ADK's",
-    "automation.completed": "no event of ADK's",
-    "automation.failed": "no event of ADK's",
     "state.messages": "a session's history is read, not streamed",
     "custom.event": "none: ADK's events accept no unknown keys",
-    "system.warning": "no event of ADK's",
     "system.error": "none: a client would take an errorCode for the run's failure",
-    "system.metrics": "no event of ADK's",
 }
 
 
@@ -388,6 +380,9 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "artifact.updated": AdkEncoder._artifact,
 }
 
+OMITTED: Final = omitted_types(
+    _HANDLERS.keys() - {"lifecycle.started"}, _INSTEAD, "no event of ADK's"
+)
 DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMITTED, stateful=True)
 
 

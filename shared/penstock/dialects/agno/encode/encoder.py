@@ -20,7 +20,7 @@ from typing import Final
 from penstock.dialects.agno.encode import pauses
 from penstock.dialects.agno.encode.address import Address
 from penstock.dialects.agno.encode.steps import STEP_FRAMES
-from penstock.dialects.base import ClientDialect, Json, JsonObject, unconfirmed
+from penstock.dialects.base import ClientDialect, Json, JsonObject, omitted_types, unconfirmed
 from penstock.dialects.json import obj, objects, text
 from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
@@ -28,9 +28,8 @@ from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
-# The canonical types that have no Agno event. Each value says where a client sees the content of
-# such an event instead.
-OMITTED: Final[Mapping[str, str]] = {
+# Where a client sees the content of canonical types that have no Agno event.
+_INSTEAD: Final[Mapping[str, str]] = {
     "lifecycle.retrying": "the events of the next attempt",
     "llm.message_started": "the first piece of the message",
     "llm.tool_args": "the tool object has the complete arguments",
@@ -39,20 +38,10 @@ OMITTED: Final[Mapping[str, str]] = {
     "workflow.transition": "the next step starts",
     "workflow.completed": "WorkflowCompleted of the run has its result",
     "workflow.failed": "WorkflowError of the run has its error",
-    "retrieval.started": "no event of the document",
-    "retrieval.result": "no event of the document",
-    "approval.escalated": "no event of the document",
     "approval.expired": "the run goes on or ends",
     "approval.withdrawn": "the run has ended",
-    "automation.triggered": "no event of the document",
-    "automation.completed": "no event of the document",
-    "automation.failed": "no event of the document",
     "state.messages": "a session's history is read, not streamed",
-    "artifact.updated": "no event of the document",
-    "custom.event": "no event of the document",
-    "system.warning": "no event of the document",
     "system.error": "none: a client would take RunError for the end of the run",
-    "system.metrics": "no event of the document",
 }
 
 
@@ -465,6 +454,7 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "state.delta": AgnoEncoder._state_changed,
 }
 
+OMITTED: Final = omitted_types(_HANDLERS.keys(), _INSTEAD, "no event of the document")
 DIALECT: Final = ClientDialect(
     AgnoEncoder, omitted=OMITTED, stateful=True, for_workflows=partial(AgnoEncoder, kind="workflow")
 )
