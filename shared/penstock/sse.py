@@ -98,7 +98,7 @@ class Parser:
         return self._size
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """Returns the frames that the chunk completes.
+        """Return the frames that the chunk completes.
 
         Raises:
             FrameTooLarge: The current frame exceeds the limit. The parser is unusable afterwards.
@@ -194,7 +194,7 @@ class Parser:
 def encode(
     data: bytes, *, event: str | None = None, id: str | None = None, id_first: bool = False
 ) -> bytes:
-    """Writes one frame, which has `event`, `data`, `id` and a blank line, with LF as line end.
+    """Write one frame, which has `event`, `data`, `id` and a blank line, with LF as line end.
 
     Each line of `data` becomes a data line, so a parser reads CR and CRLF in the data as LF. The id
     comes last, because some clients, such as n8n's SSE trigger, store the id as soon as they read
@@ -220,7 +220,7 @@ def encode(
 
 
 def event_line(event: str) -> bytes:
-    """Returns the line with an event's name.
+    """Return the line with an event's name.
 
     The line is kept for later calls, because the same few names occur again and again.
 
@@ -236,7 +236,7 @@ def event_line(event: str) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Returns a comment frame, which clients ignore. Comments keep an idle connection open.
+    """Return a comment frame, which clients ignore. Comments keep an idle connection open.
 
     Raises:
         ValueError: The text contains a line end or a NUL.
@@ -245,7 +245,7 @@ def comment(text: str) -> bytes:
 
 
 def at(id: str) -> bytes:
-    """Returns a frame with only an id line. A client stores the id as its cursor and gets no event.
+    """Return a frame with only an id line. A client stores the id as its cursor and gets no event.
 
     Raises:
         ValueError: The id contains a line end or a NUL.
@@ -254,7 +254,7 @@ def at(id: str) -> bytes:
 
 
 def retry(ms: int) -> bytes:
-    """Returns a frame with only a retry line.
+    """Return a frame with only a retry line.
 
     The line sets how many milliseconds a client waits before it reconnects.
 

@@ -76,7 +76,6 @@ class EdgeService(Service):
         self._edge.hubs.on_loss(loss)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new streams, and ask the clients of open streams to reconnect to other edges."""
         await self._edge.streams.drain(grace_s)
 
     async def stop(self) -> None:

@@ -37,7 +37,6 @@ _SCHEMAS = "./schemas"
 
 
 def document() -> Json:
-    """The whole document, as JSON."""
     return {
         "asyncapi": "3.0.0",
         "id": "urn:penstock",

@@ -24,7 +24,6 @@ def breaking(released: Schema, now: Schema) -> list[str]:
 
 
 def missing(released: Mapping[str, Schema], now: Mapping[str, Schema]) -> list[str]:
-    """Return the released schemas that no longer exist."""
     return sorted(released.keys() - now.keys())
 
 
@@ -45,7 +44,6 @@ def _same(where: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _fields(where: str, old: Schema | None, new: Schema | None) -> Iterator[str]:
-    """Fields may be added; none may be removed."""
     before, after = old or {}, new or {}
     for name, schema in before.items():
         if name in after:

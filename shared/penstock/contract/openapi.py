@@ -76,7 +76,7 @@ _RUN_ID_HEADER: Final[Json] = {
 
 
 def document(operations: Iterable[Operation]) -> Json:
-    """The whole document, as JSON, of the operations that are to be published.
+    """Return the whole document, as JSON, of the operations that are to be published.
 
     Raises:
         ValueError: two operations have the same id.
@@ -155,7 +155,6 @@ def _operation(each: Operation, references: Mapping[type[BaseModel], Json]) -> J
 
 
 def _description(each: Operation) -> str:
-    """The description, and when the operation needs further scopes."""
     further = [f"Needs the scope `{name}` {when}." for name, when in each.sometimes.items()]
     return " ".join(filter(None, [each.description, *further]))
 
@@ -182,7 +181,6 @@ def _refusal(shape: ErrorShape, status: int) -> Json:
 
 
 def _security(each: Operation) -> list[dict[str, Any]]:
-    """Any of these; the lists are of scopes."""
     if each.public:
         return []
     csrf: Json = {} if each.method == "GET" else {"csrf": []}
@@ -193,7 +191,6 @@ def _security(each: Operation) -> list[dict[str, Any]]:
 
 
 def _scopes(each: Operation) -> list[list[Permission]]:
-    """The lists of scopes, each of which suffices."""
     if not each.any_scope:
         return [[*each.scopes]]
     return [[*each.scopes, scope] for scope in each.any_scope]

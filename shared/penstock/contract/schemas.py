@@ -77,12 +77,10 @@ def of_type(row: EventType) -> Schema:
 
 
 def unified_root() -> Schema:
-    """Return the schema of any unified event."""
     return _document("urn:penstock:unified", of_model(Root) | {"title": "Unified event"})
 
 
 def of_unified(row: UnifiedType) -> Schema:
-    """Return the schema of one unified type."""
     return _narrowed(
         of_model(Root),
         f"urn:penstock:unified:{row.name}",
@@ -94,7 +92,6 @@ def of_unified(row: UnifiedType) -> Schema:
 
 
 def unified_example(row: UnifiedType) -> dict[str, Any]:
-    """Return an example of a unified event."""
     return {
         "event_id": "2b9a1f6e-6a3c-5f0e-9d55-0c8f3f1f7a10",
         "session_id": "abc",

@@ -24,14 +24,14 @@ _UNSHOWN = b"(nested too deeply to be shown)"
 
 
 def have_same_args(approved: JsonObject, ran: JsonObject) -> bool:
-    """Returns whether both calls have the same arguments, apart from null arguments."""
+    """Return whether both calls have the same arguments, apart from null arguments."""
     return _same(_given(approved), _given(ran))
 
 
 def warning(
     call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
 ) -> JsonObject:
-    """Returns the data of `system.warning` for a call that differs from the approved call.
+    """Return the data of `system.warning` for a call that differs from the approved call.
 
     `approved` and `ran` are pairs of a tool's name and the arguments.
     """
@@ -52,7 +52,7 @@ def _given(args: JsonObject) -> JsonObject:
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Returns whether two JSON values are equal.
+    """Return whether two JSON values are equal.
 
     The function uses a loop, because the agent server decides how deeply the values are nested, and
     a recursion could exceed Python's limit.
@@ -90,7 +90,7 @@ def _shown(tool: str, args: JsonObject) -> JsonObject:
 
 
 def _encoded(args: JsonObject) -> bytes | None:
-    """Returns the arguments as JSON; None if the arguments are nested too deeply for an event."""
+    """Return the arguments as JSON; None if the arguments are nested too deeply for an event."""
     wrapped: Json = args
     for _ in range(_LEVELS_AROUND):
         wrapped = [wrapped]

@@ -35,7 +35,7 @@ class LimitReached(ValueError):
 
     @classmethod
     def check(cls, count: int, limit: int, what: str) -> None:
-        """Compares a count with its limit.
+        """Compare a count with its limit.
 
         Raises:
             LimitReached: The count is higher than the limit.
@@ -45,7 +45,7 @@ class LimitReached(ValueError):
 
 
 def short(name: str) -> str:
-    """Returns a name or id in at most `MAX_NAME_CHARS` characters.
+    """Return a name or id in at most `MAX_NAME_CHARS` characters.
 
     A longer name is cut, and a digest of the whole name is added, so that two long names stay
     distinct.
@@ -57,7 +57,7 @@ def short(name: str) -> str:
 
 
 def unconfirmed(data: JsonObject) -> str:
-    """Returns what a dialect's text adds if the agent server may go on with a cancelled run."""
+    """Return what a dialect's text adds if the agent server may go on with a cancelled run."""
     return "; the agent server did not confirm it" if data.get("confirmed") is False else ""
 
 
@@ -68,7 +68,7 @@ class Ids:
         self.used: dict[str, int] = dict(used or {})
 
     def unique(self, wanted: str) -> str:
-        """Returns the wanted id. If this id is used already, a number is added (`m1#2`).
+        """Return the wanted id. If this id is used already, a number is added (`m1#2`).
 
         A long id is cut first (see `short`).
         """
@@ -82,17 +82,15 @@ class Ids:
         return wanted
 
     def make(self, prefix: str) -> str:
-        """Returns a new id (`prefix-1`, `prefix-2`, …) for something that has no upstream id."""
+        """Return a new id (`prefix-1`, `prefix-2`, …) for something that has no upstream id."""
         count = self.used.get(prefix, 0) + 1
         self.used[prefix] = count
         return self.unique(f"{prefix}-{count}")
 
     def snapshot(self) -> JsonObject:
-        """Returns the state as JSON, for `restore`."""
         return dict(self.used)
 
     def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
         self.used = dict(state)
 
 
@@ -192,7 +190,7 @@ class AgentFacts:
 
 
 def cut_off(error: str, status: Literal["failed", "partial_success"] = "failed") -> JsonObject:
-    """Returns the fields `{status, error}` that mark the message of an `llm.message_completed` as
+    """Return the fields `{status, error}` that mark the message of an `llm.message_completed` as
     incomplete.
 
     `status` is "failed". If a client can use the incomplete text, `status` is "partial_success"
@@ -210,49 +208,43 @@ class Decoder(Protocol):
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begins a leg. The caller calls this method before the leg's first frame.
+        """Begin a leg. The caller calls this method before the leg's first frame.
 
         Leg 1 starts the run. Each later leg continues the run after a pause.
         """
         ...
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions on the pause before this leg.
+        """Take the decisions on the pause before this leg.
 
         From leg 2 on, the caller calls this method right after `open`.
 
         `items` maps an item id to `{"decision": "approve" | "reject", "note": str | None, "value":
-        Any}`. Returns the results of those calls for which the upstream sends no result.
+        Any}`. Return the results of those calls for which the upstream sends no result.
         """
         ...
 
-    def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """Returns the drafts of one complete frame."""
-        ...
+    def feed(self, frame: Frame) -> Sequence[Draft | Pause]: ...
 
     def end(self) -> Sequence[Draft | Pause]:
-        """Ends a leg whose response ended regularly.
+        """End a leg whose response ended regularly.
 
-        Returns a pause, or the drafts that end the run: a completion, a failure or the loss of the
+        Return a pause, or the drafts that end the run: a completion, a failure or the loss of the
         upstream. The result is empty if a frame has already ended or paused the run.
         """
         ...
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """Ends a leg whose response was cut off.
+        """End a leg whose response was cut off.
 
-        Returns the drafts that close all open parts. The caller then reports why the response was
+        Return the drafts that close all open parts. The caller then reports why the response was
         cut off.
         """
         ...
 
-    def snapshot(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `restore`."""
-        ...
+    def snapshot(self) -> JsonObject: ...
 
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        ...
+    def restore(self, state: JsonObject) -> None: ...
 
 
 def omitted_types(
@@ -323,7 +315,7 @@ class Encoder(Protocol):
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event. `event` is the envelope of the event.
+        """Return the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty if the dialect omits the event.
         """

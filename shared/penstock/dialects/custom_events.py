@@ -22,7 +22,7 @@ FORBIDDEN = ("lifecycle.", "approval.")
 
 
 def from_custom(name: str, value: Json) -> Draft | None:
-    """Returns the canonical draft (without source) for a custom event; None if the event fits no
+    """Return the canonical draft (without source) for a custom event; None if the event fits no
     canonical type.
 
     `name` is `category.action` or one of the 22 unified names. `value` must be an object with the
@@ -50,7 +50,7 @@ Translate = Callable[[JsonObject], JsonObject]
 
 
 def _fields(names: dict[str, str], **defaults: Json) -> Translate:
-    """Makes a function that renames unified fields to canonical fields and adds defaults."""
+    """Make a function that renames unified fields to canonical fields and adds defaults."""
 
     def translate(value: JsonObject) -> JsonObject:
         return {**defaults, **{names.get(name, name): item for name, item in value.items()}}
@@ -59,7 +59,7 @@ def _fields(names: dict[str, str], **defaults: Json) -> Translate:
 
 
 def _identified(key: str, by: str, translate: Translate) -> Translate:
-    """Makes a function that adds an id under `key`. The id is a digest of the field `by`.
+    """Make a function that adds an id under `key`. The id is a digest of the field `by`.
 
     The unified event has no such id, and the canonical type requires one.
     """
@@ -78,7 +78,7 @@ def _system_error(value: JsonObject) -> JsonObject:
 
 
 def _message_started(value: JsonObject) -> JsonObject:
-    """Keeps `agent` for the unified dialect; AG-UI clients read the speaker's name in `name`."""
+    """Keep `agent` for the unified dialect; AG-UI clients read the speaker's name in `name`."""
     named = {"name": value["agent"]} if "agent" in value else {}
     return {"role": "assistant", **named, **value}
 

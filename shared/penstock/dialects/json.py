@@ -28,7 +28,7 @@ OBJECT: Final[Any] = dict
 
 
 def loads(data: bytes) -> Json:
-    """Parses JSON, and makes sure that orjson can write the value again inside an event.
+    """Parse JSON, and makes sure that orjson can write the value again inside an event.
 
     Raises:
         ValueError: The data is not JSON, or is nested deeper than `MAX_LEVELS`.
@@ -46,7 +46,7 @@ def loads(data: bytes) -> Json:
 
 
 def parsed(content: str) -> Json:
-    """Returns the JSON value that a text contains, or the text itself if it is not JSON."""
+    """Return the JSON value that a text contains, or the text itself if it is not JSON."""
     try:
         return loads(content.encode())
     except ValueError:  # also raised for a lone surrogate, which UTF-8 cannot encode
@@ -54,7 +54,7 @@ def parsed(content: str) -> Json:
 
 
 def dumped(value: JsonValue) -> str:
-    """Returns the value as compact JSON. If orjson refuses the value, returns `str(value)`.
+    """Return the value as compact JSON. If orjson refuses the value, returns `str(value)`.
 
     orjson writes every value that `loads` returned.
     """
@@ -65,55 +65,53 @@ def dumped(value: JsonValue) -> str:
 
 
 def string(value: JsonValue) -> str | None:
-    """Returns the string unchanged; None for an empty string or a value of another type."""
+    """Return the string unchanged; None for an empty string or a value of another type."""
     return value if isinstance(value, str) and value else None
 
 
 def text(value: JsonValue) -> str:
-    """Returns a string unchanged, "" for null, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else dumped(value)
 
 
 def verbatim(value: JsonValue) -> str:
-    """Returns a string unchanged, and any other value as JSON ("null" for null)."""
+    """Return a string unchanged, and any other value as JSON ("null" for null)."""
     return value if isinstance(value, str) else dumped(value)
 
 
 def number(value: JsonValue) -> float | None:
-    """Returns the number unchanged; None for a boolean or a value of another type."""
+    """Return the number unchanged; None for a boolean or a value of another type."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def obj(value: JsonValue) -> Any:
-    """Returns the object unchanged; an empty object for a value of another type."""
+    """Return the object unchanged; an empty object for a value of another type."""
     return value if isinstance(value, dict) else {}
 
 
 def array(value: JsonValue) -> list[Json]:
-    """Returns the array unchanged; an empty array for a value of another type."""
+    """Return the array unchanged; an empty array for a value of another type."""
     return value if isinstance(value, list) else []
 
 
 def objects(value: JsonValue) -> list[Any]:
-    """Returns the objects in an array; an empty list for a value of another type."""
+    """Return the objects in an array; an empty list for a value of another type."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def strings(value: JsonValue) -> list[str]:
-    """Returns the nonempty strings in an array; an empty list for a value of another type."""
+    """Return the nonempty strings in an array; an empty list for a value of another type."""
     return [item for item in value if string(item)] if isinstance(value, list) else []
 
 
 def has_content(value: JsonValue) -> bool:
-    """Returns False for null, false, "", [] and {}.
+    """Return False for null, false, "", [] and {}.
 
-    Returns True for any other value, even for 0.
+    Return True for any other value, even for 0.
     """
     return value is not None and value is not False and value not in ("", [], {})
 
 
 def without_none(fields: Mapping[str, Any]) -> JsonObject:
-    """Returns the fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -23,7 +23,7 @@ class OpenApprovals:
     requests: dict[Json, JsonObject] = field(default_factory=dict)
 
     def feed(self, type: str, data: JsonObject) -> None:
-        """Takes an event of the category `approval`. `type` is the event's canonical type."""
+        """Take an event of the category `approval`. `type` is the event's canonical type."""
         approval_id = data.get("approval_id")
         if type == "approval.requested":
             self.requests[approval_id] = data
@@ -31,7 +31,7 @@ class OpenApprovals:
             self.requests.pop(approval_id, None)
 
     def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:
-        """Yields pairs of the data of an `approval.requested` event and one open item of this
+        """Yield pairs of the data of an `approval.requested` event and one open item of this
         event."""
         for request in self.requests.values():
             for item in objects(request.get("items")):

@@ -45,7 +45,7 @@ class DoesNotApply(ValueError):
 
 
 def is_patch(value: Json) -> bool:
-    """Returns whether the value is a list of RFC 6902 operations that have all required members."""
+    """Return whether the value is a list of RFC 6902 operations that have all required members."""
     return isinstance(value, list) and all(map(_is_operation, value))
 
 
@@ -60,7 +60,7 @@ def _is_operation(value: Json) -> bool:
 
 
 def tokens(pointer: str) -> list[str]:
-    """Returns the reference tokens of a JSON pointer, unescaped."""
+    """Return the reference tokens of a JSON pointer, unescaped."""
     return [each.replace("~1", "/").replace("~0", "~") for each in pointer.split("/")[1:]]
 
 
@@ -75,7 +75,7 @@ class Document:
         self._undo: list[Callable[[], object]] = []
 
     def apply(self, patch: list[JsonObject]) -> None:
-        """Applies all operations of a patch (see `is_patch`).
+        """Apply all operations of a patch (see `is_patch`).
 
         If one of them fails, none is applied.
 
@@ -94,9 +94,9 @@ class Document:
             self._undo = []
 
     def replace(self, value: Json) -> list[str]:
-        """Replaces the whole value.
+        """Replace the whole value.
 
-        Returns the outermost keys at which the old and the new value differ.
+        Return the outermost keys at which the old and the new value differ.
         """
         old, new = obj(self.value), obj(value)
         self.value, self._size = _copied(value)
@@ -107,12 +107,12 @@ class Document:
         ]
 
     def apply_each(self, changes: Iterable[Json]) -> list[str]:
-        """Applies each change that fits, and skips all other changes. Missing parents are made.
+        """Apply each change that fits, and skips all other changes. Missing parents are made.
 
         The encoders of Agno and ADK use this method, because the clients of these dialects get
         whole values instead of patches. A nearly correct state serves such a client better than no
         state. The operations `move`, `copy` and `test` are skipped, because no known server uses
-        these operations for its state. Returns the outermost keys under which a value may have
+        these operations for its state. Return the outermost keys under which a value may have
         changed.
         """
         changed: dict[str, None] = {}
@@ -127,7 +127,6 @@ class Document:
         return list(changed)
 
     def _change(self, keys: list[str], change: JsonObject) -> bool:
-        """Applies one change for `apply_each`. Returns whether a value changed."""
         if not isinstance(self.value, dict | list):
             self.value = {}
         container: Json = self.value
@@ -153,7 +152,7 @@ class Document:
         return value
 
     def _own(self, value: Json, path: list[str], limit: int) -> Json:
-        """Returns a copy of the value and adds the copy's size to the document's size.
+        """Return a copy of the value and adds the copy's size to the document's size.
 
         Raises:
             DoesNotApply: The value or the document would exceed a limit.
@@ -268,7 +267,7 @@ def _change_list(items: list[Json], key: str, change: JsonObject) -> bool:
 
 
 def _key(container: Json, token: str) -> str | int:
-    """Returns the existing key or index that the token names.
+    """Return the existing key or index that the token names.
 
     Raises:
         DoesNotApply: The container has no such key or index.
@@ -285,7 +284,7 @@ def _is_index(token: str, end: int) -> bool:
 
 
 def _copied(value: Json, limit: int | None = None, level: int = 0) -> tuple[Json, int]:
-    """Returns a copy of the value, and the value's size in values and characters.
+    """Return a copy of the value, and the value's size in values and characters.
 
     `level` is the level of the value in its document. The function uses a loop, because the agent
     server decides how deeply the value is nested, and a recursion could exceed Python's limit.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def append_text(pieces: list[str], piece: str) -> None:
-    """Appends a piece, and joins the new piece with earlier pieces that are not longer.
+    """Append a piece, and joins the new piece with earlier pieces that are not longer.
 
     A list of single tokens takes twelve times the memory of its text. After the joins, each piece
     is longer than the next piece, so the list is short. Each character is copied about a dozen

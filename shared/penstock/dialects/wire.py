@@ -12,7 +12,6 @@ from penstock.sse import Frame
 
 
 def frame(body: JsonObject, event: str | None = None) -> Frame:
-    """Returns a frame whose data is `body` as JSON and whose event name is `event`."""
     try:
         return Frame(orjson.dumps(body), event)
     except orjson.JSONEncodeError:
@@ -23,5 +22,5 @@ def frame(body: JsonObject, event: str | None = None) -> Frame:
 
 
 def epoch_s(event: JsonObject) -> float:
-    """Returns the time of an envelope in seconds since 1970."""
+    """Return the time of an envelope in seconds since 1970."""
     return datetime.fromisoformat(event["timestamp"]).timestamp()

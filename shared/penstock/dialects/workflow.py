@@ -24,27 +24,21 @@ class WorkflowDecoder:
         pass
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Return no drafts."""
         return ()
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Return no drafts."""
         return ()
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """Return no drafts."""
         return ()
 
     def end(self) -> Sequence[Draft | Pause]:
-        """Return no drafts."""
         return ()
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """Return no drafts."""
         return ()
 
     def snapshot(self) -> JsonObject:
-        """Return an empty state."""
         return {}
 
     def restore(self, state: JsonObject) -> None:

@@ -19,7 +19,7 @@ class InvalidEvent(ValueError):
 
     @classmethod
     def from_validation(cls, error: ValidationError, prefix: tuple[str, ...] = ()) -> Self:
-        """The first error that pydantic found; `prefix` is put before its path."""
+        """Return the first error that pydantic found; `prefix` is put before its path."""
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return cls(".".join(map(str, (*prefix, *first["loc"]))), first["msg"])
 
@@ -44,7 +44,6 @@ class Data(Model):
     NOTE: ClassVar[Note]
 
     def dump(self) -> dict[str, Any]:
-        """The fields that were given, as JSON values under their names in JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 

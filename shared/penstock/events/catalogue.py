@@ -60,7 +60,7 @@ class EventType:
 
 
 def events_in(module: ModuleType) -> list[EventType]:
-    """The events whose models a module defines, in the order of its text.
+    """Return the events whose models a module defines, in the order of its text.
 
     Raises:
         TypeError: a model has no NOTE.
@@ -94,14 +94,14 @@ CATALOGUE: dict[str, EventType] = {
 
 
 def is_epilogue(event_type: str) -> bool:
-    """True for the only types that may follow a run's terminal event."""
+    """Return whether the type may follow a run's terminal event; no other type may."""
     return event_type == "approval.withdrawn" or event_type.startswith("automation.")
 
 
 def typed_data(event_type: str, data: dict[str, Any]) -> Data | None:
-    """`data` as the model of its type; None for a type that this version does not know.
+    """Return `data` as the model of its type; None for a type that this version does not know.
 
-    Raises `InvalidEvent` with the field (`data.content`) where it is not what the type asks for.
+    Raise `InvalidEvent` with the field (`data.content`) where it is not what the type asks for.
     """
     row = CATALOGUE.get(event_type)
     if row is None:

@@ -103,19 +103,17 @@ class Event(Model):
 
     @property
     def type(self) -> str:
-        """`category.action`."""
         return f"{self.event.category}.{self.event.action}"
 
     def data_model(self) -> Data | None:
-        """`data` as the model of its type; None for a type that this version does not know.
+        """Return `data` as the model of its type; None for a type that this version does not know.
 
-        Raises `InvalidEvent` with the field (`data.content`) where `data` is not what its type
+        Raise `InvalidEvent` with the field (`data.content`) where `data` is not what its type
         asks for: the executions dialect leaves fields out.
         """
         return typed_data(self.type, self.data)
 
     def dump(self) -> bytes:
-        """The event as JSON, with the fields that were given and no others."""
         return self.model_dump_json(exclude_unset=True).encode()
 
 
@@ -133,7 +131,7 @@ def parse(body: bytes | Mapping[str, Any]) -> Event:
 
 
 def subject_of(event: Event) -> str:
-    """The NATS subject: `category.action.run_id`."""
+    """Return the NATS subject: `category.action.run_id`."""
     return f"{event.type}.{event.run_id}"
 
 

@@ -20,7 +20,7 @@ _ASSISTANT: Final = {
 
 
 def example(event_type: str) -> Event:
-    """A whole event of the type `category.action`. Raises KeyError for an unknown type."""
+    """Return a whole event of the type `category.action`. Raise KeyError for an unknown type."""
     note = CATALOGUE[event_type].note
     category, action = event_type.split(".")
     return parse(

@@ -314,5 +314,6 @@ def test_a_snapshot_keeps_the_fields_that_a_person_fills_in() -> None:
     calls = Calls()
     call = calls.add("r", {"tool_call_id": "c", "tool_name": "t"}, pending=True)
     call.fields = {"to": None}
-    state = json.loads(json.dumps(calls.dump()))
-    assert Calls.load(state).open[0].fields == {"to": None}
+    restored = Calls()
+    restored.restore(json.loads(json.dumps(calls.snapshot())))
+    assert restored.open[0].fields == {"to": None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import orjson
 
 from penstock.dialects.base import AgentKind
 from penstock.dialects.decoders import DECODERS
-from penstock.events import CATALOGUE
+from penstock.events import CATALOGUE, InvalidEvent, typed_data
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames
@@ -84,7 +85,10 @@ def samples() -> Iterator[dict[str, Any]]:
             if field.is_required()
         }
         yield event(name, whole)
-        yield event(name, {key: value for key, value in whole.items() if key in required})
+        least = {key: value for key, value in whole.items() if key in required}
+        with suppress(InvalidEvent):  # a model may need one of several fields
+            typed_data(name, least)
+            yield event(name, least)
 
 
 def run(*said: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -97,8 +101,8 @@ def run(*said: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
 def recorded_runs() -> list[Recorded]:
     """Return every golden recording of Agno and ADK."""
     return [
-        *(folded(scenario, "agno", _kind(scenario)) for scenario in agno_scenarios()),
-        *(folded(scenario, "adk", "agent") for scenario in _adk_scenarios()),
+        *(folded(scenario, "agno", kind_of(scenario)) for scenario in agno_scenarios()),
+        *(folded(scenario, "adk", "agent") for scenario in adk_scenarios()),
     ]
 
 
@@ -107,7 +111,7 @@ def recorded(name: str) -> Recorded:
     return next(each for each in recorded_runs() if each.name == name)
 
 
-def _kind(scenario: Scenario) -> AgentKind:
+def kind_of(scenario: Scenario) -> AgentKind:
     return _KINDS.get(scenario.name.split("/")[1].split("_", maxsplit=1)[0], "agent")
 
 
@@ -149,7 +153,7 @@ def _continued(frames: Frames, approval_id: str, decided: Decisions) -> Iterator
     yield frames.frame("open", json.dumps(opened).encode())
 
 
-def _adk_scenarios() -> Iterator[Scenario]:
+def adk_scenarios() -> Iterator[Scenario]:
     for first in sorted((GOLDEN / "adk").glob("*/*.sse")):
         name = first.stem
         if "_2_answer" in name or "_3_" in name:

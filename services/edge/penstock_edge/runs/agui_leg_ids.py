@@ -40,7 +40,6 @@ class AguiLegIds(LegIds):
         return run_id if record is None else record.session_id
 
     async def agui_run_id(self, run_id: str, leg: int) -> str:
-        """Return the AG-UI runId of a leg; wait if the bus does not answer."""
         while True:
             try:
                 entry = await self.bus.bucket("aliases").get(_key(run_id, leg))

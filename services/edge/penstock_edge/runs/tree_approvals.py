@@ -114,7 +114,6 @@ async def _open_approvals(bus: Bus, root: RunRecord) -> list[OpenApproval]:
 
 
 async def _approval_events(bus: Bus, root: RunRecord) -> AsyncIterator[Stored]:
-    """Yield the events of the tree that request or settle an approval."""
     start = root.first_event
     if start is None:
         lifecycle = await lifecycle_of(bus, root.run_id)

@@ -286,7 +286,6 @@ class Feeds:
         self._feeds: dict[int, Feed] = {}
 
     def of(self, shard: int) -> Feed:
-        """Return the feed of a shard."""
         if shard not in self._feeds:
             self._feeds[shard] = Feed(self._bus, self._probe_s, shard)
         return self._feeds[shard]

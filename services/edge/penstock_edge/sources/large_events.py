@@ -92,7 +92,7 @@ class LargeEvents:
             log.debug("a part of a large event could not be sent: %s", error)
 
     async def _event(self, name: str) -> bytes:
-        """Return the event of this name, `<run id>.<sequence>`. Raises BusError, ObjectGone.
+        """Return the event of this name, `<run id>.<sequence>`. Raise BusError, ObjectGone.
 
         Commands and dead letters have other names in the object store. So a subscriber cannot
         request commands or dead letters.

@@ -43,7 +43,6 @@ class ManyEncoding(Encoding):
     _encoders: OrderedDict[str, Encoder] = field(default_factory=OrderedDict)
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `feed` can encode this event without folding earlier events of the run."""
         return self.missing_from(stored) is None
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
@@ -60,24 +59,13 @@ class ManyEncoding(Encoding):
         return StreamSequence(int(first)) if first else None
 
     def fold(self, stored: Stored) -> None:
-        """Encode an event only for the encoder's state; drop the frames.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         self._of(stored).feed(orjson.loads(stored.payload))
 
     def feed(self, stored: Stored) -> Item:
-        """Encode one event as an item.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         frames = self._of(stored).feed(orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
     def interruption(self) -> list[bytes]:
-        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
     def _of(self, stored: Stored) -> Encoder:
@@ -140,7 +128,6 @@ class FilteredSource(Source, ABC):
         return live_from
 
     async def stop(self) -> None:
-        """Stop delivering messages."""
         self._feed.leave(self)
         if self._working:
             self._working.cancel()
@@ -184,16 +171,13 @@ class TypesSource(FilteredSource):
         self._owners = owners
 
     def wants(self, type: str) -> bool:
-        """Return whether one of the source's types matches this type, a `category.action`."""
         category, _, action = type.partition(".")
         return any(own[0] in ("*", category) and own[1] in ("*", action) for own in self._types)
 
     def patterns(self) -> Collection[str]:
-        """Return a pattern for each type, over all runs."""
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return whether the message's run belongs to one of the owners."""
         if self._owners is None:
             return True
         record = await self._records.of(subjects.run_id_of(stored.subject))
@@ -218,15 +202,12 @@ class SessionSource(FilteredSource):
         self._patterns: dict[str, None] = {}
 
     def wants(self, type: str) -> bool:
-        """Return True: the session's events of every type are needed."""
         return True
 
     def patterns(self) -> Collection[str]:
-        """Return a pattern for each run of the session that is known now."""
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return whether the message's run belongs to the session."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id not in self._runs:
             record = await self._records.of(run_id)
@@ -246,11 +227,6 @@ class SessionSource(FilteredSource):
         return any(self._session.has(record) for record in above)
 
     async def prepare(self) -> None:
-        """Look up the session's runs.
-
-        Raises:
-            BusError: KV cannot be read now.
-        """
         for record in await records_of(self._bus, self._session):
             for run_id in record.runs:
                 self._learn(run_id, True)

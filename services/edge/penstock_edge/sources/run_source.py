@@ -44,7 +44,6 @@ def ignore_failure(error: BaseException) -> None:
 
 
 def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> Source:
-    """Return the source that delivers the messages of this view, from the start position on."""
     match view.reads:
         case RunEvents():
             return EventsOfRun(bus, view.followed, start.start, deliver)
@@ -75,7 +74,6 @@ class EventsOfRun(Source):
         return self._start
 
     def patterns(self) -> Collection[str]:
-        """Return the pattern of the run's events."""
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
@@ -83,7 +81,6 @@ class EventsOfRun(Source):
         return True
 
     async def stop(self) -> None:
-        """Stop delivering messages."""
         await self._follow.stop()
 
 
@@ -121,7 +118,6 @@ class FramesUntilEnd(Source):
         return self._start
 
     def patterns(self) -> Collection[str]:
-        """Return the pattern of the run's source frames."""
         return (subjects.raw_stored(self._run_id, UPSTREAM),)
 
     async def accepts(self, stored: Stored) -> bool:
@@ -129,7 +125,6 @@ class FramesUntilEnd(Source):
         return True
 
     async def stop(self) -> None:
-        """Stop delivering messages."""
         await self._frames.stop()
         await self._events.stop()
         if self._ending:

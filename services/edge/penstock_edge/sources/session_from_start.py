@@ -53,11 +53,9 @@ class SessionFromStart(Source):
         return 1
 
     def patterns(self) -> Collection[str]:
-        """Return a pattern for each run of the session that is known now."""
         return self._live.patterns()
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return whether the message's run belongs to the session."""
         return await self._live.accepts(stored)
 
     async def has_cursor(self, stored: Stored) -> bool:
@@ -73,7 +71,6 @@ class SessionFromStart(Source):
         await self._live.prepare()
 
     async def stop(self) -> None:
-        """Stop delivering messages."""
         await self._live.stop()
 
     def _on_live(self, batch: list[Stored]) -> None:

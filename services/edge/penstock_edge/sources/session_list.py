@@ -124,7 +124,6 @@ class SessionRows(IndexRows):
         ]
 
     def count(self, owner: str, agents: Collection[str]) -> int:
-        """Return how many sessions the owner has with these agents."""
         sql = f"SELECT sum(count) FROM session_counts WHERE {_of_agents(agents)}"
         return int(self.rows(sql, (number_of(owner), *map(number_of, agents)))[0][0] or 0)
 
@@ -341,7 +340,6 @@ def _readable(key: str, value: bytes) -> SessionRecord | None:
 
 
 def _key(key: str) -> bytes | None:
-    """Return the key as bytes; None if the text is not the key of a session."""
     try:
         return bytes.fromhex(key)
     except ValueError:

@@ -56,7 +56,6 @@ class Session:
         return (self.owner, self.session_id, *(("*",) if self.any_agent else self.agents))
 
     def has(self, record: RunRecord) -> bool:
-        """Return whether the run belongs to this session."""
         return (
             record.session_id == self.session_id
             and record.user_id == self.owner

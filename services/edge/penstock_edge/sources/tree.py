@@ -56,7 +56,6 @@ class TreeSource(Source, Watcher):
         return self._start
 
     def patterns(self) -> Collection[str]:
-        """Return the patterns of the runs whose events are read now."""
         return self._members.patterns()
 
     async def accepts(self, stored: Stored) -> bool:
@@ -64,7 +63,6 @@ class TreeSource(Source, Watcher):
         return True
 
     async def stop(self) -> None:
-        """Stop delivering messages."""
         feed, self._feed = self._feed, None
         if self._catching_up is not None:
             self._catching_up.cancel()

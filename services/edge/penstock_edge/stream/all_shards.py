@@ -71,7 +71,6 @@ class AllShards:
                 client.leave()
 
     async def _write_all(self, receive: Receive, send: Send) -> None:
-        """Write the frames of all shards until one of the streams has ended."""
         tasks = [
             asyncio.create_task(self._write(shard, client, send))
             for shard, client in enumerate(self._clients)

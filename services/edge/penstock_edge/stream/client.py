@@ -241,7 +241,6 @@ class Client:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has left the hub."""
         return self._on_leave is None
 
     def when_left(self, release: Callable[[], object]) -> None:
@@ -275,7 +274,6 @@ class Client:
         self._end_with(End.EXPIRED)
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
-        """End the stream, and ask the client to reconnect."""
         self._end_with(_MOVED[reason])
 
     def leave(self) -> None:
@@ -414,7 +412,6 @@ class Client:
         return at_end and self.hub.first_sequence > self._live_after
 
     def _live_marker(self) -> bytes:
-        """Return the live marker, and record that it is written."""
         self._live_after = None
         return self.hub.view.framing.live_marker
 
@@ -484,7 +481,6 @@ class Client:
         self._phase = Replay(self.hub, start)
 
     def _own_part(self, items: tuple[Item, ...], body: bytes) -> bytes:
-        """Return the bytes of these items for this client, and the live marker if it is due."""
         self._was_last = items[-1].last
         DELIVERED.labels(self.hub.view.dialect).inc(len(items))
         after, live_after = self._after, self._live_after

@@ -37,7 +37,6 @@ class Collector:
         gc.callbacks.append(self._on_collection)
 
     def uninstall(self) -> None:
-        """Undo `install`."""
         gc.callbacks.remove(self._on_collection)
         gc.unfreeze()
 

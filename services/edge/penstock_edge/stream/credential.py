@@ -86,8 +86,6 @@ def _nothing() -> None:
 def _watch_token(
     scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None
 ) -> Callable[[], None]:
-    """Watch a stream token, whose expiry can be extended and which can be revoked."""
-
     def warn_of_expiry(left_s: float) -> None:
         if warn is not None:
             warn(EXPIRES, f"the stream token expires in {left_s:.0f} s; extend it, or take another")

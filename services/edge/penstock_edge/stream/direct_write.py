@@ -72,7 +72,6 @@ class Direct(Driver):
 
     @property
     def transport(self) -> asyncio.WriteTransport:
-        """The connection's transport."""
         return self._protocol.transport
 
     @property
@@ -81,7 +80,6 @@ class Direct(Driver):
         return None if self._protocol.flow.write_paused else self._write
 
     def wake(self) -> None:
-        """Start the task, if it does not run."""
         if self._task is None and self._protocol.stream is self:
             self._task = asyncio.create_task(self._run())
 
@@ -91,7 +89,6 @@ class Direct(Driver):
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
-        """Close the connection; the protocol then calls `lost`."""
         self._protocol.transport.abort()
 
     # The following methods are called by `HttpProtocol`.
@@ -190,7 +187,6 @@ def dropped(client: Client) -> bytes:
 
 
 def is_tried() -> bool:
-    """Return whether this version of uvicorn is one of `TRIED`."""
     return uvicorn.__version__.startswith(TRIED)
 
 

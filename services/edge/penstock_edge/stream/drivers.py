@@ -55,11 +55,9 @@ class ByTask(Driver):
         self._wake.clear()
 
     def wake(self) -> None:
-        """Let `wait` return."""
         self._wake.set()
 
     def drop(self) -> bool:
-        """Cancel the response's task, which then sees that `Client.end` is `End.SLOW`."""
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:

@@ -253,7 +253,6 @@ class Hub:
         return self.ring.held_bytes
 
     def add(self, client: Member) -> None:
-        """Add a client that is not in sync."""
         self.clients.add(client)
         self._not_in_sync.add(client)
 

@@ -80,7 +80,6 @@ class InSyncGroup:
 
     @property
     def members(self) -> list[Member]:
-        """All clients in sync."""
         return [*self.written, *self.unwritten]
 
     def add(self, member: Member, write: Write) -> None:
@@ -88,7 +87,6 @@ class InSyncGroup:
         self.written[member] = write
 
     def remove(self, member: Member) -> tuple[RingPosition, StreamSequence]:
-        """Remove a client; return its position in the ring, and its next stream sequence."""
         if self.unwritten.pop(member, None) is not None:
             return self._at_before, self._next_before
         del self.written[member]

@@ -102,11 +102,9 @@ class OpenStreams:
         count_stream(scope)
 
     def add(self, stream: Stream) -> None:
-        """Add a stream that is open from now on."""
         self._close_at[stream] = self._when()
 
     def discard(self, stream: Stream) -> None:
-        """Remove a stream that has ended."""
         self._close_at.pop(stream, None)
 
     def rotate(self) -> None:

@@ -60,12 +60,11 @@ class Position:
 
     @classmethod
     def parse(cls, value: bytes) -> Self:
-        """Parse a position that `dump` has written. Raises ValueError, KeyError or TypeError."""
+        """Parse a position that `dump` has written. Raise ValueError, KeyError or TypeError."""
         record = orjson.loads(value)
         return cls(record["cursor"], record["complete_until"], record["holder"])
 
     def dump(self) -> bytes:
-        """Return the record as JSON."""
         return orjson.dumps(
             {
                 "cursor": self.cursor,

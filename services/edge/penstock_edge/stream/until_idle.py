@@ -30,7 +30,6 @@ class UntilIdle:
         self._session = session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
         watching = asyncio.create_task(self._watch())
         # The response may continue without ASGI, so the stream may end after this call has
         # returned.

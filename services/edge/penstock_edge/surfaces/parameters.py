@@ -14,7 +14,6 @@ SWITCH: Final = one_of(("on", "off"))
 
 
 def limit(most: int) -> Parameter:
-    """Return the parameter `limit`, whose greatest value is `most`."""
     schema: Json = {"type": "integer", "minimum": 1, "maximum": most}
     return Parameter("limit", "How many entries a page has at most; streams ignore it", schema)
 

@@ -9,5 +9,4 @@ from starlette.responses import Response
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """Return a response with the body as `application/json`."""
     return Response(orjson.dumps(body), status, media_type="application/json")

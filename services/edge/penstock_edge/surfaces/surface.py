@@ -17,9 +17,7 @@ from penstock_edge.edge import Edge
 class Closing(Protocol):
     """Handlers that must be closed, because they own a resource such as an HTTP client."""
 
-    async def close(self) -> None:
-        """Release the resource."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Surface:
@@ -41,11 +39,9 @@ class Surface:
         return operations_of(*cls.handlers)
 
     def make(self, edge: Edge) -> Sequence[object]:
-        """Make the handlers of this edge."""
         return [handler(edge) for handler in self.handlers]
 
     def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
-        """Return the routes of all handlers; `around` wraps each handler."""
         return [route for made in self._made for route in routes_of(made, around)]
 
     async def close(self) -> None:

@@ -63,13 +63,9 @@ class LegIds(Protocol):
     Each method waits if the bus does not answer.
     """
 
-    async def thread_of(self, run_id: str) -> str:
-        """Return the thread id of a run."""
-        ...
+    async def thread_of(self, run_id: str) -> str: ...
 
-    async def agui_run_id(self, run_id: str, leg: int) -> str:
-        """Return the AG-UI runId of a leg."""
-        ...
+    async def agui_run_id(self, run_id: str, leg: int) -> str: ...
 
 
 def default_agui_run_id(run_id: str, leg: int) -> str:
@@ -97,7 +93,6 @@ class RunEncoders:
     _ended: dict[str, None] = field(default_factory=dict)  # ids of ended runs, the oldest first
 
     def __len__(self) -> int:
-        """Return the number of encoders that are kept."""
         return len(self._encoders)
 
     def is_ready(self, stored: Stored) -> bool:
@@ -131,7 +126,6 @@ class RunEncoders:
         self._leg_ids[run_id, leg] = await self.leg_ids.agui_run_id(run_id, leg)
 
     def has(self, run_id: str) -> bool:
-        """Return whether the run has an encoder, or has ended."""
         return run_id in self._encoders or run_id in self._ended
 
     def of(self, run_id: str) -> AguiEncoder:
@@ -139,7 +133,6 @@ class RunEncoders:
         return self._encoders[run_id]
 
     def has_ended(self, run_id: str) -> bool:
-        """Return whether the run has ended, and its encoder was dropped."""
         return run_id in self._ended
 
     def forget(self, run_id: str) -> None:
@@ -178,7 +171,6 @@ class RunEncoder(Encoder):
     _encoder: AguiEncoder | None = None  # known from the first event on
 
     def feed(self, event: Event) -> Sequence[Frame]:
-        """Return the frames of one event."""
         encoder = self._encoder
         if encoder is None:
             encoder = self._encoder = self.encoders.of(self.run_id)
@@ -206,11 +198,9 @@ class AguiRun(EventEncoding):
     encoders: RunEncoders
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `prepare` has nothing to look up for this message."""
         return self.encoder.is_ready(stored)
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
         await self.encoders.prepare(stored)
 
 
@@ -221,11 +211,9 @@ class AguiLeg(EncodedLeg):
     encoders: RunEncoders
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `prepare` has nothing to look up for this message."""
         return self.encoders.is_ready(stored)
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
         await self.encoders.prepare(stored)
 
 
@@ -288,25 +276,17 @@ class ThreadEncoding(Encoding):
     render: Render
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `prepare` has nothing to look up for this message."""
         return self.turns.encoders.is_ready(stored)
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
         await self.turns.encoders.prepare(stored)
 
     def feed(self, stored: Stored) -> Item:
-        """Return the item of one event, with the frames that can be written now.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         run_id = subjects.run_id_of(stored.subject)
         frames = self.turns.feed(run_id, orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
     def interruption(self) -> list[bytes]:
-        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
 

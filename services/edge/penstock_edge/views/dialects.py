@@ -130,23 +130,18 @@ class Finished(Encoding):
     framing: Framing
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `feed` can encode this message without a read from NATS."""
         return self.encoding.is_ready(stored)
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up what the frames need."""
         await self.encoding.prepare(stored)
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
-        """Return the sequence of the first message that must be folded before this message."""
         return self.encoding.missing_from(stored)
 
     def fold(self, stored: Stored) -> None:
-        """Encode a message only for the encoding's state."""
         self.encoding.fold(stored)
 
     def feed(self, stored: Stored) -> Item:
-        """Encode one message as an item; the last item also has the dialect's last frame."""
         item = self.encoding.feed(stored)
         if not item.last or self.dialect.last is None:
             return item
@@ -154,7 +149,6 @@ class Finished(Encoding):
         return Item(item.sequence, [*item.frames, last], last=True)
 
     def interruption(self) -> list[bytes]:
-        """Return the dialect's error and its last frame, if clients cannot reconnect."""
         if self.dialect.error is None:
             return self.encoding.interruption()
         frames = [self.dialect.error(CUT, INTERRUPTED)]

@@ -35,11 +35,6 @@ class EncodedLeg(Encoding):
     interrupted: Callable[[], list[bytes]]
 
     def feed(self, stored: Stored) -> Item:
-        """Return the item of one event.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         event = orjson.loads(stored.payload)
         frames = self.encoder.feed(event)
         if is_before(event, stored, self.leg):
@@ -48,7 +43,6 @@ class EncodedLeg(Encoding):
         return Item(stored.sequence, body, last=ends_leg(stored))
 
     def interruption(self) -> list[bytes]:
-        """Return the frames for a stream that ends before its leg does."""
         return self.interrupted()
 
 

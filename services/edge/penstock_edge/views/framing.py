@@ -44,9 +44,7 @@ class Framing(Protocol):
         """Return the bytes that ask the client to reconnect after `retry_ms` milliseconds."""
         ...
 
-    def event(self, frame: Frame, id: str) -> bytes:
-        """Return the bytes of a frame and its cursor `id`."""
-        ...
+    def event(self, frame: Frame, id: str) -> bytes: ...
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
         """Return the bytes of a message's only frame; `sequence` is the message's stream
@@ -76,7 +74,6 @@ class Sse(Framing):
 
     @property
     def key(self) -> str:
-        """The framing's part of a view's key."""
         return f"named={self.named}, id_first={self.id_first}"
 
     @property
@@ -85,11 +82,9 @@ class Sse(Framing):
         return self.notice(Frame(LIVE, LIVE_EVENT))
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """Return a `retry:` line, which sets the client's delay before it reconnects."""
         return sse.retry(retry_ms)
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """Return the lines `event`, `data` and `id`."""
         data, name = frame.data, frame.event if self.named else None
         if name is None or self.id_first or LF in data or CR in data:
             return sse.encode(data, event=name, id=id, id_first=self.id_first)
@@ -107,7 +102,6 @@ class Sse(Framing):
         return b"%bdata: %b\nid: %d-0\n\n" % (sse.event_line(event), data, sequence)
 
     def notice(self, frame: Frame) -> bytes:
-        """Return the lines `event` and `data`."""
         return sse.encode(frame.data, event=frame.event if self.named else None)
 
 
@@ -130,7 +124,6 @@ class WebSocketMessages(Framing):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the client gets cursors."""
         return self.cursors
 
     def reconnect(self, retry_ms: int) -> bytes:
@@ -139,7 +132,6 @@ class WebSocketMessages(Framing):
 
     @property
     def key(self) -> str:
-        """The framing's part of a view's key."""
         return f"messages, cursors={self.cursors}"
 
     def event(self, frame: Frame, id: str) -> bytes:
@@ -150,7 +142,6 @@ class WebSocketMessages(Framing):
         return message
 
     def notice(self, frame: Frame) -> bytes:
-        """Return a message with the frame's data."""
         return _message(frame)
 
 
@@ -168,7 +159,6 @@ class PageItems(Framing):
         return b""
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """Return the frame's data."""
         return frame.data
 
     def last(self, data: bytes, id: str) -> bytes:
@@ -176,7 +166,6 @@ class PageItems(Framing):
         return b""
 
     def notice(self, frame: Frame) -> bytes:
-        """Return the frame's data."""
         return frame.data
 
 

@@ -64,7 +64,6 @@ class Family:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more runs can be added to the tree."""
         return len(self._seen) >= MAX_RUNS
 
     def add(self, child: str, parent: str) -> bool:
@@ -110,7 +109,6 @@ class Members:
         self._patterns = {run: subjects.events_of_run(run) for run in runs}
 
     def __contains__(self, run_id: str) -> bool:
-        """Return whether the run is in the tree at the reader's position."""
         return run_id in self._patterns
 
     def runs(self) -> Collection[str]:
@@ -118,7 +116,6 @@ class Members:
         return self._patterns.keys()
 
     def patterns(self) -> Collection[str]:
-        """Return the subject patterns of the events of all runs that `runs` returns."""
         return self._patterns.values()
 
     def learn(self, stored: Stored) -> Sequence[str]:

@@ -44,7 +44,6 @@ class ShardCursor:
         return cls(found)
 
     def of(self, shard: int) -> Cursor:
-        """Return the position in a shard."""
         return self.positions[shard] if shard < len(self.positions) else BEFORE_ALL
 
     def advance(self, shard: int, body: bytes) -> bytes:

@@ -25,11 +25,6 @@ class TreeEncoding(Encoding):
     render: Render
 
     def feed(self, stored: Stored) -> Item:
-        """Encode one event as an item.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         run_id = subjects.run_id_of(stored.subject)
         frames = folded(self.tree, self.encoder, run_id, stored.payload)
         written = rendered(frames, stored.sequence, self.render)
@@ -37,7 +32,6 @@ class TreeEncoding(Encoding):
         return Item(stored.sequence, written, is_last)
 
     def interruption(self) -> list[bytes]:
-        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
 
@@ -62,11 +56,6 @@ class TreeLeg(Encoding):
     answered: Collection[str]
 
     def feed(self, stored: Stored) -> Item:
-        """Encode one event as an item.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         run_id = subjects.run_id_of(stored.subject)
         if stored.sequence > self.after:
             self.tree.answered = self.answered
@@ -79,7 +68,6 @@ class TreeLeg(Encoding):
         return Item(stored.sequence, body, last=last)
 
     def interruption(self) -> list[bytes]:
-        """Return the frames for a stream that ends before its leg does."""
         return self.interrupted()
 
 

@@ -257,7 +257,6 @@ class TreeFold:
         return shown
 
     def _of_root(self, member: _Member, event: Event) -> Event:
-        """Return an event of the tree, with the root's envelope."""
         shown = {
             **event,
             "run_id": self.root,

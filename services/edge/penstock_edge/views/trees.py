@@ -184,11 +184,9 @@ class AguiTree(TreeEncoding):
     encoders: RunEncoders
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `prepare` has nothing to look up for this message."""
         return _is_ready(self.tree, self.encoders, stored)
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the AG-UI ids of the root and its leg; wait if the bus does not answer."""
         await _prepare(self.tree, self.encoders, stored)
 
 
@@ -199,9 +197,7 @@ class AguiTreeLeg(TreeLeg):
     encoders: RunEncoders
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `prepare` has nothing to look up for this message."""
         return _is_ready(self.tree, self.encoders, stored)
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the AG-UI ids of the root and its leg; wait if the bus does not answer."""
         await _prepare(self.tree, self.encoders, stored)

@@ -41,11 +41,6 @@ class RawEncoding(Encoding):
     _connection: str = ""
 
     def feed(self, stored: Stored) -> Item:
-        """Encode one message as an item.
-
-        Raises:
-            KeyError, ValueError: the message is not a source frame.
-        """
         if not is_raw(stored):
             return Item(stored.sequence, [], last=True)
         raw = raw_frame(stored)
@@ -65,7 +60,6 @@ class RawEncoding(Encoding):
         return Item(raw.sequence, frames)
 
     def interruption(self) -> list[bytes]:
-        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
     def _frames(self, payload: bytes) -> list[sse.Frame]:
@@ -97,11 +91,6 @@ class LegEncoding(Encoding):
     _last_frame: bytes = b""
 
     def feed(self, stored: Stored) -> Item:
-        """Encode one message as an item.
-
-        Raises:
-            KeyError, ValueError: the message is not a source frame.
-        """
         if not is_raw(stored):
             return self._ended(stored)
         raw = raw_frame(stored)

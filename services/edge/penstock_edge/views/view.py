@@ -54,9 +54,7 @@ class Source(Protocol):
         `patterns`."""
         ...
 
-    async def stop(self) -> None:
-        """Stop delivering messages."""
-        ...
+    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,6 @@ class RunEvents:
 
     @property
     def followed(self) -> Followed:
-        """The stream and the subjects of the events."""
         return events(self.run_id)
 
 
@@ -79,7 +76,6 @@ class RunFrames:
 
     @property
     def followed(self) -> Followed:
-        """The stream and the subjects of the frames."""
         return raw(self.run_id, UPSTREAM)
 
 
@@ -150,7 +146,6 @@ class View:
 
     @property
     def run_id(self) -> str:
-        """The id of the run; empty for many runs."""
         return self.reads.run_id
 
     @property

@@ -34,12 +34,12 @@ _SCOPED = re.compile(rf"[0-9A-Za-z_-]{{{SCOPE_LENGTH}}}\.(.*)", re.DOTALL)
 
 
 def scope_of(run_id: str) -> str:
-    """Returns the qualifier at the beginning of this run's ids, including the dot."""
+    """Return the qualifier at the beginning of this run's ids, including the dot."""
     return f"{run_id[-SCOPE_LENGTH:].rjust(SCOPE_LENGTH, '0')}."
 
 
 def unscoped(id: str) -> str:
-    """Returns an id without its qualifier. An id that has no qualifier is returned unchanged."""
+    """Return an id without its qualifier. An id that has no qualifier is returned unchanged."""
     match = _SCOPED.fullmatch(id)
     return match[1] if match else id
 
@@ -60,26 +60,26 @@ class Names:
     _restated: dict[str, str] = field(default_factory=dict)
 
     def begin(self, id: str) -> str:
-        """Makes and returns the name for an id that the run begins to use."""
+        """Make and returns the name for an id that the run begins to use."""
         name = self._own[id] = self.scope + id
         return name
 
     def of(self, id: str) -> str:
-        """Returns the name of an id to which an event refers.
+        """Return the name of an id to which an event refers.
 
         If the id is unknown, makes a name.
         """
         return self._own.get(id) or self._restated.get(id) or self.begin(id)
 
     def restate(self, messages: Sequence[JsonObject]) -> Restated:
-        """Returns the messages of a snapshot with names instead of ids.
+        """Return the messages of a snapshot with names instead of ids.
 
         This map stays unchanged.
         """
         return Restated(self.scope, self._own, messages)
 
     def keep(self, restated: Restated) -> None:
-        """Keeps the names in a snapshot, because the client gets this snapshot."""
+        """Keep the names in a snapshot, because the client gets this snapshot."""
         self._restated = restated.names
 
 
@@ -174,7 +174,7 @@ class Restated:
 
 
 def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
-    """Returns a dict from ids without qualifiers to the names of the messages and calls with these
+    """Return a dict from ids without qualifiers to the names of the messages and calls with these
     ids."""
     found: dict[str, list[str]] = {}
     for message in messages:
@@ -186,14 +186,14 @@ def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
 
 
 def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
-    """Returns the ids in the messages that belong to this run, with the qualifier removed."""
+    """Return the ids in the messages that belong to this run, with the qualifier removed."""
     scope = scope_of(run_id)
     names = (name for each in messages for name in _ids((each, *_calls(each))))
     return {name.removeprefix(scope) for name in names if name.startswith(scope)}
 
 
 def call_name(messages: Sequence[JsonObject], id: str) -> str:
-    """Returns the name of the last call with this id in the messages.
+    """Return the name of the last call with this id in the messages.
 
     If there is no such call, returns the id.
     """
@@ -214,7 +214,7 @@ def _calls(message: JsonObject) -> list[JsonObject]:
 
 
 def own_messages(messages: Sequence[Any]) -> list[Any]:
-    """Returns the messages of a client with the qualifiers removed from the ids.
+    """Return the messages of a client with the qualifiers removed from the ids.
 
     An AG-UI server knows the ids without qualifiers.
 
@@ -244,12 +244,11 @@ def _own_ids(given: JsonObject, keys: Sequence[str]) -> JsonObject:
 
 
 def interrupt_id(approval_id: str, item_id: str) -> str:
-    """Returns the id of the interrupt for one item of an approval."""
     return f"{approval_id}/{item_id}"
 
 
 def parse_interrupt_id(interrupt: str) -> tuple[str, str | None]:
-    """Returns the approval's id and the item's id.
+    """Return the approval's id and the item's id.
 
     For an interrupt of all items, the item's id is None.
     """

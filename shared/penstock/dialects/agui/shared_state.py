@@ -28,11 +28,10 @@ class SharedState:
         return None if self._document is None else self._document.value
 
     def snapshot(self, value: Json) -> None:
-        """Handles STATE_SNAPSHOT: replaces the state."""
         self._document = Document(value)
 
     def delta(self, patch: Json) -> None:
-        """Handles STATE_DELTA, which changes the state by a patch.
+        """Handle STATE_DELTA, which changes the state by a patch.
 
         As in the reference client, a patch that cannot be applied changes nothing.
         """

@@ -113,7 +113,7 @@ _VERSION = re.compile(r"\s*(\d{1,9})(?:\.|\s*$)")
 
 
 def is_modern(protocol_version: str | None) -> bool:
-    """Returns whether a client of this protocol version knows the additions of 1.0.
+    """Return whether a client of this protocol version knows the additions of 1.0.
 
     A client before 1.0 declares no version, and rejects the outcome `cancelled`,
     `pendingToolCallIds` and tool results in parts. A client before 0.0.59 also rejects SUBAGENT_*.

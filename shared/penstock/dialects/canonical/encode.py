@@ -20,7 +20,6 @@ class CanonicalEncoder:
     """Encodes each event into one frame with the complete envelope. Keeps no state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the one frame of a canonical event. `event` is the envelope of the event."""
         name = event["event"]
         return (Frame(orjson.dumps(event), f"{name['category']}.{name['action']}"),)
 

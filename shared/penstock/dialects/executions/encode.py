@@ -44,7 +44,6 @@ class ExecutionsEncoder:
     """Encodes each event into one frame. Keeps no state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the one frame of a canonical event. `event` is the envelope of the event."""
         name = event["event"]
         type = f"{name['category']}.{name['action']}"
         body = {
@@ -73,7 +72,7 @@ def _data(type: str, data: JsonObject) -> Json:
 
 
 def _failure(data: JsonObject) -> JsonObject:
-    """Returns the `result` of a call that failed or was rejected: `{outcome, error, result}`.
+    """Return the `result` of a call that failed or was rejected: `{outcome, error, result}`.
 
     executions-sse.md has no field for a failure. Without this object, a client could not
     distinguish a rejected call from a call that returned nothing.

@@ -63,7 +63,7 @@ class UnifiedEncoder:
     _warnings: list[Payload] = field(default_factory=list)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event. `event` is the envelope of the event.
+        """Return the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty if the dialect omits the event.
         """
@@ -116,7 +116,7 @@ class UnifiedEncoder:
         yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
 
     def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Ends open messages, and then encodes an error of the run, of a step or of the system.
+        """End open messages, and then encodes an error of the run, of a step or of the system.
 
         A workflow's step that fails makes one error. The workflow fails because of the step, and a
         loop because of one of its items, so these events repeat an error that was sent before.
@@ -152,7 +152,7 @@ class UnifiedEncoder:
         )
 
     def _warned(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Keeps a warning until no message is open.
+        """Keep a warning until no message is open.
 
         For a warning, the dialect has only `run_error`, at which open messages end. If the encoder
         sent a warning at once, the warning would cut off the open messages.
@@ -172,7 +172,7 @@ class UnifiedEncoder:
             yield self._begin(event, agent)
 
     def _streamed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Encodes a piece of text. Begins the message first if it has not begun."""
+        """Encode a piece of text. Begin the message first if it has not begun."""
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
@@ -181,7 +181,7 @@ class UnifiedEncoder:
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Ends a message.
+        """End a message.
 
         If no piece of the content was sent before, as with structured output, the whole content
         becomes one delta.
@@ -213,7 +213,7 @@ class UnifiedEncoder:
         self._open.clear()
 
     def _thought(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Encodes a thought. An empty thought only ends the thoughts, and makes no frame."""
+        """Encode a thought. An empty thought only ends the thoughts, and makes no frame."""
         data = event["data"]
         if data["thought"]:
             debug = data.get("debug") is True
@@ -221,7 +221,7 @@ class UnifiedEncoder:
             yield "agent_thought", {"agent": speaker, "content": data["thought"], "debug": debug}
 
     def _tool_progressed(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
-        """Encodes the output of a running tool. Progress without output makes no frame."""
+        """Encode the output of a running tool. Progress without output makes no frame."""
         data = event["data"]
         if data.get("delta"):
             yield "tool_call_delta", {"tool_call_id": data["tool_call_id"], "delta": data["delta"]}
@@ -253,7 +253,7 @@ def _data(key: str, default: Json = None) -> Field:
 
 
 def _speaker(event: JsonObject, agent: str) -> Json:
-    """Returns the agent that the event's data names.
+    """Return the agent that the event's data names.
 
     If the data names no agent, returns the agent of the event's source.
     """
@@ -266,7 +266,7 @@ def _is_error(event: JsonObject, _agent: str) -> Json:
 
 
 def _result(event: JsonObject, _agent: str) -> Json:
-    """Returns a workflow's result as an object with a `summary`, as unified-events.md requires."""
+    """Return a workflow's result as an object with a `summary`, as unified-events.md requires."""
     result = event["data"].get("result")
     if isinstance(result, dict) and isinstance(result.get("summary"), str):
         return result
@@ -282,7 +282,7 @@ def _documents(event: JsonObject, _agent: str) -> Json:
 
 
 def _failure(event: JsonObject, _agent: str) -> Json:
-    """Returns the result of a failed automation, a text that begins with "failed".
+    """Return the result of a failed automation, a text that begins with "failed".
 
     unified-events.md has no type for a failed automation, only `automation_completed`.
     """

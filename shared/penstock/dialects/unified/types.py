@@ -31,7 +31,7 @@ CATEGORY_OF: Final[Mapping[str, str]] = {
 
 
 def selected_types(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
-    """Returns the types that are in one of the given categories and also among the given types.
+    """Return the types that are in one of the given categories and also among the given types.
 
     No categories means all categories, and no types means all types.
 

@@ -15,7 +15,7 @@ from penstock.sse import Frame
 from penstock_edge.stream import client as clients
 from penstock_edge.stream.phases import End
 from penstock_edge.surfaces.v1 import runs
-from penstock_edge.views.dialects import run_view
+from penstock_edge.views.dialects import DIALECTS, run_view
 from penstock_edge.views.framing import WebSocketMessages, split
 from support.drive.clients import Client, Stream
 from support.fakes.pretend import PretendRun
@@ -52,7 +52,7 @@ def chat(monkeypatch: pytest.MonkeyPatch) -> None:
         error=failed,
     )
     monkeypatch.setitem(CLIENT_DIALECTS, "chat", dialect)
-    monkeypatch.setattr(runs, "DIALECTS", (*runs.DIALECTS, "chat"))
+    monkeypatch.setattr(runs, "DIALECTS", (*DIALECTS, "chat"))
 
 
 async def test_a_stream_has_the_headers_and_the_last_frame_of_its_dialect(

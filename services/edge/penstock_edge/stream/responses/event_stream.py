@@ -134,8 +134,6 @@ class Prefaced:
         self._preface = preface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
-
         async def send_both(message: Message) -> None:
             await send(message)
             if self._preface and message["type"] == "http.response.start":

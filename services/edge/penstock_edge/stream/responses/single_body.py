@@ -42,11 +42,9 @@ class Json:
         self._pieces: list[bytes] = []
 
     def add(self, taken: bytes) -> None:
-        """Add the next bytes."""
         self._pieces.append(taken)
 
     def response(self) -> Response:
-        """Return the response with all bytes."""
         return Response(b"".join(self._pieces), media_type="application/json")
 
 
@@ -67,7 +65,6 @@ class SingleBody:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
         client = self._client
         client.read_for(identity_of(scope))
         leaving = asyncio.create_task(self._watch(receive))

@@ -61,11 +61,9 @@ class WaitingStream:
         self.is_resumable = True
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
-        """End the response, and ask the client to reconnect."""
         self._finish(WaitEnd.MOVED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
         await send(head(200))
         leaving = asyncio.create_task(self._watch(receive))
         self._streams.add(self)
@@ -85,7 +83,6 @@ class WaitingStream:
         await stream(scope, receive, send_body)
 
     async def _stream(self, scope: Scope, send: Send) -> EventStream | None:
-        """Wait for the stream, and return it; None if the wait ends before the stream begins."""
         stream: EventStream | None = None
         try:
             with while_valid(scope, lambda: self._finish(WaitEnd.EXPIRED)):

@@ -86,7 +86,6 @@ class AppList:
         )
     )
     async def apps(self, request: Request) -> ASGIApp:
-        """Respond with the app names of all agents, or with descriptions if `detailed` is true."""
         detailed = _BOOL.get(request.query_params.get("detailed", "false").lower())
         if detailed is None:
             raise Problem(422, "detailed must be true or false")

@@ -51,7 +51,6 @@ class Artifacts:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with the names of the session's artifacts."""
         return await self._relay(request, [])
 
     @serves(
@@ -63,8 +62,6 @@ class Artifacts:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with an artifact, with one version of it, or with the list or metadata of its
-        versions."""
         path = request.path_params["artifact"]
         if any(part in (".", "..") for part in _SEPARATORS.split(path)):
             # A server or a proxy could resolve `..` to the path of another user's session.

@@ -37,11 +37,6 @@ class EventList(Body):
             raise Problem(502, f"the upstream sent too much: {error}") from error
 
     def response(self) -> Response:
-        """Return the response with the list.
-
-        Raises:
-            Problem: every problem that `listed` raises.
-        """
         return Response(listed(self._frames), media_type="application/json")
 
 

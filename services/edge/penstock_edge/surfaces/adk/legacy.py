@@ -77,7 +77,6 @@ class Legacy:
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """Start a run in the session."""
         edge = self._edge
         named = session_named_by(edge, request)
         body = await read_json(request, edge.settings.max_body_bytes)
@@ -117,7 +116,6 @@ class Legacy:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """Stream the session's latest run, or the run to which the request's cursor belongs."""
         named = session_named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)

@@ -333,7 +333,6 @@ class Legs:
         return found
 
     async def _check_invocation(self, run_id: str, approval_id: str, invocation_id: str) -> None:
-        """Raise Problem 422 if the invocation of the paused run has another id."""
         pause = await kept_pause(self._edge.bus, run_id)
         if pause is None or pause.approval_id != approval_id:
             # another request has decided the pause, so the approvals service refuses the answer
@@ -344,7 +343,7 @@ class Legs:
             raise Problem(422, f"{text}: send that one, or none")
 
     async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
-        """Map the ids of an approval's items to the items. Raises Problem 404 if there is no
+        """Map the ids of an approval's items to the items. Raise Problem 404 if there is no
         approval."""
         record = await self._approval(approval_id)
         if record is None:

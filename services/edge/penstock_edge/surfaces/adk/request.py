@@ -133,7 +133,6 @@ def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
 
 
 def path_of_part(index: int, key: str) -> tuple[str | int, ...]:
-    """Return the path, in the body, of the key of a message part."""
     return ("newMessage", "parts", index, key)
 
 

@@ -23,7 +23,6 @@ class Adk(Surface):
     handlers = (AppList, Runs, Sessions, Artifacts, Legacy)
 
     def make(self, edge: Edge) -> Sequence[object]:
-        """Return the handlers of this edge."""
         servers = self._servers = AdkServers()
         return (
             AppList(edge, servers),
@@ -34,5 +33,4 @@ class Adk(Surface):
         )
 
     async def close(self) -> None:
-        """Close the connections to ADK servers."""
         await self._servers.close()

@@ -64,7 +64,6 @@ class AdkServers:
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def ask(

@@ -56,7 +56,6 @@ class NamedSession:
 
     @property
     def key(self) -> str:
-        """The key of the session in KV `sessions`."""
         return session_key(self.user_id, self.agent.id, self.id)
 
 
@@ -69,7 +68,6 @@ class SessionStore:
         self._sessions = sessions
 
     async def get(self, named: NamedSession) -> SessionRecord | None:
-        """Return the record of the session; None if the session has no record."""
         entry = await self._bucket.get(named.key)
         return SessionRecord.model_validate_json(entry.value) if entry is not None else None
 
@@ -177,7 +175,6 @@ class SessionStore:
 
 
 def _shown(named: NamedSession, record: SessionRecord, last: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the session without events; `last` has the record of the last run, if there is one."""
     at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
     return {
         "id": named.id,

@@ -60,7 +60,6 @@ class Sessions:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with the user's sessions, without events."""
         named = readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id))
@@ -82,7 +81,6 @@ class Sessions:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with one session and its events."""
         named = readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
@@ -102,7 +100,6 @@ class Sessions:
         )
     )
     async def create(self, request: Request) -> ASGIApp:
-        """Create a session with the id in the body, or with a new id if the body has no id."""
         named = session_named_by(self._edge, request)
         document = await self._document(request)
         try:
@@ -128,7 +125,6 @@ class Sessions:
         )
     )
     async def create_named(self, request: Request) -> ASGIApp:
-        """Create a session with the id in the path; as in ADK, the body is the session's state."""
         named = session_named_by(self._edge, request)
         state = await self._document(request)
         return await self._create(named, named.id, {"state": state} if state else {})

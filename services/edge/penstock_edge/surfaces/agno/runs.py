@@ -97,7 +97,6 @@ class Runs:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with the ids and names of all agents of this kind."""
         kind = request.path_params["kind"]
         return json_response(
             [_shown(agent) for agent in self._edge.config.agents if agent.kind == kind]
@@ -115,7 +114,6 @@ class Runs:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with the id and name of one agent, team or workflow."""
         return json_response(_shown(self._agent(request)))
 
     @serves(
@@ -206,7 +204,6 @@ class Runs:
         )
     )
     async def continue_run(self, request: Request) -> ASGIApp:
-        """Decide the items of a paused run; the response is the leg that the decision begins."""
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)
@@ -261,7 +258,6 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run; the response is `{}`, even if the run has not ended yet."""
         who = identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)

@@ -124,7 +124,6 @@ class Sessions:
         ),
     )
     async def refuse(self, request: Request) -> ASGIApp:
-        """Refuse a write with 405, whether or not the session exists."""
         await ignore_body(request)
         raise Problem(405, READ_ONLY)
 
@@ -266,7 +265,6 @@ class Sessions:
         )
     )
     async def previews(self, request: Request) -> ASGIApp:
-        """Respond with the session's runs in order, from the records of the runs alone."""
         _, runs = await self._chosen(request)
         return json_response([preview_of(record, agent) for record, agent in runs])
 
@@ -279,7 +277,6 @@ class Sessions:
         )
     )
     async def run(self, request: Request) -> ASGIApp:
-        """Respond with one run, even if no connector has claimed the run yet."""
         who, owner, agents = self._asked(request)
         session_id, run_id = (request.path_params[name] for name in ("session_id", "run_id"))
         text = f"Run with ID {shortened(run_id)} not found in session {shortened(session_id)}"
@@ -344,7 +341,6 @@ class Sessions:
     async def _records(
         self, who: Identity, owner: str, session_id: str, agents: Sequence[AgentConfig]
     ) -> list[tuple[AgentConfig, SessionRecord]]:
-        """Return the session's records: one for each agent that has a session with this id."""
         if who.grant is not None:
             who.grant.check_session(session_id)
         bucket = self._edge.bus.bucket("sessions")
@@ -380,7 +376,6 @@ class Sessions:
         page: int,
         limit: int,
     ) -> tuple[list[ListedSession], int]:
-        """Return a page of the owner's sessions, and the number of sessions on all pages."""
         sessions, by = self._edge.session_list, SORTED_BY[sort_by]
         descending, first = order == "desc", (max(page, 1) - 1) * limit
         if name:

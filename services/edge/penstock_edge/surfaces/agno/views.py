@@ -104,11 +104,6 @@ class UpstreamLeg(Encoding):
     _session_id: SessionId | None = None
 
     def feed(self, stored: Stored) -> Item:
-        """Return the bytes that one message adds to the stream.
-
-        Raises:
-            KeyError, ValueError: the message was not written by Penstock.
-        """
         if not is_raw(stored):
             frames = [] if self._end_seen else self.edge.of(orjson.loads(stored.payload))
             return Item(stored.sequence, frames, last=True)
@@ -125,7 +120,6 @@ class UpstreamLeg(Encoding):
         return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._end_seen)
 
     def interruption(self) -> list[bytes]:
-        """Return a RunError, because the client cannot continue the stream."""
         return self.edge.interrupted()
 
     def _complete_frames(self, raw: RawFrame) -> bytes:
@@ -173,11 +167,6 @@ class Output(Encoding):
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, stored: Stored) -> Item:
-        """Return an empty item until the leg ends; then return the item with the object.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         event = orjson.loads(stored.payload)
         self._events.append(event)
         if is_before(event, stored, self.leg) or not ends_leg(stored):
@@ -185,7 +174,6 @@ class Output(Encoding):
         return Item(stored.sequence, self.interruption(), last=True)
 
     def interruption(self) -> list[bytes]:
-        """Return the run so far; the status in this object shows that the run has not ended."""
         return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
 
@@ -210,7 +198,6 @@ def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
 
 
 def encoded_leg(edge: EdgeFrames, leg: int) -> EncodedLeg:
-    """Return the encoding of one leg of an agent that is not an Agno agent."""
     return EncodedLeg(edge.encoder(), leg, _without_id, edge.interrupted)
 
 
@@ -235,11 +222,6 @@ class TreeOutput(Encoding):
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, stored: Stored) -> Item:
-        """Return an empty item until the leg ends; then return the item with the object.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
-        """
         run_id = subjects.run_id_of(stored.subject)
         if stored.sequence > self.after:
             self.tree.answered = self.answered
@@ -251,7 +233,6 @@ class TreeOutput(Encoding):
         return Item(stored.sequence, self.interruption() if is_last else [], last=is_last)
 
     def interruption(self) -> list[bytes]:
-        """Return the run so far; the status in this object shows that the run has not ended."""
         return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
 

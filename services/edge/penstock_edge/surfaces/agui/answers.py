@@ -34,7 +34,6 @@ def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
 
 
 def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """Return the tool messages that are not at the end of the conversation."""
     last = last_tool_messages(asked)
     return [each for each in asked.messages if isinstance(each, ToolMessage) and each not in last]
 

@@ -114,8 +114,6 @@ class AnsweredPauses:
     async def _of_entries(
         self, approval_id: str, entries: Sequence[tuple[str | None, ResumeEntry]]
     ) -> Answer:
-        """Return the answer to one approval; each of `entries` is an item's id with the answer
-        to the item."""
         approval, root = await self._approval_and_root(approval_id, awaited=True)
         if approval is None:
             raise Problem(404, f"there is no interrupt {shortened(entries[0][1].interrupt_id)!r}")
@@ -262,7 +260,6 @@ class AnsweredPauses:
         return [run_id for record in records for run_id in record.runs[-NEWEST:]]
 
     async def _of_run(self, run_id: str) -> ApprovalRecord | None:
-        """Return the approval that the run waits for; None if the run is not paused."""
         lifecycle = await lifecycle_of(self.bus, run_id)
         if lifecycle is None or type_of(lifecycle) != "lifecycle.paused":
             return None

@@ -69,7 +69,6 @@ class Runs:
         )
     )
     async def post(self, request: Request) -> ASGIApp:
-        """Start a run, or answer a pause; the response streams the leg that then begins."""
         edge, who = self._edge, identity_of(request)
         agent = agent_by_id(edge.config, request.path_params["agent"])
         edge.streams.require_room(request.scope)

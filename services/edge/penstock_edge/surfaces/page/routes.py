@@ -76,7 +76,6 @@ class File:
         }
 
     async def __call__(self, request: Request) -> Response:
-        """Respond with the file, or with 304 if the browser has this version."""
         known = request.headers.get("if-none-match", "")
         if self._etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(None, 304, self._headers)
@@ -106,7 +105,6 @@ class FirstPage(Surface):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        """Return one operation for each file."""
         return _OPERATIONS
 
     def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:

@@ -220,7 +220,6 @@ class Runs:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with the run's record and its `deliveries`."""
         who, bus = identity_of(request), self._edge.bus
         record = await run_of(bus, who, request.path_params["run_id"])
         return _shown(who, record, deliveries=await deliveries_of(bus, record))
@@ -301,7 +300,6 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run; the status is 200, or 202 if the run has not ended yet."""
         who = identity_of(request)
         await ignore_body(request)
         run_id = request.path_params["run_id"]

@@ -74,7 +74,6 @@ class SessionEvents:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the stream, or with one page if the request accepts JSON."""
         edge = self._edge
         asked = await self._placed(self._asked(request))
         start = await self._start(request, asked)

@@ -23,24 +23,30 @@ class Agents:
         self._known: dict[tuple[str, str], Source] = {}
 
     def notice(self, place: Place) -> None:
-        """Takes the name of the root agent from a new place, if the place contains this name."""
+        """Take the name of the root agent from a new place, if the place contains this name."""
         if self.root is None:
             self.root = place.root
         if self.root is None and place.path is None and self._agent.kind != "workflow":
             self.root = place.author
 
     def source(self, author: str) -> Source:
-        """Returns the source of this author's events. An empty author means the run as a whole."""
+        """Return the source of this author's events. An empty author means the run as a whole."""
         if not author:
             return self.outer()
         return self._source(author, self._root_type() if author == self.root else "worker", author)
 
     def outer(self) -> Source:
-        """Returns the source for events of the run as a whole."""
+        """Return the source for events of the run as a whole."""
         if self.root:
             return self._source(self.root, self._root_type(), self.root)
         agent = self._agent
         return self._source(agent.id, self._root_type(), agent.name or agent.id)
+
+    def snapshot(self) -> str | None:
+        return self.root
+
+    def restore(self, state: str | None) -> None:
+        self.root = state
 
     def _root_type(self) -> AgentKind:
         return "workflow" if self._steps.graph else self._agent.kind

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import ClassVar
 
-from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached
+from penstock.dialects.base import MAX_OPEN, Ids, Json, LimitReached
+from penstock.dialects.snapshots import PART, Snapshots, Table, each, of
 
 
 @dataclass(slots=True)
@@ -19,15 +21,17 @@ class Call:
     refused: bool = False
 
 
-class Calls:
+class Calls(Snapshots):
     """Keeps all open calls of a run, in the order in which they were announced."""
+
+    STORED: ClassVar[Table] = {"ids": ("_ids", PART), "open": ("_open", each(of(Call)))}
 
     def __init__(self) -> None:
         self._ids = Ids()
         self._open: list[Call] = []
 
     def reserve(self, upstream_id: str | None) -> str:
-        """Returns a new unique id for a call.
+        """Return a new unique id for a call.
 
         A call whose arguments are streamed gets its id before its announcement.
         """
@@ -36,7 +40,7 @@ class Calls:
     def announce(
         self, upstream_id: str | None, name: str, args: Json, reserved: str | None = None
     ) -> Call | None:
-        """Adds and returns a new call; returns None if the call is already open.
+        """Add and returns a new call; returns None if the call is already open.
 
         Some models number their calls from `call_0` in every answer, so an upstream id may repeat.
         A repeated id belongs to a new call if the name or the arguments differ, or if the earlier
@@ -56,7 +60,7 @@ class Calls:
         return call
 
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:
-        """Returns the open call of a response; None if no open call fits.
+        """Return the open call of a response; None if no open call fits.
 
         A response with an id belongs to the open call with the same id. If there is no such call,
         or if the response has no id, the response belongs to the oldest open call with the same
@@ -78,24 +82,14 @@ class Calls:
         )
 
     def refuse(self, call_id: str) -> None:
-        """Marks an open call as rejected. `call_id` is `Call.id`, not the upstream's id."""
+        """Mark an open call as rejected. `call_id` is `Call.id`, not the upstream's id."""
         for call in self._open:
             if call.id == call_id:
                 call.refused = True
 
     def close(self, call: Call) -> None:
-        """Removes a call that has its result."""
         self._open.remove(call)
 
     def refused(self) -> list[Call]:
-        """Returns the rejected calls that have no result yet."""
+        """Return the rejected calls that have no result yet."""
         return [call for call in self._open if call.refused]
-
-    def snapshot(self) -> JsonObject:
-        """Returns the state as JSON, for `restore`."""
-        return {"ids": self._ids.snapshot(), "open": [asdict(call) for call in self._open]}
-
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self._ids.restore(state["ids"])
-        self._open = [Call(**call) for call in state["open"]]

@@ -16,6 +16,7 @@ a credential. If there is an `adk_request_*` call, `requestedToolConfirmations` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from penstock.dialects.adk.decode import failures, parts
 from penstock.dialects.adk.decode.agents import Agents
@@ -48,6 +49,7 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
+from penstock.dialects.snapshots import AS_IS, DICT, PART, Snapshots, Table
 from penstock.sse import Frame
 
 # Error texts for incomplete messages and failed runs for which the upstream sends no text.
@@ -56,8 +58,20 @@ _CANCELLED = "the run was cancelled"
 _UNREADABLE = "the upstream sent a frame that is no ADK event"
 
 
-class AdkDecoder:
+class AdkDecoder(Snapshots):
     """Decodes one run (see `penstock.dialects.base.Decoder`)."""
+
+    STORED: ClassVar[Table] = {
+        "over": ("_over", AS_IS),
+        "ids": ("_ids", PART),
+        "tools": ("_tools", PART),
+        "steps": ("_steps", PART),
+        "root": ("_agents", PART),
+        "constants": ("_constants", PART),
+        "usage": ("_usage", DICT),
+        "summary": ("_summary", AS_IS),
+        "value": ("_value", AS_IS),
+    }
 
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
@@ -81,7 +95,7 @@ class AdkDecoder:
         self._value: Json = None
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begins a leg. Returns no drafts, because ADK sends no event for the start of a leg."""
+        """Begin a leg. Return no drafts, because ADK sends no event for the start of a leg."""
         self._leg = leg
         self._n_frames = 0
         self._unreadable = False
@@ -90,12 +104,12 @@ class AdkDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions `{item_id: {decision, note, value}}`. Returns no drafts."""
+        """Take the decisions `{item_id: {decision, note, value}}`. Return no drafts."""
         self._tools.decided(items)
         return []
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """Returns the drafts of one frame; none for a frame after the run's end."""
+        """Return the drafts of one frame; none for a frame after the run's end."""
         if self._over:
             return []
         self._n_frames += 1
@@ -115,7 +129,7 @@ class AdkDecoder:
         return self._kept(out) if self._drop else out
 
     def end(self) -> Sequence[Draft | Pause]:
-        """Ends a leg whose stream ended regularly. The run then pauses or ends.
+        """End a leg whose stream ended regularly. The run then pauses or ends.
 
         If ADK 2.13 gets an answer for the second time, ADK sends an empty stream, because the run
         has already continued in another response. So if the stream of a continue request is empty,
@@ -139,39 +153,13 @@ class AdkDecoder:
         return out
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """Ends the open messages of a stream that was cut off. Steps and calls stay open."""
+        """End the open messages of a stream that was cut off. Steps and calls stay open."""
         if self._over:
             return []
         out: list[Draft] = []
         self._close_speakers(out, cut_off(_CUT))
         self._warn_of_pending_error(out)
         return out
-
-    def snapshot(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `restore`."""
-        return {
-            "over": self._over,
-            "ids": self._ids.snapshot(),
-            "tools": self._tools.snapshot(),
-            "steps": self._steps.snapshot(),
-            "root": self._agents.root,
-            "constants": self._constants.snapshot(),
-            "usage": dict(self._usage),
-            "summary": self._summary,
-            "value": self._value,
-        }
-
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self._over = state["over"]
-        self._ids.restore(state["ids"])
-        self._tools.restore(state["tools"])
-        self._steps.restore(state["steps"])
-        self._agents.root = state["root"]
-        self._constants.restore(state["constants"])
-        self._usage = dict(state["usage"])
-        self._summary = state["summary"]
-        self._value = state["value"]
 
     # Events.
 
@@ -192,9 +180,9 @@ class AdkDecoder:
             self._final(event)
 
     def _move(self, place: Place, raw: AdkEvent, out: list[Draft]) -> Speaker:
-        """Returns the speaker of a new place.
+        """Return the speaker of a new place.
 
-        Closes each other speaker whose place cannot be active at the same time as the new place.
+        Close each other speaker whose place cannot be active at the same time as the new place.
 
         Raises:
             LimitReached: Too many agents speak at once.
@@ -265,9 +253,9 @@ class AdkDecoder:
         self._pending_error = pending_error
 
     def _content(self, event: Event) -> JsonObject | None:
-        """Decodes the content of a final event.
+        """Decode the content of a final event.
 
-        Returns the data of the event's message; None if the event has no message.
+        Return the data of the event's message; None if the event has no message.
         """
         speaker, out = event.speaker, event.out
         texts: list[str] = []
@@ -314,7 +302,7 @@ class AdkDecoder:
         add_usage(self._usage, counts)
 
     def _node(self, event: Event, message: JsonObject | None) -> None:
-        """Decodes the output and the route of a workflow's node."""
+        """Decode the output and the route of a workflow's node."""
         raw, actions, place, speaker = event.raw, event.actions, event.place, event.speaker
         node: NodeInfo = obj(raw.get("nodeInfo"))
         output = raw.get("output")
@@ -350,7 +338,6 @@ class AdkDecoder:
             event.emit("system.warning", found[1])
 
     def _warn_of_pending_error(self, out: list[Draft]) -> None:
-        """Emits a warning for a pending error that no error frame has followed."""
         pending_error, self._pending_error = self._pending_error, None
         if pending_error:
             if pending_error.is_exception:
@@ -410,9 +397,9 @@ class AdkDecoder:
         self._note_message(speaker, speaker.close(out))
 
     def _why_cut(self) -> JsonObject | None:
-        """Returns the reason why messages that are open at the end of the stream are incomplete.
+        """Return the reason why messages that are open at the end of the stream are incomplete.
 
-        Returns None if the run is completed or waits. Streamed text without a final event then
+        Return None if the run is completed or waits. Streamed text without a final event then
         counts as a complete message.
         """
         if self._unreadable:
@@ -431,7 +418,7 @@ class AdkDecoder:
         self._here = None
 
     def _kept(self, out: list[Draft]) -> list[Draft]:
-        """Returns the drafts without the custom events that the configuration drops."""
+        """Return the drafts without the custom events that the configuration drops."""
         return [
             draft
             for draft in out

@@ -35,21 +35,21 @@ class Event:
         return actions
 
     def emit(self, event_type: str, data: JsonObject) -> None:
-        """Adds a draft with the source and step of the event's speaker."""
+        """Add a draft with the source and step of the event's speaker."""
         self.out.append(self.speaker.draft(event_type, data))
 
     def custom(self, key: str, value: Json) -> None:
-        """Adds a `custom.event` for a field without a place in the contract."""
+        """Add a `custom.event` for a field without a place in the contract."""
         self.emit("custom.event", custom(key, value))
 
 
 def custom(key: str, value: Json) -> JsonObject:
-    """Returns the data of a `custom.event`: `{protocol, name, value}`."""
+    """Return the data of a `custom.event`: `{protocol, name, value}`."""
     return {"protocol": "adk", "name": f"adk.{key}", "value": value}
 
 
 def read(data: bytes) -> Any:
-    """Returns the JSON object in a frame, without secrets; None if the frame contains no object."""
+    """Return the JSON object in a frame, without secrets; None if the frame contains no object."""
     try:
         raw = loads(data)
     except ValueError:
@@ -60,7 +60,7 @@ def read(data: bytes) -> Any:
 
 
 def place_of(raw: AdkEvent) -> Place:
-    """Returns the place from which an event comes. Long names are cut (see `short`)."""
+    """Return the place from which an event comes. Long names are cut (see `short`)."""
     node: NodeInfo = obj(raw.get("nodeInfo"))
     path = node.get("path")
     branch = string(raw.get("branch"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from penstock.dialects.adk.decode import parts
 from penstock.dialects.adk.decode.event import Event
@@ -18,6 +18,7 @@ from penstock.dialects.adk.decode.steps import Steps
 from penstock.dialects.adk.decode.tools import TRANSFER, Tools
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import array, has_content, obj, string
+from penstock.dialects.snapshots import AS_IS, Snapshots, Table
 
 # The keys of an event that the decoder reads, and the keys that only identify the event. For every
 # other key, the decoder emits a `custom.event`.
@@ -61,11 +62,17 @@ _GROUNDING_KEYS = frozenset({"groundingChunks", "groundingSupports"})
 _REQUESTS: Final[tuple[RequestKey, ...]] = ("requestedToolConfirmations", "requestedAuthConfigs")
 
 
-class Constants:
+class Constants(Snapshots):
     """Keeps the invocation, model and metadata, which every event repeats.
 
     Every event repeats these values, but the decoder reports a value only when it changes.
     """
+
+    STORED: ClassVar[Table] = {
+        "invocation_id": ("invocation_id", AS_IS),
+        "model": ("_model", AS_IS),
+        "metadata": ("_metadata", AS_IS),
+    }
 
     def __init__(self) -> None:
         self.invocation_id = ""
@@ -73,7 +80,7 @@ class Constants:
         self._metadata: Json = None
 
     def invocation(self, raw: AdkEvent) -> JsonObject | None:
-        """Returns the invocation and its model if the event has a new invocation, else None."""
+        """Return the invocation and its model if the event has a new invocation, else None."""
         invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
             return None
@@ -84,7 +91,7 @@ class Constants:
         return value
 
     def changed(self, raw: AdkEvent) -> JsonObject:
-        """Returns the model and the metadata, each only if it changed since the last event."""
+        """Return the model and the metadata, each only if it changed since the last event."""
         rest: JsonObject = {}
         if raw.get("modelVersion") not in (None, self._model):
             self._model = rest["modelVersion"] = raw["modelVersion"]
@@ -92,23 +99,9 @@ class Constants:
             self._metadata = rest["customMetadata"] = raw["customMetadata"]
         return rest
 
-    def snapshot(self) -> JsonObject:
-        """Returns the state as JSON, for `restore`."""
-        return {
-            "invocation_id": self.invocation_id,
-            "model": self._model,
-            "metadata": self._metadata,
-        }
-
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self.invocation_id = state["invocation_id"]
-        self._model = state["model"]
-        self._metadata = state["metadata"]
-
 
 def emit_state(event: Event) -> None:
-    """Emits the changes of session state and of artifacts."""
+    """Emit the changes of session state and of artifacts."""
     delta = [
         {"op": "add", "path": "/" + key.replace("~", "~0").replace("/", "~1"), "value": value}
         for key, value in obj(event.actions.get("stateDelta")).items()
@@ -123,7 +116,7 @@ def emit_state(event: Event) -> None:
 
 
 def emit_transfer(event: Event, steps: Steps) -> None:
-    """Emits a transfer, which is `transferToAgent` in ADK's events and `transfer_to_agent` in
+    """Emit a transfer, which is `transferToAgent` in ADK's events and `transfer_to_agent` in
     adk-streaming.md."""
     actions = event.actions
     transfer = actions.get("transferToAgent") or actions.get(TRANSFER)
@@ -142,7 +135,7 @@ def emit_transfer(event: Event, steps: Steps) -> None:
 
 
 def emit_grounding(event: Event) -> None:
-    """Emits the documents on which an answer is based."""
+    """Emit the documents on which an answer is based."""
     grounding: GroundingMetadata = obj(event.raw.get("groundingMetadata"))
     documents = parts.documents(grounding)
     if documents:
@@ -153,7 +146,7 @@ def emit_grounding(event: Event) -> None:
 
 
 def emit_extras(event: Event, constants: Constants, tools: Tools) -> None:
-    """Emits each field without a place in the contract as a `custom.event`."""
+    """Emit each field without a place in the contract as a `custom.event`."""
     raw, actions = event.raw, event.actions
     rest: dict[str, Json] = {key: value for key, value in raw.items() if key not in _EVENT_KEYS}
     rest |= {key: value for key, value in actions.items() if key not in _ACTION_KEYS}

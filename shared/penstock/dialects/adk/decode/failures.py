@@ -46,38 +46,36 @@ class PendingError:
         return not self.code.isupper()
 
     def cut(self) -> JsonObject:
-        """Returns the fields that mark the message as incomplete (see `cut_off`)."""
+        """Return the fields that mark the message as incomplete (see `cut_off`)."""
         return cut_short(self.code, self.message)
 
     def error(self) -> JsonObject:
-        """Returns the `error` object of a failed step."""
         return {"code": self.code, "message": self.message}
 
     def warning(self) -> JsonObject:
-        """Returns the data of `system.warning`."""
         return {"message": self.message, "code": self.code.lower()}
 
     def failure(self) -> JsonObject:
-        """Returns the data of `lifecycle.failed` for a stream that ends without an error frame."""
+        """Return the data of `lifecycle.failed` for a stream that ends without an error frame."""
         return failure(self.message, error_type=self.code, step=self.step_id)
 
 
 def failure(error: str, **fields: object) -> JsonObject:
-    """Returns the data of `lifecycle.failed`, without the fields that are None."""
+    """Return the data of `lifecycle.failed`, without the fields that are None."""
     present = {name: value for name, value in fields.items() if value is not None}
     return {"error": scrubbed(error), "code": "upstream_error", **present}
 
 
 def error_of(data: JsonObject) -> JsonObject:
-    """Returns the `error` object of a failed workflow, from the data of `lifecycle.failed`."""
+    """Return the `error` object of a failed workflow, from the data of `lifecycle.failed`."""
     return {"code": data.get("error_type", data["code"]), "message": data["error"]}
 
 
 def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
-    """Returns the finishReason of an early stop, and the data of a `system.warning` about this
+    """Return the finishReason of an early stop, and the data of a `system.warning` about this
     stop.
 
-    Returns None for a regular end.
+    Return None for a regular end.
     """
     reason = string(event.get("finishReason"))
     if reason is None or reason in _REGULAR:
@@ -87,7 +85,7 @@ def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
 
 
 def cut_short(reason: str, message: str) -> JsonObject:
-    """Returns the fields that mark a message as incomplete (see `cut_off`).
+    """Return the fields that mark a message as incomplete (see `cut_off`).
 
     `reason` is the model's `finishReason` or `errorCode`.
     """
@@ -97,9 +95,9 @@ def cut_short(reason: str, message: str) -> JsonObject:
 def pending_error(
     event: AdkEvent, step_id: str | None, reported: tuple[str | None, ...]
 ) -> PendingError | None:
-    """Returns the `errorCode` of an event.
+    """Return the `errorCode` of an event.
 
-    Returns None if the event has no error, or if its code is one of the `reported` finishReasons.
+    Return None if the event has no error, or if its code is one of the `reported` finishReasons.
     """
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):
@@ -112,12 +110,12 @@ def pending_error(
 
 
 def is_failure(event: AdkEvent) -> bool:
-    """Returns whether a frame is an error frame and not an event."""
+    """Return whether a frame is an error frame and not an event."""
     return has_content(event.get("error")) and "author" not in event
 
 
 def read_failure(event: AdkEvent, before: PendingError | None) -> JsonObject:
-    """Returns the data of `lifecycle.failed` for an error frame.
+    """Return the data of `lifecycle.failed` for an error frame.
 
     `before` is the error that the event before the frame reported; None if there was no error.
     """
@@ -142,12 +140,12 @@ def _scrubbed(detail: Json) -> Json:
 
 
 def is_unescaped_failure(raw: str) -> bool:
-    """Returns whether a frame without valid JSON is an error frame of ADK 1.16 to 1.22."""
+    """Return whether a frame without valid JSON is an error frame of ADK 1.16 to 1.22."""
     return raw.lstrip().startswith('{"error"')
 
 
 def read_unescaped(raw: str) -> JsonObject:
-    """Returns the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22.
+    """Return the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22.
 
     If the error message has a line break, the frame ends at the line break, and the text after the
     line break is lost.

@@ -59,11 +59,10 @@ class Speaker:
         return bool(self._message_id or self._reasoning_id or self.streamed_calls or self._thought)
 
     def draft(self, event_type: str, data: dict[str, Any]) -> Draft:
-        """Returns a draft with this speaker's source and step."""
+        """Return a draft with this speaker's source and step."""
         return Draft(event_type, data, self.source, None, self.step_id)
 
     def text(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
-        """Emits a piece of text."""
         if self._reasoning_id:
             self._end_thought(out)
         message_id = self._message_id or self._start(event_id, out)
@@ -71,7 +70,6 @@ class Speaker:
         out.append(self.draft("llm.stream", {"content": delta, "message_id": message_id}))
 
     def thought(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
-        """Emits a piece of a thought."""
         self._thought = True
         if self._reasoning_id is None:
             self._reasoning_id = self._ids.unique(f"{event_id or 'message'}/reasoning")
@@ -80,13 +78,13 @@ class Speaker:
         )
 
     def attach(self, part: JsonObject, event_id: str | None, out: list[Draft]) -> None:
-        """Adds a part that is not text to the open message. If no message is open, begins one."""
+        """Add a part that is not text to the open message. If no message is open, begins one."""
         if self._message_id is None:
             self._start(event_id, out)
         self._parts.append(part)
 
     def complete_thought(self, thought: str, event_id: str | None, out: list[Draft]) -> None:
-        """Emits the thoughts of a final event, unless they were streamed before."""
+        """Emit the thoughts of a final event, unless they were streamed before."""
         if self._thought or not thought:
             return
         reasoning_id = self._ids.unique(f"{event_id or 'message'}/reasoning")
@@ -96,10 +94,10 @@ class Speaker:
     def complete(
         self, text: str, extra: JsonObject, event_id: str | None, out: list[Draft]
     ) -> JsonObject | None:
-        """Ends the message with its final event.
+        """End the message with its final event.
 
         If no text was streamed before, emits the whole text as one piece. `extra` has `parts` and
-        `citations`. Returns the message's data. Returns None if no message is open and the event
+        `citations`. Return the message's data. Return None if no message is open and the event
         has neither text nor parts.
         """
         if self._reasoning_id:
@@ -127,9 +125,9 @@ class Speaker:
         return data
 
     def close(self, out: list[Draft]) -> JsonObject | None:
-        """Ends the open message with the streamed text, because no final event has come.
+        """End the open message with the streamed text, because no final event has come.
 
-        Returns the message's data; None if no message is open.
+        Return the message's data; None if no message is open.
         """
         return self.complete("", {}, None, out)
 

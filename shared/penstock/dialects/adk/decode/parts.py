@@ -23,11 +23,11 @@ _TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
 
 
 def media(part: Part) -> JsonObject | None:
-    """Converts a part with data, a file, code or a code result for `llm.message_completed.parts`.
+    """Convert a part with data, a file, code or a code result for `llm.message_completed.parts`.
 
     Shapes: `{type: data, media_type, data}` (standard base64), `{type: file, media_type, uri}`,
     `{type: code, language, code}`, `{type: code_result, outcome, output}`. Data and files also have
-    `name` if the part has a name. Returns None for any other part.
+    `name` if the part has a name. Return None for any other part.
     """
     for key, convert in _MEDIA.items():
         value = part.get(key)
@@ -78,7 +78,7 @@ def _base64(blob: Blob) -> str:
 
 
 def documents(grounding: GroundingMetadata) -> list[JsonObject]:
-    """Returns the documents of a `groundingMetadata` in the shape of `retrieval.result`.
+    """Return the documents of a `groundingMetadata` in the shape of `retrieval.result`.
 
     `content` is the retrieved text. If there is none, `content` consists of the answer's sentences
     that the document supports. If there are no such sentences, `content` is the document's title.

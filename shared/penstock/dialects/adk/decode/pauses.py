@@ -56,13 +56,13 @@ _BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a
 
 
 def _hint(hint: str | None) -> str | None:
-    """Returns the hint that the tool's author wrote; None if the hint is ADK's default hint."""
+    """Return the hint that the tool's author wrote; None if the hint is ADK's default hint."""
     begins, goes_on = _BOILERPLATE
     return None if hint and hint.startswith(begins) and goes_on in hint else hint
 
 
 def _schema_of(payload: Json) -> JsonObject:
-    """Returns a JSON Schema whose default value is the payload.
+    """Return a JSON Schema whose default value is the payload.
 
     ADK sends no schema, only the payload as a sample of the expected answer.
     """
@@ -92,7 +92,7 @@ def _input(item_id: str, args: InputRequest, calls: Calls) -> PauseItem:
 
 
 def _credential(item_id: str, args: CredentialRequest, calls: Calls) -> PauseItem:
-    """Returns the pause item for a sign-in.
+    """Return the pause item for a sign-in.
 
     The item has only those members of `authConfig` that a person needs to sign in.
     """

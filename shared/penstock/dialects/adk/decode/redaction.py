@@ -58,12 +58,12 @@ _ASSIGNED = re.compile(
 
 
 def may_contain_credentials(data: bytes) -> bool:
-    """Returns whether a frame may contain a credential and must be redacted."""
+    """Return whether a frame may contain a credential and must be redacted."""
     return any(mark in data for mark in _MARKS)
 
 
 def redacted(value: Json, depth: int = 0) -> Json:
-    """Returns a copy of the value in which all secret fields, at any depth, are replaced."""
+    """Return a copy of the value in which all secret fields, at any depth, are replaced."""
     if depth > _MAX_DEPTH:
         return REDACTED
     if isinstance(value, dict):
@@ -77,7 +77,7 @@ def redacted(value: Json, depth: int = 0) -> Json:
 
 
 def scrubbed(message: str) -> str:
-    """Returns an error text without secrets.
+    """Return an error text without secrets.
 
     The texts of validation errors contain secrets (`api_key='…'`).
     """

@@ -24,10 +24,12 @@ shows how control moves between the agents.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import ClassVar, Final, NamedTuple
 
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject, LimitReached, Source
+from penstock.dialects.snapshots import AS_IS, DICT, SET, TUPLES, Form, Snapshots, Table, by, of
 
 # The greatest number of levels in a node's path. Each level of a path is a step whose id is the
 # path up to this level. So the total length of the ids grows with the square of the number of
@@ -49,7 +51,7 @@ class Place(NamedTuple):
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
     def may_run_beside(self, other: Place) -> bool:
-        """Returns whether agents at both places may run at the same time.
+        """Return whether agents at both places may run at the same time.
 
         The result is True if both places have a path and neither path contains the other, or if
         both places have a branch and neither branch contains the other.
@@ -75,13 +77,30 @@ class Step:
     output: str | None = None  # the text of the last message in the step
 
 
+_PLACE: Final = Form(list, lambda place: Place(*place))
+
+
 def _around(step: Step) -> str:
-    """Returns the id of the step that contains this step; "" in a tree, whose steps do not nest."""
+    """Return the id of the step that contains this step; "" in a tree, whose steps do not nest."""
     return step.id.rpartition("/")[0] if step.place.path else ""
 
 
-class Steps:
+class Steps(Snapshots):
     """Finds the steps of a run from the places of its events, and keeps the open steps."""
+
+    STORED: ClassVar[Table] = {
+        "graph": ("graph", AS_IS),
+        "run_id": ("run_id", AS_IS),
+        "tree": ("_tree", AS_IS),
+        "first": ("_first", AS_IS),
+        "transferred": ("_transferred", SET),
+        "turns": ("_turns", DICT),
+        "seen": ("_seen", SET),
+        "routes": ("_routes", TUPLES),
+        "last": ("_last", DICT),
+        "told": ("_is_announced", AS_IS),
+        "open": ("_open", by(itemgetter("id"), of(Step, place=_PLACE))),
+    }
 
     def __init__(self, is_workflow: bool) -> None:
         self._is_workflow = is_workflow
@@ -100,18 +119,18 @@ class Steps:
         self._is_announced = False  # Whether workflow.started was emitted.
 
     def transferred(self, author: str) -> None:
-        """Notes that a transfer, not a workflow, moved control to this agent."""
+        """Note that a transfer, not a workflow, moved control to this agent."""
         self._transferred.add(author)
 
     def notice(self, place: Place) -> None:
-        """Notes a new place, which may show that the run is a graph."""
+        """Note a new place, which may show that the run is a graph."""
         if not self.graph and place.path and "/" in place.path:
             self.graph = self._is_workflow or place.author == place.root
 
     def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
-        """Returns the id of the step at this place, and begins a step that is new.
+        """Return the id of the step at this place, and begins a step that is new.
 
-        `speaks` says whether the event has content. Returns None if the place has no step.
+        `speaks` says whether the event has content. Return None if the place has no step.
         """
         if place.path:
             return self._enter_node(place, source, out) if self.graph else None
@@ -217,7 +236,7 @@ class Steps:
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
     def message_completed(self, step_id: str | None, content: str) -> None:
-        """Keeps the text of a completed message as the step's output.
+        """Keep the text of a completed message as the step's output.
 
         The next message replaces this output.
         """
@@ -232,9 +251,9 @@ class Steps:
         source: Source,
         out: list[Draft],
     ) -> bool:
-        """Completes the steps of the nodes at these paths, with this output.
+        """Complete the steps of the nodes at these paths, with this output.
 
-        Returns whether the output is also the output of the whole run.
+        Return whether the output is also the output of the whole run.
         """
         is_result = False
         for path in paths:
@@ -255,34 +274,34 @@ class Steps:
         return is_result
 
     def chose(self, step_id: str, label: str) -> None:
-        """Keeps the route that a node chose.
+        """Keep the route that a node chose.
 
         The next node to begin gets a transition for this route.
         """
         self._routes.append((step_id, label))
 
     def left(self, place: Place, out: list[Draft]) -> None:
-        """Completes the step of an agent that has ended (`endOfAgent`)."""
+        """Complete the step of an agent that has ended (`endOfAgent`)."""
         step = self._at(place)
         if step and not self.graph:
             self._complete(step, step.output, out)
 
     def fail(self, step_id: str | None, error: JsonObject, out: list[Draft]) -> None:
-        """Emits the failure of a step, if the step is open."""
+        """Emit the failure of a step, if the step is open."""
         step = self._open.pop(step_id, None) if step_id else None
         if step:
             data = {"run_id": self.run_id, "step_id": step.id, "error": error}
             out.append(Draft("workflow.step_failed", data, step.source, None, step.id))
 
     def fail_workflow(self, error: JsonObject, source: Source, out: list[Draft]) -> None:
-        """Emits the failure of the workflow, if the run is a graph."""
+        """Emit the failure of the workflow, if the run is a graph."""
         if self.graph:
             self._announce(None, source, out)
             data = {"run_id": self.run_id, "error": error}
             out.append(Draft("workflow.failed", data, source))
 
     def _announce(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
-        """Emits `workflow.started`, unless it was emitted before.
+        """Emit `workflow.started`, unless it was emitted before.
 
         `workflow.started` must come before all other events of the workflow.
         """
@@ -292,7 +311,7 @@ class Steps:
             out.append(Draft("workflow.started", data, source))
 
     def complete_all(self, out: list[Draft]) -> None:
-        """Completes all open steps, after the run has completed."""
+        """Complete all open steps, after the run has completed."""
         for step in list(self._open.values()):
             self._complete(step, step.output, out)
 
@@ -302,37 +321,3 @@ class Steps:
             self._last[_around(step)] = step.id
         data = {"run_id": self.run_id, "step_id": step.id, "output": output}
         out.append(Draft("workflow.step_completed", data, step.source, None, step.id))
-
-    def snapshot(self) -> JsonObject:
-        """Returns the state as JSON, for `restore`."""
-        return {
-            "graph": self.graph,
-            "run_id": self.run_id,
-            "tree": self._tree,
-            "first": self._first,
-            "transferred": sorted(self._transferred),
-            "turns": dict(self._turns),
-            "seen": sorted(self._seen),
-            "routes": [list(route) for route in self._routes],
-            "last": dict(self._last),
-            "told": self._is_announced,
-            "open": [asdict(step) | {"place": list(step.place)} for step in self._open.values()],
-        }
-
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self.graph = state["graph"]
-        self.run_id = state["run_id"]
-        self._tree = state["tree"]
-        self._first = state["first"]
-        self._transferred = set(state["transferred"])
-        self._turns = dict(state["turns"])
-        self._seen = set(state["seen"])
-        self._routes = [(chooser, label) for chooser, label in state["routes"]]
-        # A snapshot of a Penstock version before 0.2 lacks the keys `last` and `told`.
-        self._last = dict(state.get("last", {}))
-        self._is_announced = state.get("told", self.graph)
-        self._open = {
-            step["id"]: Step(step["id"], Place(*step["place"]), step["source"], step["output"])
-            for step in state["open"]
-        }

@@ -4,8 +4,8 @@ run."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
 
 from penstock.dialects.adk.decode import parts
 from penstock.dialects.adk.decode.calls import Call, Calls
@@ -31,6 +31,7 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
+from penstock.dialects.snapshots import DICT, PART, SET, Snapshots, Table, by, of
 
 # The name of the tool that transfers control. A call of this tool makes no tool event, because
 # `transferToAgent` reports the transfer.
@@ -49,8 +50,23 @@ class _Request:
     source: Source
 
 
-class Tools:
+def _item_id(stored: JsonObject) -> str:
+    return str(stored["item"]["item_id"])
+
+
+class Tools(Snapshots):
     """Decodes the calls of a run, and keeps the requests that have no answer yet."""
+
+    STORED: ClassVar[Table] = {
+        "calls": ("_calls", PART),
+        "ids": ("_ids", PART),
+        "asks": (
+            "_requests",
+            by(lambda ask: ask["item"]["item_id"], of(_Request, item=of(PauseItem))),
+        ),
+        "approved": ("_approved", DICT),
+        "expired": ("_expired", SET),
+    }
 
     def __init__(self) -> None:
         self._calls = Calls()
@@ -62,7 +78,7 @@ class Tools:
         self._expired: set[str] = set()
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
-        """Emits streamed arguments under the id of their first piece.
+        """Emit streamed arguments under the id of their first piece.
 
         In ADK 1.39, each piece has a different id.
 
@@ -93,7 +109,7 @@ class Tools:
     def call(
         self, call: FunctionCall, streamed: list[JsonObject], message_id: str | None, event: Event
     ) -> None:
-        """Decodes a complete call.
+        """Decode a complete call.
 
         `streamed` has the calls in this answer whose arguments were streamed.
         """
@@ -112,7 +128,7 @@ class Tools:
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
-        """Returns whether this is an approved call.
+        """Return whether this is an approved call.
 
         The server sends such a call again before the call's result.
 
@@ -129,7 +145,7 @@ class Tools:
         return True
 
     def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
-        """Returns whether an approved call runs with another tool or other arguments.
+        """Return whether an approved call runs with another tool or other arguments.
 
         If so, this method emits a warning. The tool and arguments with which the call runs are
         stored, so that the same difference causes no second warning.
@@ -160,7 +176,7 @@ class Tools:
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: FunctionResponse, event: Event) -> None:
-        """Decodes the response to a call.
+        """Decode the response to a call.
 
         A response is a result, or the progress of a long-running call.
 
@@ -195,7 +211,7 @@ class Tools:
             event.emit("llm.tool_result", self._result(call, name, value, media))
 
     def decided(self, items: Mapping[str, JsonObject]) -> None:
-        """Takes the decisions `{item_id: {decision, note, value}}`. The values are not kept."""
+        """Take the decisions `{item_id: {decision, note, value}}`. The values are not kept."""
         for item_id, decision in items.items():
             request = self._requests.pop(item_id, None)
             if request is None or request.item.tool_call_id is None:
@@ -209,7 +225,7 @@ class Tools:
                 self._approved[request.item.tool_call_id] = approved
 
     def refused(self, source: Source) -> list[Draft]:
-        """Returns the results of rejected calls for which the upstream sent no result."""
+        """Return the results of rejected calls for which the upstream sent no result."""
         drafts = []
         for call in self._calls.refused():
             self._calls.close(call)
@@ -227,7 +243,7 @@ class Tools:
         return data
 
     def pause(self, invocation_id: str) -> Pause | None:
-        """Returns the pause with all open requests; None if no request is open.
+        """Return the pause with all open requests; None if no request is open.
 
         The pause's `resume` is `{invocation_id, requests: [{id, name}]}`, because the answer to a
         request must have the request's id and name.
@@ -240,7 +256,7 @@ class Tools:
         return Pause([request.item for request in open_requests], resume, open_requests[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
-        """Returns the entries of `requests` for which no `adk_request_*` call came.
+        """Return the entries of `requests` for which no `adk_request_*` call came.
 
         The keys of `requests` are call ids.
         """
@@ -251,29 +267,6 @@ class Tools:
             for call_id, call in calls.items()
             if call is None or call.id not in requested_calls
         }
-
-    def snapshot(self) -> JsonObject:
-        """Returns the state as JSON, for `restore`."""
-        return {
-            "calls": self._calls.snapshot(),
-            "ids": self._ids.snapshot(),
-            "asks": [asdict(request) for request in self._requests.values()],
-            "approved": dict(self._approved),
-            "expired": sorted(self._expired),
-        }
-
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self._calls.restore(state["calls"])
-        self._ids.restore(state["ids"])
-        self._requests = {
-            request["item"]["item_id"]: _Request(
-                request["name"], PauseItem(**request["item"]), request["source"]
-            )
-            for request in state["asks"]
-        }
-        self._approved = dict(state["approved"])
-        self._expired = set(state["expired"])
 
 
 def _call_data(call: Call, message_id: str | None) -> JsonObject:
@@ -304,9 +297,9 @@ def _result_data(
 
 
 def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
-    """Returns the id under which a call's arguments were streamed; None if they were not streamed.
+    """Return the id under which a call's arguments were streamed; None if they were not streamed.
 
-    Removes the call from `streamed`.
+    Remove the call from `streamed`.
     """
     for key, value in (("upstream_id", upstream_id), ("name", name)):
         for call in streamed:
@@ -317,7 +310,7 @@ def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: st
 
 
 def _is_interim(call_id: str | None, actions: Actions) -> bool:
-    """Returns whether a response only reports that the call waits for a person.
+    """Return whether a response only reports that the call waits for a person.
 
     A later response has the result of the call.
     """

@@ -7,7 +7,7 @@ from penstock.dialects.base import MAX_COUNT, JsonObject
 
 
 def add_usage(total: JsonObject, counts: JsonObject) -> None:
-    """Adds the counts of a `usageMetadata` to `total`, which becomes the `usage` of
+    """Add the counts of a `usageMetadata` to `total`, which becomes the `usage` of
     `lifecycle.completed`."""
     for ours, theirs in TOKENS.items():
         count = counts.get(theirs)

@@ -95,7 +95,7 @@ class AdkEncoder:
     _state: Document = field(default_factory=lambda: Document({}))
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event. `event` is the envelope of the event.
+        """Return the frames of one canonical event. `event` is the envelope of the event.
 
         The frames have no event name. The result is empty if the dialect omits the event.
         """
@@ -152,7 +152,7 @@ class AdkEncoder:
             yield from self._end_thoughts(event, reasoning_id)
 
     def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
-        """Ends the train of thought with the id `only`.
+        """End the train of thought with the id `only`.
 
         If `only` is None, ends all trains of thought of the agent.
         """
@@ -170,7 +170,7 @@ class AdkEncoder:
         return self._final(_now(open_text.begun, event), reasoning_id, content=content)
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends all open thoughts, messages and calls."""
+        """End all open thoughts, messages and calls."""
         thoughts, self._thoughts = self._thoughts, {}
         for reasoning_id, open_text in thoughts.items():
             yield self._final_thought(event, reasoning_id, open_text)
@@ -190,7 +190,7 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits a call.
+        """Emit a call.
 
         If the call waits for a decision, keeps the call until the approval is requested.
 
@@ -223,7 +223,7 @@ class AdkEncoder:
     # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits the calls that were kept until this request."""
+        """Emit the calls that were kept until this request."""
         for _, item in self._approvals.items():
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
                 self._names[item["tool_call_id"]] = item["item_id"]
@@ -231,7 +231,7 @@ class AdkEncoder:
             yield from self._release(event, call_id)
 
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends the leg with the open requests of all approvals.
+        """End the leg with the open requests of all approvals.
 
         If a policy decides all items, the run does not pause, so the client sees no requests.
         """
@@ -271,7 +271,7 @@ class AdkEncoder:
         yield from self._state_became(event, self._state.apply_each(changes))
 
     def _state_became(self, event: JsonObject, changed: list[str]) -> Iterator[JsonObject]:
-        """Emits the complete value of each changed outermost key; null for a removed key."""
+        """Emit the complete value of each changed outermost key; null for a removed key."""
         if changed:
             state = obj(self._state.value)
             yield self._acted(event, {"stateDelta": {key: state.get(key) for key in changed}})
@@ -292,7 +292,7 @@ class AdkEncoder:
     # Ends.
 
     def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits the token counts, and the answer if no message had the same text."""
+        """Emit the token counts, and the answer if no message had the same text."""
         yield from self._close(event)
         data = event["data"]
         answer = data.get("summary", "")
@@ -302,7 +302,7 @@ class AdkEncoder:
             yield self._event(event, None, usageMetadata=usage)
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits the failure frame as the last frame.
+        """Emit the failure frame as the last frame.
 
         If the agent server reported the error, an event with this error comes before the frame, as
         in ADK 2.13.
@@ -323,12 +323,11 @@ class AdkEncoder:
     # Events.
 
     def _final(self, event: JsonObject, key: str, **fields: Json) -> JsonObject:
-        """Returns a complete event. With streaming, the event has `partial: false`."""
         final = {"partial": False} if self.streaming else {}
         return self._event(event, key, **fields, **final)
 
     def _event(self, event: JsonObject, key: str | None, **fields: Json) -> JsonObject:
-        """Returns an ADK event. Events of a run with the same `key` have the same id."""
+        """Return an ADK event. Events of a run with the same `key` have the same id."""
         author, branch = self._place(event)
         run_id = event["run_id"]
         body = {
@@ -347,7 +346,7 @@ class AdkEncoder:
         return {**body, "branch": branch} if branch else body
 
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
-        """Returns the author and the branch of an event. In the outer run, the branch is None.
+        """Return the author and the branch of an event. In the outer run, the branch is None.
 
         Each inner run or step has its own branch, because several of them may send text at the same
         time.
@@ -387,7 +386,7 @@ DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMIT
 
 
 def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
-    """Returns the response body of `POST /run`, which has the ADK events of a run up to the run's
+    """Return the response body of `POST /run`, which has the ADK events of a run up to the run's
     pause or end.
 
     `events` are the run's envelopes from its start. For a failed run, the last element is the error
@@ -402,5 +401,5 @@ def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:
 
 
 def _now(begun: JsonObject, event: JsonObject) -> JsonObject:
-    """Returns the envelope with which a text began, but with the time of the current event."""
+    """Return the envelope with which a text began, but with the time of the current event."""
     return {**begun, "timestamp": event["timestamp"]}

@@ -28,7 +28,7 @@ class LegacyEncoder:
     _agent: str = ""  # the run's agent, as the author of events without a source
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frame of one canonical event. `event` is the envelope of the event.
+        """Return the frame of one canonical event. `event` is the envelope of the event.
 
         The result is empty for an event without a legacy type, and for a message without text.
         """
@@ -61,7 +61,7 @@ def _of(key: str) -> Content:
 
 
 def _as(pattern: str) -> Content:
-    """Returns a function that fills the pattern with the event's data.
+    """Return a function that fills the pattern with the event's data.
 
     No field can be missing, because the contract requires every field that a pattern names.
     """

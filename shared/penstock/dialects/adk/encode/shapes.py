@@ -24,21 +24,20 @@ HINT: Final = (
 
 
 def usage_metadata(usage: Json) -> JsonObject:
-    """Returns token counts under ADK's names."""
+    """Return token counts under ADK's names."""
     counts = obj(usage)
     return {theirs: counts[ours] for ours, theirs in TOKENS.items() if ours in counts}
 
 
 def call_part(data: JsonObject) -> JsonObject:
-    """Returns the content part of a tool call."""
     call = {"id": data["tool_call_id"], "args": obj(data.get("args")), "name": data["tool"]}
     return {"functionCall": call}
 
 
 def partial_call_part(data: JsonObject) -> JsonObject | None:
-    """Returns the content part of incomplete arguments.
+    """Return the content part of incomplete arguments.
 
-    Returns None if ADK has no key for the type of the value, or if the data has no path.
+    Return None if ADK has no key for the type of the value, or if the data has no path.
     """
     value = data.get("value")
     kind = next((name for types, name in _PARTIAL_VALUES if isinstance(value, types)), None)
@@ -50,7 +49,7 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
 
 
 def response_part(data: JsonObject) -> JsonObject:
-    """Returns the content part of a tool's result.
+    """Return the content part of a tool's result.
 
     A result that is an object is the response. Any other result becomes `{"result": …}`. The
     response to an unsuccessful call has `error`.
@@ -71,7 +70,7 @@ def response_part(data: JsonObject) -> JsonObject:
 
 
 def media_parts(parts: Json) -> list[JsonObject]:
-    """Converts `llm.message_completed.parts` into ADK parts. Types that ADK lacks are left out."""
+    """Convert `llm.message_completed.parts` into ADK parts. Types that ADK lacks are left out."""
     converted = (
         _MEDIA[part["type"]](part) for part in objects(parts) if part.get("type") in _MEDIA
     )
@@ -79,7 +78,7 @@ def media_parts(parts: Json) -> list[JsonObject]:
 
 
 def citation_metadata(citations: Json) -> JsonObject:
-    """Returns ADK's citations unchanged.
+    """Return ADK's citations unchanged.
 
     Of another framework's citations, only the URLs and titles are kept.
     """
@@ -95,7 +94,7 @@ def citation_metadata(citations: Json) -> JsonObject:
 
 
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
-    """Returns the `groundingMetadata` of retrieved documents.
+    """Return the `groundingMetadata` of retrieved documents.
 
     Each document becomes a chunk. A document's score becomes the confidence of a support that
     refers to the chunk.
@@ -111,7 +110,7 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
 
 
 def request_id(item: JsonObject) -> str:
-    """Returns the id of the `adk_request_*` call for an approval's item.
+    """Return the id of the `adk_request_*` call for an approval's item.
 
     The id is the item's id. If this is also the id of the tool call, a prefix is added. Without the
     prefix, the two calls would have the same id, and ADK clients identify calls by their ids.
@@ -121,18 +120,18 @@ def request_id(item: JsonObject) -> str:
 
 
 def item_ids(request_id: str) -> list[str]:
-    """Returns the one or two item ids to which a request's id may belong."""
+    """Return the one or two item ids to which a request's id may belong."""
     return list(dict.fromkeys((request_id, request_id.removeprefix(_REQUEST))))
 
 
 def request_part(item: JsonObject) -> JsonObject:
-    """Returns the content part of the `adk_request_*` call for an approval's item."""
+    """Return the content part of the `adk_request_*` call for an approval's item."""
     name, make_args = _REQUESTS.get(item["kind"], _INPUT)
     return {"functionCall": {"id": request_id(item), "args": make_args(item), "name": name}}
 
 
 def is_long_running(item: JsonObject) -> bool:
-    """Returns whether the client runs the call itself.
+    """Return whether the client runs the call itself.
 
     ADK sends no `adk_request_*` call for such a call.
     """
@@ -140,7 +139,7 @@ def is_long_running(item: JsonObject) -> bool:
 
 
 def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
-    """Returns the last frame of a failed run.
+    """Return the last frame of a failed run.
 
     If the upstream reported the error, the frame has the form of ADK 2.13. Otherwise the frame has
     a form of adk-streaming.md.
@@ -173,7 +172,7 @@ def _input_args(item: JsonObject) -> JsonObject:
 
 
 def _credential_args(item: JsonObject) -> JsonObject:
-    """Returns the arguments of a credential request, with only the data that a sign-in needs.
+    """Return the arguments of a credential request, with only the data that a sign-in needs.
 
     The arguments contain no secrets, because secrets never reach the bus.
     """

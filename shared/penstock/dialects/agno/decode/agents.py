@@ -8,7 +8,7 @@ without a `run_id` belongs to the outer run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from penstock.dialects.agno.decode.frames import AgnoFrame
@@ -24,6 +24,7 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.json import string
+from penstock.dialects.snapshots import of, optional
 
 _IdKey = Literal["agent_id", "team_id", "workflow_id"]
 _NameKey = Literal["agent_name", "team_name", "workflow_name"]
@@ -99,15 +100,8 @@ class Run:
         """True if this run is inside the outer run."""
         return self.key != ""
 
-    def dump(self) -> JsonObject:
-        """Returns the run as JSON, for `load`."""
-        return asdict(self)
 
-    @classmethod
-    def load(cls, state: JsonObject) -> Run:
-        """Makes a run from the JSON of `dump`."""
-        message = state["message"]
-        return cls(**{**state, "message": Message(**message) if message else None})
+_RUN: Final = of(Run, message=optional(of(Message)))
 
 
 class Agents:
@@ -126,11 +120,10 @@ class Agents:
         self.last_message_text = ""  # the text of the last complete message of any run
 
     def open(self) -> None:
-        """Begins a leg. The outer run may have a new upstream id in this leg."""
+        """Begin a leg. The outer run may have a new upstream id in this leg."""
         self._outer_announced = False
 
     def of(self, name: str, body: AgnoFrame) -> Run:
-        """Returns the run of this frame, and adds a run that is new."""
         run_id = string(body.get("run_id"))
         run = self._by_id.get(run_id) if run_id else self.outer
         if run is None:
@@ -144,31 +137,30 @@ class Agents:
         return run
 
     def around(self, body: AgnoFrame) -> Run:
-        """Returns the run that contains this frame's run.
+        """Return the run that contains this frame's run.
 
         If no earlier frame has named the containing run, the result is the outer run.
         """
         return self._by_id.get(_parent_id(body) or "", self.outer)
 
     def known(self, run_id: str | None) -> Run | None:
-        """Returns the run with this upstream id; None if the id is unknown."""
+        """Return the run with this upstream id; None if the id is unknown."""
         return self._by_id.get(run_id) if run_id else None
 
     def by_key(self, key: str) -> Run:
-        """Returns the run with this key; the outer run if no inner run has the key."""
         return self._by_key.get(key, self.outer)
 
     def inner(self) -> list[Run]:
-        """Returns the runs inside the outer run, in the order of their first frames."""
+        """Return the runs inside the outer run, in the order of their first frames."""
         return list({id(run): run for run in self._by_id.values() if run.is_inner}.values())
 
     def restarted(self, run: Run, body: AgnoFrame) -> Run:
-        """Adds a new run `<id>#2` for a run that has ended and starts again under the same id."""
+        """Add a new run `<id>#2` for a run that has ended and starts again under the same id."""
         attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
         return self._add(f"{run.id}#{attempt}", run.id, body)
 
     def workflow_agent(self) -> Run:
-        """Returns the run of the workflow's own agent, which decides whether the workflow runs."""
+        """Return the run of the workflow's own agent, which decides whether the workflow runs."""
         run = self._by_id.get(_WORKFLOW_AGENT)
         if run is None:
             source = self.source(self.outer)
@@ -180,7 +172,7 @@ class Agents:
         return run
 
     def source(self, run: Run) -> Source:
-        """Returns the run's source.
+        """Return the run's source.
 
         Until a frame names the agent, the source is the configured agent.
         """
@@ -193,25 +185,25 @@ class Agents:
         )
 
     def draft(self, run: Run, event_type: str, data: JsonObject) -> Draft:
-        """Returns a draft with the source, the inner run and the step of this run."""
+        """Return a draft with the source, the inner run and the step of this run."""
         return Draft(event_type, data, run.source or self.source(run), run.subrun, run.step_id)
 
-    def dump(self) -> JsonObject:
-        """Returns the state as JSON, for `load`."""
+    # Several ids may name one run, so the runs are stored once, and the ids with their keys.
+
+    def snapshot(self) -> JsonObject:
         return {
             "session_id": self.session_id,
-            "outer": self.outer.dump(),
-            "inner": [run.dump() for run in self.inner()],
+            "outer": _RUN.dump(self.outer),
+            "inner": [_RUN.dump(run) for run in self.inner()],
             "keys": {run_id: run.key for run_id, run in self._by_id.items()},
             "attempts": dict(self._attempts),
             "last_said": self.last_message_text,
         }
 
-    def load(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
+    def restore(self, state: JsonObject) -> None:
         self.session_id = state["session_id"]
-        self.outer = Run.load(state["outer"])
-        loaded = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
+        self.outer = _RUN.load(state["outer"])
+        loaded = self._by_key = {run["key"]: _RUN.load(run) for run in state["inner"]}
         self._by_id = {run_id: loaded.get(key, self.outer) for run_id, key in state["keys"].items()}
         self._attempts = dict(state["attempts"])
         self.last_message_text = state["last_said"]
@@ -270,7 +262,7 @@ class Agents:
 
 
 def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
-    """Returns kind, id and name of the frame's sender; None if the frame names no sender."""
+    """Return kind, id and name of the frame's sender; None if the frame names no sender."""
     for kind, id_key, name_key in _KINDS:
         if agent_id := string(body.get(id_key)):
             return kind, agent_id, string(body.get(name_key)) or agent_id
@@ -278,9 +270,9 @@ def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
 
 
 def _parent_id(body: AgnoFrame) -> str | None:
-    """Returns the id of the run that contains the frame's run, such as the team of a member.
+    """Return the id of the run that contains the frame's run, such as the team of a member.
 
-    Returns None if the frame names no containing run.
+    Return None if the frame names no containing run.
     """
     run_id = body.get("run_id")
     for around in (string(body.get("parent_run_id")), string(body.get("workflow_run_id"))):

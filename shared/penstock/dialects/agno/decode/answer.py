@@ -10,7 +10,7 @@ from penstock.dialects.json import obj, string, text, without_none
 
 
 def answer_of(run: Run, body: AgnoFrame) -> JsonObject:
-    """Returns the data of `lifecycle.completed`."""
+    """Return the data of `lifecycle.completed`."""
     content = body.get("content")
     content_type = string(body.get("content_type"))
     metrics = obj(body.get("metrics"))

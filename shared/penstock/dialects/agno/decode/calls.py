@@ -8,11 +8,13 @@ pause and when the call runs.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
 from penstock.dialects.agno.decode.frames import Tool
 from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached, short
 from penstock.dialects.json import obj, string
+from penstock.dialects.snapshots import PART, Form, Snapshots, Table, each, of
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class Call:
     fields: JsonObject | None = None
 
     def approved_args(self) -> JsonObject:
-        """Returns the approved arguments, which are the model's arguments, completed by the answer.
+        """Return the approved arguments, which are the model's arguments, completed by the answer.
 
         Fields for which Agno has not asked are left out of the answer, because Agno ignores them.
         """
@@ -45,9 +47,20 @@ class Call:
         return {**self.args, **filled}
 
 
+_FAILED: Final = Form(
+    lambda failed: [*map(list, failed.elements())], lambda pairs: Counter(map(tuple, pairs))
+)
+
+
 @dataclass(slots=True)
-class Calls:
+class Calls(Snapshots):
     """Keeps the open calls of the outer run and of its inner runs."""
+
+    STORED: ClassVar[Table] = {
+        "open": ("open", each(of(Call))),
+        "used": ("ids", PART),
+        "failed": ("failed", _FAILED),
+    }
 
     open: list[Call] = field(default_factory=list)
     ids: Ids = field(default_factory=Ids)
@@ -55,7 +68,7 @@ class Calls:
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, run: str, tool: Tool, *, pending: bool) -> Call:
-        """Adds a new call.
+        """Add a new call.
 
         Raises:
             LimitReached: Too many calls have no result.
@@ -74,7 +87,7 @@ class Calls:
         return call
 
     def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
-        """Returns the open call to which a frame refers; None if there is no such call.
+        """Return the open call to which a frame refers; None if there is no such call.
 
         If several open calls have the frame's id, the result is the oldest of these calls that has
         the frame's tool and arguments. If there is no such call, the result is the oldest of all
@@ -95,7 +108,7 @@ class Calls:
         return same[0] if same else None
 
     def close(self, call: Call, *, failed: bool = False) -> None:
-        """Removes a call that has its result.
+        """Remove a call that has its result.
 
         If the call failed, the failure is noted, because Agno reports each failure twice.
         `is_second_report` then recognises the second report.
@@ -105,7 +118,7 @@ class Calls:
             self.failed[call.run, call.upstream_id] += 1
 
     def is_second_report(self, run: str, tool: Tool) -> bool:
-        """Returns whether this frame is the second report of a failure.
+        """Return whether this frame is the second report of a failure.
 
         The result is True only once for each failure.
         """
@@ -115,35 +128,18 @@ class Calls:
         self.failed[failure] -= 1
         return True
 
-    def dump(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `load`."""
-        return {
-            "open": [asdict(call) for call in self.open],
-            "used": dict(self.ids.used),
-            "failed": [list(failure) for failure in self.failed.elements()],
-        }
-
-    @classmethod
-    def load(cls, state: JsonObject) -> Calls:
-        """Returns the calls of a snapshot."""
-        return cls(
-            [Call(**call) for call in state["open"]],
-            Ids(state["used"]),
-            Counter((run, upstream_id) for run, upstream_id in state["failed"]),
-        )
-
 
 def tool_name(tool: Tool) -> str:
-    """Returns the tool's name; "unknown" for a tool without a name."""
+    """Return the tool's name; "unknown" for a tool without a name."""
     return short(string(tool.get("tool_name")) or "unknown")
 
 
 def tool_args(tool: Tool) -> JsonObject:
-    """Returns the arguments of a call; an empty object if the arguments are not an object."""
+    """Return the arguments of a call; an empty object if the arguments are not an object."""
     args: JsonObject = obj(tool.get("tool_args"))
     return args
 
 
 def call_id(tool: Tool) -> str:
-    """Returns the call's upstream id; "call" for a call without an id."""
+    """Return the call's upstream id; "call" for a call without an id."""
     return string(tool.get("tool_call_id")) or "call"

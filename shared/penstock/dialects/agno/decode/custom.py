@@ -18,7 +18,7 @@ _COMMON = frozenset(
 
 
 def canonical_draft(name: str, body: AgnoFrame, name_key: str) -> Draft | None:
-    """Returns the canonical draft of a custom event; None if no canonical type fits.
+    """Return the canonical draft of a custom event; None if no canonical type fits.
 
     The value may be under `value`, `payload` or `data`. The value may also consist of the event's
     own keys without `_COMMON` and `name_key`. The first of these candidates that fits a canonical

@@ -10,7 +10,7 @@ objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from penstock.dialects.agno.decode import steps
 from penstock.dialects.agno.decode.agents import BEGIN, Agents, Run
@@ -35,6 +35,7 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.json import OBJECT, loads, string, text, without_none
+from penstock.dialects.snapshots import AS_IS, PART, Snapshots, Table
 from penstock.sse import Frame
 
 Drafts = Sequence[Draft | Pause]
@@ -48,12 +49,19 @@ _CANCELLED = "the run was cancelled"
 _OUTER_ENDED = "the outer run ended first"
 
 
-class AgnoDecoder:
+class AgnoDecoder(Snapshots):
     """Decodes one run (see `penstock.dialects.base.Decoder`).
 
     The decoder leaves out the custom events that `AgentFacts.drop` names. Events that decide how
     the run continues or ends cannot be left out.
     """
+
+    STORED: ClassVar[Table] = {
+        "over": ("_over", AS_IS),
+        "runs": ("_agents", PART),
+        "tools": ("_tools", PART),
+        "steps": ("_steps", PART),
+    }
 
     def __init__(self, agent: AgentFacts) -> None:
         self._agent = agent
@@ -67,7 +75,7 @@ class AgnoDecoder:
         self._tools = Tools(self._agents, self._messages)
 
     def open(self, leg: int) -> Drafts:
-        """Begins a leg.
+        """Begin a leg.
 
         The ids that the decoder makes in this leg contain the leg's number. The outer run may have
         a new upstream id in this leg.
@@ -79,7 +87,7 @@ class AgnoDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions, and returns the results of those calls that Agno never reports.
+        """Take the decisions, and returns the results of those calls that Agno never reports.
 
         Agno sends no frame about a rejected call, because the call never runs. For an external
         call, a question with options or `get_user_input`, the answer is the call's result. Agno
@@ -89,7 +97,7 @@ class AgnoDecoder:
         return self._tools.decided(items)
 
     def feed(self, frame: Frame) -> Drafts:
-        """Returns the drafts of one frame; none for a frame after a terminal event or a pause."""
+        """Return the drafts of one frame; none for a frame after a terminal event or a pause."""
         if self._over or self._waits:
             return []
         name = frame.event or "message"
@@ -118,7 +126,7 @@ class AgnoDecoder:
         return handle(self, run, body)
 
     def end(self) -> Drafts:
-        """Ends a leg whose response ended.
+        """End a leg whose response ended.
 
         If the outer run has neither ended nor paused, the run is lost.
         """
@@ -127,27 +135,11 @@ class AgnoDecoder:
         return self._lost("the upstream's stream ended without a final event")
 
     def abort(self) -> Drafts:
-        """Closes the open parts of a response that was cut off.
+        """Close the open parts of a response that was cut off.
 
         The caller reports why the response was cut off.
         """
         return [] if self._over or self._waits else self._close_all("failed", _CUT)
-
-    def snapshot(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `restore`."""
-        return {
-            "over": self._over,
-            "runs": self._agents.dump(),
-            "tools": self._tools.dump(),
-            "steps": self._steps.dump(),
-        }
-
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot. The caller calls `open` next."""
-        self._over = state["over"]
-        self._agents.load(state["runs"])
-        self._tools.load(state["tools"])
-        self._steps.load(state["steps"])
 
     # Starts.
 
@@ -173,7 +165,7 @@ class AgnoDecoder:
         return drafts
 
     def _dispatched(self, run: Run, body: AgnoFrame) -> Draft:
-        """Returns the `dispatch.worker` of an inner run.
+        """Return the `dispatch.worker` of an inner run.
 
         The source of the event is the containing run, which hands over the work.
         """
@@ -192,7 +184,7 @@ class AgnoDecoder:
         return draft
 
     def _continued(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """Emits one `lifecycle.resumed` for a leg.
+        """Emit one `lifecycle.resumed` for a leg.
 
         The reason is that members, steps and the outer run each send an event when the run
         continues.
@@ -210,7 +202,7 @@ class AgnoDecoder:
         return [self._agents.draft(outer, "lifecycle.resumed", data)]
 
     def _workflow_agent_started(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Starts the inner run of the workflow's own agent.
+        """Start the inner run of the workflow's own agent.
 
         This agent decides whether the workflow runs. Agno sends no RunStarted for the agent.
         """
@@ -228,7 +220,7 @@ class AgnoDecoder:
     # Pauses.
 
     def _paused(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Pauses the run if the outer run pauses.
+        """Pause the run if the outer run pauses.
 
         If an inner run pauses, the outer run may still continue. So only the calls that wait are
         announced.
@@ -242,7 +234,6 @@ class AgnoDecoder:
         return drafts
 
     def _workflow_paused(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Handles WorkflowPaused, and the WorkflowRunOutput that Agno 3.1 sends afterwards."""
         if body.get("status") not in (None, "PAUSED"):
             return self._unknown(run, "WorkflowRunOutput", body)
         return [] if run.is_inner else self._pause(questions_of_workflow(body), body)
@@ -337,7 +328,7 @@ class AgnoDecoder:
         return [*drafts, self._end(outer, "lifecycle.failed", without_none(failure))]
 
     def _cancelled(self, run: Run, _body: AgnoFrame) -> Drafts:
-        """Ends a run that was cancelled.
+        """End a run that was cancelled.
 
         Agno 3.1 sends RunCancelled and then RunCompleted. The decoder uses only RunCancelled.
         """
@@ -348,7 +339,7 @@ class AgnoDecoder:
         return [*closed, self._end(run, "lifecycle.cancelled", data)]
 
     def _resume_failed(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """Ends the run as lost.
+        """End the run as lost.
 
         If the server does not know the run, /resume answers with status 200 and this event only.
         """
@@ -372,7 +363,7 @@ class AgnoDecoder:
         error: str | None = None,
         cut: str | None = None,
     ) -> list[Draft]:
-        """Ends an inner run.
+        """End an inner run.
 
         `error` or else `cut` says why the run's open message is incomplete.
         """
@@ -385,7 +376,7 @@ class AgnoDecoder:
         return drafts
 
     def _close_all(self, status: str, why: str) -> list[Draft]:
-        """Ends all open parts of all runs, beginning with the inner runs.
+        """End all open parts of all runs, beginning with the inner runs.
 
         `why` says why the open messages are incomplete.
         """
@@ -396,7 +387,7 @@ class AgnoDecoder:
     # Steps and other events.
 
     def _step(self, name: str, run: Run, body: AgnoFrame) -> Drafts:
-        """Handles an event of a step.
+        """Handle an event of a step.
 
         The event also shows that the run has resumed, because after a rejected gate Agno sends no
         other event before the next step.
@@ -411,7 +402,7 @@ class AgnoDecoder:
         )
 
     def _custom_event(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Turns an event that a tool's author defined into a canonical draft or a
+        """Turn an event that a tool's author defined into a canonical draft or a
         `custom.event`."""
         for key, value in (("name", body.get("name")), ("type", body.get("type"))):
             name = string(value)
@@ -420,7 +411,7 @@ class AgnoDecoder:
         return self._unknown(run, "CustomEvent", body)
 
     def _unknown(self, run: Run, name: str, body: AgnoFrame) -> Drafts:
-        """Handles an event whose name has no entry in the table of handlers.
+        """Handle an event whose name has no entry in the table of handlers.
 
         The class of a custom event may have the name of a canonical type. Such an event becomes an
         event of this type, if the fields fit. Any other event becomes a `custom.event`.

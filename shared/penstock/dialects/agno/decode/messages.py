@@ -20,7 +20,7 @@ _ROLE = "assistant"
 
 
 def _citations(value: Json) -> JsonObject | None:
-    """Returns the citations; None if they name no source.
+    """Return the citations; None if they name no source.
 
     Agno sends citations with three empty lists at the end of every message.
     """
@@ -39,12 +39,12 @@ class Messages:
         self._made: Counter[str] = Counter()
 
     def open(self, leg: int) -> None:
-        """Begins a leg. The leg's number is part of all new ids."""
+        """Begin a leg. The leg's number is part of all new ids."""
         self._leg = leg
         self._made.clear()
 
     def content(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles RunContent, which has a piece of text or thought, or structured output.
+        """Handle RunContent, which has a piece of text or thought, or structured output.
 
         RunContent is the most frequent event.
         """
@@ -68,7 +68,7 @@ class Messages:
         return drafts
 
     def missing_answer(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Returns the drafts for an answer that only the last event of a run contains.
+        """Return the drafts for an answer that only the last event of a run contains.
 
         If Agno replays a stream from its database, there is no RunContent, and only RunCompleted
         has the text. The answer of a workflow is often the last message of an agent in one of its
@@ -93,18 +93,18 @@ class Messages:
         return self.content(run, answer)
 
     def completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """Handles RunContentCompleted, which Agno also sends for a run without content."""
+        """Handle RunContentCompleted, which Agno also sends for a run without content."""
         return self.close(run)
 
     def close(self, run: Run, error: str | None = None) -> list[Draft]:
-        """Ends the run's open message and thoughts.
+        """End the run's open message and thoughts.
 
         `error` says why the message is incomplete; None for a complete message.
         """
         return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:
-        """Ends the message when a tool call starts.
+        """End the message when a tool call starts.
 
         Thoughts that began with ReasoningStarted stay open.
         """
@@ -112,12 +112,12 @@ class Messages:
         return thoughts + self._end_message(run)
 
     def reasoning_started(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """Handles ReasoningStarted. Emits nothing before the first thought."""
+        """Handle ReasoningStarted. Emit nothing before the first thought."""
         run.announced = True
         return []
 
     def reasoning_delta(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ReasoningContentDelta, which has a piece of a thought."""
+        """Handle ReasoningContentDelta, which has a piece of a thought."""
         thought = string(body.get("reasoning_content"))
         if thought is None:
             return []
@@ -125,7 +125,7 @@ class Messages:
         return [self._thought(run, thought)]
 
     def reasoning_step(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ReasoningStep.
+        """Handle ReasoningStep.
 
         The event's `reasoning_content` repeats all earlier thoughts. So only the new part is
         emitted.
@@ -141,7 +141,7 @@ class Messages:
         return [self._thought(run, thought, string(step.get("title")))] if thought else []
 
     def reasoning_completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """Handles ReasoningCompleted. Ends the thoughts, unless text has already ended them.
+        """Handle ReasoningCompleted. End the thoughts, unless text has already ended them.
 
         The event itself only repeats the thoughts of the steps.
         """
@@ -183,7 +183,7 @@ class Messages:
         return self._agents.draft(run, "llm.reasoning", data)
 
     def _end_thoughts(self, run: Run) -> list[Draft]:
-        """Ends open thoughts with one more event, which has an empty thought and `final`."""
+        """End open thoughts with one more event, which has an empty thought and `final`."""
         run.announced = False
         if run.reasoning_id is None:
             return []

@@ -13,7 +13,7 @@ _OF_TEAMS: Final = "requirements"  # the section of a pause that has a team's qu
 
 
 def pause_item(item_id: str, question: Question, call: Call | None, run: Run) -> PauseItem:
-    """Returns the item for a question.
+    """Return the item for a question.
 
     `call` is the call that waits for the answer; None if no call waits.
     """

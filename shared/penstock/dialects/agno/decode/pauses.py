@@ -66,7 +66,7 @@ class Question:
 
 
 def questions_of_run(body: AgnoFrame, *, team: bool) -> list[Question]:
-    """Returns the questions of RunPaused or TeamRunPaused.
+    """Return the questions of RunPaused or TeamRunPaused.
 
     For a team, questions from `requirements` come first, because a team that continues reads only
     its requirements. If a run of Agno 2.3 pauses again, the frame repeats the requirements of the
@@ -99,7 +99,6 @@ def questions_of_run(body: AgnoFrame, *, team: bool) -> list[Question]:
 
 
 def questions_of_workflow(body: AgnoFrame) -> list[Question]:
-    """Returns the questions of WorkflowPaused."""
     return [
         question
         for index, step in enumerate(array(body.get("step_requirements")))
@@ -109,7 +108,7 @@ def questions_of_workflow(body: AgnoFrame) -> list[Question]:
 
 
 def filled_in(tool: Tool) -> JsonObject:
-    """Returns the arguments that a person must fill in, with the values that the model gave."""
+    """Return the arguments that a person must fill in, with the values that the model gave."""
     return {
         name: spec.get("value")
         for spec in objects(tool.get("user_input_schema"))
@@ -150,7 +149,7 @@ def _question_of_tool(
 
 
 def _was_asked_about(tool: Tool) -> bool:
-    """Returns whether the call has an id and waits, or has waited, for a decision.
+    """Return whether the call has an id and waits, or has waited, for a decision.
 
     A call that has run after its decision still has `confirmed` or `answered`, but has
     `requires_confirmation: false`.
@@ -166,7 +165,7 @@ def _was_asked_about(tool: Tool) -> bool:
 
 
 def _tool_kind(tool: Tool) -> PauseKind | None:
-    """Returns the kind of answer for which the call waits; None if the call does not wait.
+    """Return the kind of answer for which the call waits; None if the call does not wait.
 
     If several kinds apply, the most specific kind is returned, as in Agno's `pause_type`.
     """
@@ -215,7 +214,7 @@ def _step_kind(step: StepRequirement) -> _StepKind | None:
 
 
 def _input_schema(fields: Json) -> JsonObject | None:
-    """Converts Agno's list of fields into a JSON Schema; returns None if there are no fields.
+    """Convert Agno's list of fields into a JSON Schema; returns None if there are no fields.
 
     The values that the model gave become the defaults.
     """
@@ -241,7 +240,7 @@ def _input_schema(fields: Json) -> JsonObject | None:
 
 
 def _feedback_schema(questions: list[FeedbackQuestion]) -> JsonObject | None:
-    """Returns a JSON Schema with one property for each question; None if there are no questions.
+    """Return a JSON Schema with one property for each question; None if there are no questions.
 
     The value of a property is a list of labels of the question's options.
     """

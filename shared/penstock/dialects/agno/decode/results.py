@@ -23,7 +23,7 @@ _LITERAL_STARTS: Final = ("{", "[", "(")
 
 
 def tool_value(result: Json) -> Json:
-    """Returns a tool's result, parsed as JSON or as a Python literal.
+    """Return a tool's result, parsed as JSON or as a Python literal.
 
     A text that is neither is returned unchanged.
 

@@ -14,18 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from penstock.dialects.agno.decode.frames import AgnoFrame, StepResult
 from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
 from penstock.dialects.json import OBJECT, obj, objects, string, text, without_none
+from penstock.dialects.snapshots import DICT, LIST, SET, Snapshots, Table, values
 
 # The type and the data of an event, and the id of its step.
 StepEvent = tuple[str, JsonObject, str]
 
 
 @dataclass(slots=True)
-class Steps:
+class Steps(Snapshots):
     """Decodes the events of steps, and keeps the open steps by the upstream's id."""
+
+    STORED: ClassVar[Table] = {
+        "open": ("open", DICT),
+        "names": ("names", DICT),
+        "used": ("used", DICT),
+        "turns": ("turns", DICT),
+        "last": ("last", DICT),
+        "chosen": ("chosen", values(LIST)),
+        "parallel": ("parallel", SET),
+    }
 
     open: dict[str, str] = field(default_factory=dict)
     # maps a canonical step id to the step's name
@@ -42,7 +54,7 @@ class Steps:
     parallel: set[str] = field(default_factory=set)
 
     def id_of(self, upstream_id: str) -> str:
-        """Returns the canonical id of a step.
+        """Return the canonical id of a step.
 
         For a loop with an open turn, returns the id of the turn.
         """
@@ -51,12 +63,11 @@ class Steps:
         return ours if turn is None else f"{ours}/{turn}"
 
     def feed(self, name: str, run_id: str, body: AgnoFrame) -> list[StepEvent]:
-        """Returns the events of one frame. `name` must be a key of `EVENTS`."""
         handle, kind = EVENTS[name]
         return handle(self, run_id, body, kind)
 
     def failures(self, run_id: str, results: Json) -> list[StepEvent]:
-        """Returns the failures of open steps that only the workflow's results report.
+        """Return the failures of open steps that only the workflow's results report.
 
         The reason is that if all attempts of a step have failed, Agno 3.1 skips the step without an
         event, and the workflow completes.
@@ -71,27 +82,6 @@ class Steps:
             for upstream_id, ours in list(self.open.items())
             if (name := self.names.get(ours, "")) in errors and self._close(upstream_id)
         ]
-
-    def dump(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `load`."""
-        return {
-            "open": dict(self.open),
-            "names": dict(self.names),
-            "used": dict(self.used),
-            "turns": dict(self.turns),
-            "last": dict(self.last),
-            "chosen": {router: list(names) for router, names in self.chosen.items()},
-            "parallel": sorted(self.parallel),
-        }
-
-    def load(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self.open, self.names = dict(state["open"]), dict(state["names"])
-        self.used, self.turns = dict(state["used"]), dict(state["turns"])
-        # Snapshots of versions before 0.2 do not have `last`, `chosen` and `parallel`.
-        self.last = dict(state.get("last", {}))
-        self.chosen = {key: list(names) for key, names in state.get("chosen", {}).items()}
-        self.parallel = set(state.get("parallel", ()))
 
     def _begin(self, run_id: str, body: AgnoFrame, kind: str) -> list[StepEvent]:
         upstream_id = _step_id(body)
@@ -122,7 +112,7 @@ class Steps:
         return [*transition, ("workflow.step_started", without_none(data), step_id)]
 
     def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[StepEvent]:
-        """Returns the transition to a step that begins inside the step `around`.
+        """Return the transition to a step that begins inside the step `around`.
 
         The result is empty if no router chose the step and no step ended before it.
         """
@@ -228,7 +218,6 @@ def _branch(body: AgnoFrame) -> str | None:
 
 
 def _outputs(body: AgnoFrame) -> Json:
-    """Returns the results of the steps inside a step, in order."""
     return _results(body.get("step_results") or body.get("all_results"))
 
 
@@ -242,7 +231,7 @@ def _results(results: Json) -> Json:
 
 
 def _flat(results: Json) -> list[StepResult]:
-    """Returns the results of steps and of all steps inside them, in one list.
+    """Return the results of steps and of all steps inside them, in one list.
 
     The function uses a loop, because the agent server decides how deeply the results are nested,
     and a recursion could exceed Python's limit.

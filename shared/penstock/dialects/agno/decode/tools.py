@@ -8,6 +8,7 @@ twice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from penstock.dialects.agno.decode.agents import Agents, Run
 from penstock.dialects.agno.decode.calls import Call, Calls, call_id, tool_args, tool_name
@@ -19,13 +20,20 @@ from penstock.dialects.agno.vocabulary import is_answered_by_decision
 from penstock.dialects.approved_calls import have_same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
 from penstock.dialects.json import number, obj, objects, string, text
+from penstock.dialects.snapshots import DICT, PART, TUPLES, Snapshots, Table
 
 # The error text for a failed call for which Agno sends no text.
 _FAILED = "the tool failed"
 
 
-class Tools:
+class Tools(Snapshots):
     """Decodes the calls of the outer run and of all its inner runs."""
+
+    STORED: ClassVar[Table] = {
+        "calls": ("_calls", PART),
+        "tasks": ("_tasks", TUPLES),
+        "waiting": ("_waiting", DICT),
+    }
 
     def __init__(self, agents: Agents, messages: Messages) -> None:
         self._agents = agents
@@ -36,7 +44,7 @@ class Tools:
         self._waiting: dict[str, str] = {}  # maps an item's id to the call's id
 
     def started(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ToolCallStarted, for a new call or for a call that was announced at a pause."""
+        """Handle ToolCallStarted, for a new call or for a call that was announced at a pause."""
         tool: Tool = obj(body.get("tool"))
         drafts = self._messages.interrupt(run)
         call = self._calls.find(run.key, tool, pending=True)
@@ -52,20 +60,19 @@ class Tools:
         return [*drafts, self._asked(run, call, tool)]
 
     def completed(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ToolCallCompleted. For a failed call, ToolCallError reports the failure again."""
+        """Handle ToolCallCompleted. For a failed call, ToolCallError reports the failure again."""
         tool: Tool = obj(body.get("tool"))
         failed = tool.get("tool_call_error") is True
         return self._ended(run, tool, (text(tool.get("result")) or _FAILED) if failed else None)
 
     def failed(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ToolCallError."""
         tool: Tool = obj(body.get("tool"))
         return self._ended(
             run, tool, string(body.get("error")) or text(tool.get("result")) or _FAILED
         )
 
     def pending(self, run: Run, question: Question, drafts: list[Draft]) -> Call:
-        """Returns the call that waits for a decision, and announces a call that is new."""
+        """Return the call that waits for a decision, and announces a call that is new."""
         tool: Tool = question.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
@@ -77,11 +84,11 @@ class Tools:
         return call
 
     def waits(self, item_id: str, call: Call) -> None:
-        """Notes the item id under which the pause lists the call. `decided` later gets this id."""
+        """Note the item id under which the pause lists the call. `decided` later gets this id."""
         self._waiting[item_id] = call.id
 
     def decided(self, items: Mapping[str, JsonObject]) -> list[Draft]:
-        """Returns the results that Agno never reports (see `AgnoDecoder.decided`)."""
+        """Return the results that Agno never reports (see `AgnoDecoder.decided`)."""
         drafts: list[Draft] = []
         calls = {call.id: call for call in self._calls.open}
         for item_id, decision in items.items():
@@ -103,7 +110,7 @@ class Tools:
         return drafts
 
     def end_waiting(self, body: AgnoFrame) -> list[Draft]:
-        """Ends the calls that still wait when the run completes, because Agno sends no events for
+        """End the calls that still wait when the run completes, because Agno sends no events for
         them.
 
         There are two known causes. Agno 2.3 continues a team while one of its members pauses. And
@@ -128,7 +135,7 @@ class Tools:
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
-        """Returns the task that a call of the team gave to this member; None if there is no task.
+        """Return the task that a call of the team gave to this member; None if there is no task.
 
         A call gives its task to one member or to all members. A task for one member is returned
         only once.
@@ -140,20 +147,6 @@ class Tools:
                     self._tasks.remove(task)
                 return description
         return None
-
-    def dump(self) -> JsonObject:
-        """Returns the state as JSON, for `load`."""
-        return {
-            "calls": self._calls.dump(),
-            "tasks": [list(task) for task in self._tasks],
-            "waiting": dict(self._waiting),
-        }
-
-    def load(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self._calls = Calls.load(state["calls"])
-        self._tasks = [(team, member, task) for team, member, task in state["tasks"]]
-        self._waiting = dict(state["waiting"])
 
     def _ended(self, run: Run, tool: Tool, error: str | None) -> list[Draft]:
         call = self._calls.find(run.key, tool, pending=False)
@@ -177,7 +170,7 @@ class Tools:
         return [*drafts, self._agents.draft(run, "llm.tool_result", data)]
 
     def _compared(self, run: Run, call: Call, tool: Tool) -> list[Draft]:
-        """Returns a warning if an approved call runs with another tool or other arguments.
+        """Return a warning if an approved call runs with another tool or other arguments.
 
         The tool and arguments with which the call runs are stored, so that the same difference
         causes no second warning.
@@ -216,7 +209,7 @@ class Tools:
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
-        """Keeps the task if the call is a team's call to a member.
+        """Keep the task if the call is a team's call to a member.
 
         The later frames of the member's run do not contain the task.
         """
@@ -230,7 +223,7 @@ class Tools:
 
 
 def _inner_tools(body: AgnoFrame) -> Iterator[Tool]:
-    """Yields the tools of the inner runs that the last frame of a run lists."""
+    """Yield the tools of the inner runs that the last frame of a run lists."""
     for runs in (body.get("member_responses"), body.get("step_executor_runs")):
         run: AgnoFrame
         for run in objects(runs):

@@ -7,9 +7,9 @@ from penstock.dialects.base import JsonObject
 
 
 def usage(metrics: JsonObject) -> JsonObject | None:
-    """Returns the token counts of a run's `metrics`, as `usage` of `lifecycle.completed`.
+    """Return the token counts of a run's `metrics`, as `usage` of `lifecycle.completed`.
 
-    Returns None if there are no counts. Note that Agno 2.3 counts the first leg of a continued run
+    Return None if there are no counts. Note that Agno 2.3 counts the first leg of a continued run
     twice.
     """
     counts = {
@@ -19,9 +19,9 @@ def usage(metrics: JsonObject) -> JsonObject | None:
 
 
 def other_metrics(metrics: JsonObject) -> JsonObject | None:
-    """Returns the members of a run's `metrics` that have a value and are not token counts.
+    """Return the members of a run's `metrics` that have a value and are not token counts.
 
-    Returns None if there are no such members.
+    Return None if there are no such members.
     """
     others = {
         name: value

@@ -40,7 +40,7 @@ class Address:
     steps: dict[str, Step] = field(default_factory=dict)  # maps a canonical step id to the step
 
     def frame(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-        """Returns the body of a frame. `name` is the event's name in the stream of an agent."""
+        """Return the body of a frame. `name` is the event's name in the stream of an agent."""
         return {
             "event": name if event.get("subrun") else self._name(name),
             **self._sender(event),
@@ -50,7 +50,7 @@ class Address:
         }
 
     def awaits_start(self, dispatch: JsonObject) -> bool:
-        """Returns whether the start of this dispatch's step comes after the dispatch.
+        """Return whether the start of this dispatch's step comes after the dispatch.
 
         The start may also be the start of the step's next attempt.
 

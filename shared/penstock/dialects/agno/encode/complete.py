@@ -26,7 +26,7 @@ _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 
 
 def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None) -> JsonObject:
-    """Returns the run as one object.
+    """Return the run as one object.
 
     `events` are the run's envelopes from its start to its end or a pause. `encoder` is a new
     encoder with the surface's kind and names. `status` is COMPLETED, PAUSED, ERROR or CANCELLED.
@@ -70,7 +70,7 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
 
 
 def _message(events: Sequence[JsonObject]) -> str | None:
-    """Returns the user's message; None if the events do not begin with the run's start."""
+    """Return the user's message; None if the events do not begin with the run's start."""
     for event in events[:1]:
         message = event["data"].get("message")
         if event["sequence"] == 1 and isinstance(message, str):

@@ -20,7 +20,7 @@ _ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
 
 
 def messages_of(events: Iterable[JsonObject]) -> list[JsonObject]:
-    """Returns the messages of the outer run, in order.
+    """Return the messages of the outer run, in order.
 
     `events` are envelopes from the run's start.
     """

@@ -71,9 +71,9 @@ class _Call:
         return self.item is not None or bool(self.event["data"].get("pending"))
 
     def duration_s(self, event: JsonObject) -> float | None:
-        """Returns the number of seconds for which the call ran, up to this event.
+        """Return the number of seconds for which the call ran, up to this event.
 
-        Returns None if the call waited for a decision and no event shows when the call then
+        Return None if the call waited for a decision and no event shows when the call then
         started.
         """
         begun_s = epoch_s(self.event) if not self.is_waiting else self.started_s
@@ -111,7 +111,7 @@ class AgnoEncoder:
         self._address = Address(self.kind, self.name)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event. `event` is the envelope of the event.
+        """Return the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty if the dialect omits the event.
         """
@@ -137,7 +137,7 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Starts an inner run, after the starts of the running calls.
+        """Start an inner run, after the starts of the running calls.
 
         The running calls come first, because one of them has started the inner run. A step of a
         Penstock workflow is dispatched before it starts, but Agno's clients expect the step's start
@@ -153,7 +153,7 @@ class AgnoEncoder:
             yield self._inner_started(event)
 
     def _inner_started(self, event: JsonObject) -> JsonObject:
-        """Returns the start of an inner run. The sender of the frame is the worker or the team.
+        """Return the start of an inner run. The sender of the frame is the worker or the team.
 
         In this frame, the worker's name is used as the worker's id, because only later events
         contain the id.
@@ -175,7 +175,7 @@ class AgnoEncoder:
         yield self._send_text(event, data["content"])
 
     def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends a message. If the content was sent in pieces, this makes no frame."""
+        """End a message. If the content was sent in pieces, this makes no frame."""
         data = event["data"]
         if data["message_id"] in self._streamed:
             self._streamed.discard(data["message_id"])
@@ -217,7 +217,7 @@ class AgnoEncoder:
         )
 
     def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends the content of a run.
+        """End the content of a run.
 
         If there are citations, a last empty piece of text has them.
         """
@@ -238,7 +238,7 @@ class AgnoEncoder:
     # Tools.
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps a tool call until the call runs.
+        """Keep a tool call until the call runs.
 
         If the turn has no content yet, sends an empty text.
         """
@@ -289,7 +289,7 @@ class AgnoEncoder:
         yield self._address.frame(event, "ToolCallCompleted", content=message, tool=tool)
 
     def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits ToolCallStarted for the calls that need no decision and have not started."""
+        """Emit ToolCallStarted for the calls that need no decision and have not started."""
         for call in self._calls.values():
             if not call.is_waiting:
                 yield from self._run(call, event)
@@ -336,7 +336,6 @@ class AgnoEncoder:
         )
 
     def _step(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Encodes an event of a step. Agents and teams have no steps in Agno."""
         if self.kind == "workflow":
             yield STEP_FRAMES[event["event"]["action"]](self._address, event)
             if event["event"]["action"] == "step_started":
@@ -347,7 +346,7 @@ class AgnoEncoder:
     # Ends.
 
     def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends an inner run.
+        """End an inner run.
 
         The frame's sender is always the agent of the inner run, even if another agent reports the
         end.
@@ -417,7 +416,7 @@ class AgnoEncoder:
             yield from self._end_content(event)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps the state until RunCompleted, which contains the state."""
+        """Keep the state until RunCompleted, which contains the state."""
         self._state.replace(event["data"].get("snapshot"))
         yield from ()
 
@@ -461,7 +460,7 @@ DIALECT: Final = ClientDialect(
 
 
 def _type_of(content: Json) -> str:
-    """Returns Agno's `content_type`, which is the name of the content's Python type.
+    """Return Agno's `content_type`, which is the name of the content's Python type.
 
     For None, the result is "str".
     """

@@ -43,7 +43,7 @@ _ASKING_TOOLS: Final[Mapping[str, str]] = {
 
 
 def tool(call_id: str, name: str, args: Json) -> JsonObject:
-    """Returns the tool object of a call that has not run. All keys are always present."""
+    """Return the tool object of a call that has not run. All keys are always present."""
     return {
         "tool_call_id": call_id,
         "tool_name": name,
@@ -65,7 +65,7 @@ def tool(call_id: str, name: str, args: Json) -> JsonObject:
 
 
 def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
-    """Returns the tool object for an approval's item.
+    """Return the tool object for an approval's item.
 
     A client answers the item by filling in this object.
 
@@ -91,7 +91,7 @@ def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
 
 
 def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Returns the requirement for an item.
+    """Return the requirement for an item.
 
     If the item belongs to an inner run, the requirement names the member.
     """
@@ -115,7 +115,7 @@ def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
 
 
 def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Returns the requirement for a workflow's item, which is a gate or a call of a step's
+    """Return the requirement for a workflow's item, which is a gate or a call of a step's
     agent."""
     if item.get("tool_call_id"):
         member = obj(item.get("subrun"))
@@ -150,9 +150,9 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
 
 
 def is_silent(item: JsonObject | None, name: str) -> bool:
-    """Returns whether the item's answer is the call's result. Agno sends no event for such a call.
+    """Return whether the item's answer is the call's result. Agno sends no event for such a call.
 
-    Returns False for a call without an item.
+    Return False for a call without an item.
     """
     if item is None:
         return False
@@ -163,7 +163,7 @@ def is_silent(item: JsonObject | None, name: str) -> bool:
 
 
 def result_text(result: Json) -> str | None:
-    """Returns a result as Agno writes it, with `str(value)`.
+    """Return a result as Agno writes it, with `str(value)`.
 
     So an object becomes a Python literal.
     """
@@ -171,7 +171,7 @@ def result_text(result: Json) -> str | None:
 
 
 def completion_text(done: JsonObject, duration_s: float | None) -> str:
-    """Returns the `content` of ToolCallCompleted, which is a line about the call and its
+    """Return the `content` of ToolCallCompleted, which is a line about the call and its
     duration."""
     args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
     time = "" if duration_s is None else f" in {duration_s:.4f}s"
@@ -179,7 +179,7 @@ def completion_text(done: JsonObject, duration_s: float | None) -> str:
 
 
 def citations(cited: Json) -> JsonObject:
-    """Returns citations with the three lists of agno-events.md.
+    """Return citations with the three lists of agno-events.md.
 
     The URLs of another framework's citations go to the list `urls`.
     """
@@ -194,7 +194,7 @@ def citations(cited: Json) -> JsonObject:
 
 
 def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
-    """Returns a run's metrics.
+    """Return a run's metrics.
 
     Durations that the agent server has not sent are computed from the times of the canonical
     events.
@@ -208,7 +208,7 @@ def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) ->
 
 
 def _fields(schema: Json) -> list[JsonObject]:
-    """Converts a JSON Schema into Agno's list of fields.
+    """Convert a JSON Schema into Agno's list of fields.
 
     A schema without properties becomes one field, `value`.
     """
@@ -228,7 +228,7 @@ def _field(name: str, spec: JsonObject) -> JsonObject:
 
 
 def _questions(item: JsonObject) -> list[JsonObject]:
-    """Returns Agno's questions unchanged, or one question with another framework's options."""
+    """Return Agno's questions unchanged, or one question with another framework's options."""
     options = item.get("options") or []
     if item["kind"] == "feedback" and objects(options):
         return objects(options)

@@ -65,7 +65,7 @@ def _step(address: Address, event: JsonObject) -> Step:
 
 
 def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-    """Returns the body of a step's frame.
+    """Return the body of a step's frame.
 
     The frame of a loop's turn has the id of the loop and the number of the turn.
     """

@@ -5,7 +5,8 @@ A subagent begins with SUBAGENT_STARTED, or with the first other event that name
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from penstock.dialects.agui.decode.frames import AguiFrame
 from penstock.dialects.agui.decode.metadata import with_metadata
@@ -21,6 +22,7 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.json import obj, string, without_none
+from penstock.dialects.snapshots import AS_IS, PART, Snapshots, Table, of, values
 
 Owner = str | None  # the upstream id of a subagent; None for the agent itself
 
@@ -40,8 +42,16 @@ class _Agent:
     steps: list[list[str]] = field(default_factory=list)  # pairs of name and step id
 
 
-class Agents:
+class Agents(Snapshots):
     """Keeps the agent of a run and its subagents."""
+
+    STORED: ClassVar[Table] = {
+        "outer": ("_outer", of(_Agent)),
+        "subagents": ("_subagents", values(of(_Agent))),
+        "subrun_ids": ("_subrun_ids", PART),
+        "step_ids": ("_step_ids", PART),
+        "run_id": ("run_id", AS_IS),
+    }
 
     def __init__(self, agent: AgentFacts) -> None:
         self._outer = _Agent(
@@ -59,21 +69,20 @@ class Agents:
 
     @property
     def source(self) -> Source:
-        """The source of the agent itself."""
         return self._outer.source
 
     def draft(self, body: AguiFrame, event_type: str, data: JsonObject) -> Draft:
-        """Returns a draft with the source and step of the event's agent."""
+        """Return a draft with the source and step of the event's agent."""
         agent = self._agent(owner_of(body))
         step_id = agent.steps[-1][1] if agent.steps else None
         return Draft(event_type, data, agent.source, agent.subrun, step_id)
 
     def subrun(self, owner: Owner) -> Subrun | None:
-        """Returns the inner run of a subagent; None for the agent itself."""
+        """Return the inner run of a subagent; None for the agent itself."""
         return self._agent(owner).subrun
 
     def start_unknown(self, body: AguiFrame) -> list[Draft]:
-        """Starts the subagent that the event names, if the subagent is unknown.
+        """Start the subagent that the event names, if the subagent is unknown.
 
         Events SUBAGENT_* are not handled here, because they have handlers of their own.
         """
@@ -85,9 +94,9 @@ class Agents:
     # Subagents.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles SUBAGENT_STARTED.
+        """Handle SUBAGENT_STARTED.
 
-        Emits nothing for a subagent that waited during the pause and now continues.
+        Emit nothing for a subagent that waited during the pause and now continues.
         """
         owner = owner_of(body)
         if owner is None:
@@ -99,7 +108,7 @@ class Agents:
         return [*self._finish(owner, "cancelled"), self._dispatch(owner, body)]
 
     def finished(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles SUBAGENT_FINISHED. The subagent has ended, or waits until the run's next leg."""
+        """Handle SUBAGENT_FINISHED. The subagent has ended, or waits until the run's next leg."""
         owner = owner_of(body)
         agent = self._subagents.get(owner) if owner else None
         if owner is None or agent is None:
@@ -110,7 +119,6 @@ class Agents:
         return self._finish(owner, "completed", result=body.get("result"))
 
     def failed(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles SUBAGENT_ERROR."""
         owner = owner_of(body)
         if owner is None or owner not in self._subagents:
             return None
@@ -138,7 +146,7 @@ class Agents:
         return Draft("dispatch.worker", data, around.source, around.subrun, step_id)
 
     def _finish(self, owner: str, status: str, **outcome: object) -> list[Draft]:
-        """Ends a subagent and its open steps."""
+        """End a subagent and its open steps."""
         agent = self._subagents.pop(owner, None)
         if agent is None:
             return []
@@ -154,7 +162,7 @@ class Agents:
     # Steps.
 
     def step_started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles STEP_STARTED. A step of AG-UI has a name and no other data.
+        """Handle STEP_STARTED. A step of AG-UI has a name and no other data.
 
         Raises:
             LimitReached: The agent has too many open steps.
@@ -170,7 +178,7 @@ class Agents:
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
     def step_finished(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles STEP_FINISHED. Ends the agent's last open step that has the event's name.
+        """Handle STEP_FINISHED. End the agent's last open step that has the event's name.
 
         The output is None, because AG-UI has no outputs of steps.
         """
@@ -188,7 +196,7 @@ class Agents:
     # Ends.
 
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
-        """Ends all open steps and all subagents.
+        """End all open steps and all subagents.
 
         With `error`, the steps fail with this error. Without `error`, the steps are completed. The
         subagents end with `status`.
@@ -209,30 +217,12 @@ class Agents:
             kind, data = "workflow.step_failed", {**data, "error": error}
         return Draft(kind, data, agent.source, agent.subrun, step_id)
 
-    def dump(self) -> JsonObject:
-        """Returns the state as JSON, for `load`."""
-        return {
-            "outer": asdict(self._outer),
-            "subagents": {owner: asdict(agent) for owner, agent in self._subagents.items()},
-            "subrun_ids": dict(self._subrun_ids.used),
-            "step_ids": dict(self._step_ids.used),
-            "run_id": self.run_id,
-        }
-
-    def load(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self._outer = _Agent(**state["outer"])
-        self._subagents = {owner: _Agent(**agent) for owner, agent in state["subagents"].items()}
-        self._subrun_ids.used = dict(state["subrun_ids"])
-        self._step_ids.used = dict(state["step_ids"])
-        self.run_id = state["run_id"]
-
     def _agent(self, owner: Owner) -> _Agent:
         return self._subagents.get(owner, self._outer) if owner else self._outer
 
 
 def owner_of(body: AguiFrame) -> Owner:
-    """Returns the id of the subagent that an event belongs to; None for the agent itself."""
+    """Return the id of the subagent that an event belongs to; None for the agent itself."""
     return string(body.get("subagentRunId"))
 
 

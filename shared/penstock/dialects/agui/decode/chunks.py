@@ -41,7 +41,7 @@ class Chunks:
         self._lanes: dict[str | None, tuple[_Kind, str]] = {}
 
     def expand(self, body: Any) -> list[Any]:
-        """Returns the start, content and end events for which a chunk event stands.
+        """Return the start, content and end events for which a chunk event stands.
 
         Any other event is returned unchanged. If such an event ends an open message or call, the
         end event of this message or call comes first. A chunk without an id is also returned

@@ -14,7 +14,7 @@ is the event's type, and the value is the whole event. A CUSTOM event keeps its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from penstock.dialects.agui.decode.agents import Agents
 from penstock.dialects.agui.decode.chunks import Chunks
@@ -36,12 +36,13 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.custom_events import from_custom
 from penstock.dialects.json import OBJECT, loads, obj, objects, string, strings, text, without_none
+from penstock.dialects.snapshots import AS_IS, DICT, LIST, PART, Snapshots, Table
 from penstock.sse import Frame
 
 _ON_INTERRUPT = "on_interrupt"
 
 
-class AguiDecoder:
+class AguiDecoder(Snapshots):
     """Decodes one run (see `penstock.dialects.base.Decoder`).
 
     If an event would become a `custom.event` and `AgentFacts.drop` names its type, the event is
@@ -49,6 +50,17 @@ class AguiDecoder:
     for what an open call waits, a call of such a tool waits for its result, and any other call
     waits for a confirmation.
     """
+
+    STORED: ClassVar[Table] = {
+        "over": ("_over", AS_IS),
+        "thread_id": ("_thread_id", AS_IS),
+        "usage": ("_usage", DICT),
+        "models": ("_models", LIST),
+        "cast": ("_agents", PART),
+        "speech": ("_messages", PART),
+        "tools": ("_tools", PART),
+        "pauses": ("_pauses", PART),
+    }
 
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
@@ -64,7 +76,7 @@ class AguiDecoder:
         self._chunks = Chunks()
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begins a leg. For the upstream, each leg is a separate run."""
+        """Begin a leg. For the upstream, each leg is a separate run."""
         self._waits = False
         self._chunks = Chunks()
         self._messages.open(leg)
@@ -73,7 +85,7 @@ class AguiDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions. Returns the results of the calls that the client ran.
+        """Take the decisions. Return the results of the calls that the client ran.
 
         The upstream sends no event for these calls.
         """
@@ -83,7 +95,7 @@ class AguiDecoder:
         return drafts
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """Returns the drafts of one frame; none for a frame after a terminal event or a pause."""
+        """Return the drafts of one frame; none for a frame after a terminal event or a pause."""
         if self._over or self._waits:
             return []
         try:
@@ -101,7 +113,7 @@ class AguiDecoder:
         return drafts
 
     def end(self) -> Sequence[Draft | Pause]:
-        """Ends a leg whose response ended.
+        """End a leg whose response ended.
 
         If the run has neither ended nor paused, the run is lost.
         """
@@ -111,36 +123,13 @@ class AguiDecoder:
         return self._fail({"error": message, "code": "upstream_lost"})
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """Closes the open parts of a response that was cut off.
+        """Close the open parts of a response that was cut off.
 
         The caller reports why the response was cut off.
         """
         if self._over or self._waits:
             return []
         return [*self._messages.close(_CUT["message"]), *self._agents.close("failed", _CUT)]
-
-    def snapshot(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `restore`."""
-        return {
-            "over": self._over,
-            "thread_id": self._thread_id,
-            "usage": self._usage,
-            "models": self._models,
-            "cast": self._agents.dump(),
-            "speech": self._messages.dump(),
-            "tools": self._tools.dump(),
-            "pauses": self._pauses.dump(),
-        }
-
-    def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot. The caller calls `open` next."""
-        self._over = state["over"]
-        self._thread_id = state["thread_id"]
-        self._usage, self._models = dict(state["usage"]), list(state["models"])
-        self._agents.load(state["cast"])
-        self._messages.load(state["speech"])
-        self._tools.load(state["tools"])
-        self._pauses.load(state["pauses"])
 
     def _event(self, body: AguiFrame) -> Sequence[Draft | Pause]:
         type_: Any = body["type"]  # a string, as `feed` has checked
@@ -155,9 +144,9 @@ class AguiDecoder:
     # The run.
 
     def _started(self, body: AguiFrame) -> Sequence[Draft]:
-        """Handles RUN_STARTED.
+        """Handle RUN_STARTED.
 
-        Takes only the upstream ids, because the canonical run has already started.
+        Take only the upstream ids, because the canonical run has already started.
         """
         self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
@@ -227,7 +216,7 @@ class AguiDecoder:
         return self._end("lifecycle.failed", failure, {})
 
     def _end(self, event_type: str, data: JsonObject, body: AguiFrame) -> Sequence[Draft]:
-        """Emits the ends of all open parts, and then the terminal event."""
+        """Emit the ends of all open parts, and then the terminal event."""
         self._over = True
         status, error = _ENDS[event_type]
         if "error" in data:
@@ -237,7 +226,7 @@ class AguiDecoder:
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 
     def _count(self, body: AguiFrame) -> None:
-        """Adds the token counts of a leg. The upstream counts each leg as a separate run."""
+        """Add the token counts of a leg. The upstream counts each leg as a separate run."""
         models = objects(body.get("usage"))
         add_usage(self._usage, models)
         self._models += models
@@ -288,7 +277,7 @@ class AguiDecoder:
         return self._custom(name, body, value)
 
     def _custom(self, name: str, body: Json, value: Json) -> list[Draft]:
-        """Returns a `custom.event` for an upstream event.
+        """Return a `custom.event` for an upstream event.
 
         If the configuration drops the event's name, returns nothing.
         """

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
 from penstock.dialects.agui.decode.frames import AguiFrame
 from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import string, without_none
+from penstock.dialects.snapshots import AS_IS, DICT, PART, Snapshots, Table
 from penstock.dialects.text_buffer import append_text
 
 # The fields of TEXT_MESSAGE_END in agent-runs-sse.md, with their types. AG-UI does not have them.
@@ -56,8 +57,18 @@ class _Thoughts:
     begun: bool = False
 
 
-class Messages:
-    """Decodes the messages and thoughts of the agent and its subagents."""
+class Messages(Snapshots):
+    """Decodes the messages and thoughts of the agent and its subagents.
+
+    No message may be open when the state is stored.
+    """
+
+    STORED: ClassVar[Table] = {
+        "ids": ("_ids", PART),
+        "thought_ids": ("_thought_ids", PART),
+        "latest": ("_latest", DICT),
+        "summary": ("summary", AS_IS),
+    }
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -75,18 +86,16 @@ class Messages:
         self.summary = ""  # The text of the agent's last complete message.
 
     def open(self, leg: int) -> None:
-        """Begins a leg."""
         self._leg = leg
         self._last = None
 
     def message_id(self, upstream_id: str) -> str:
-        """Returns the canonical id of a message; the upstream id if the message is unknown."""
         return self._latest.get(upstream_id, upstream_id)
 
     # Messages.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TEXT_MESSAGE_START. If the message is already open, nothing changes."""
+        """Handle TEXT_MESSAGE_START. If the message is already open, nothing changes."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -95,7 +104,7 @@ class Messages:
         return []
 
     def content(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TEXT_MESSAGE_CONTENT, the most frequent event."""
+        """Handle TEXT_MESSAGE_CONTENT, the most frequent event."""
         upstream_id, delta = string(body.get("messageId")), body.get("delta")
         if upstream_id is None or not isinstance(delta, str):
             return None
@@ -108,7 +117,6 @@ class Messages:
         return self._emit_text(message, delta, body)
 
     def ended(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TEXT_MESSAGE_END."""
         upstream_id = string(body.get("messageId"))
         message = self._messages.pop(upstream_id, None) if upstream_id else None
         if message is None:
@@ -119,7 +127,7 @@ class Messages:
         return self._end(message, body)
 
     def release(self, body: AguiFrame) -> list[Draft]:
-        """Emits or drops a message that was held back because its text is the same as the previous
+        """Emit or drops a message that was held back because its text is the same as the previous
         message's text.
 
         `body` is the event after this message. Before a call that pauses the run, Agno sends the
@@ -152,7 +160,7 @@ class Messages:
         return message
 
     def _repeats(self, message: _Message, body: AguiFrame) -> bool:
-        """Returns whether the text so far is equal to the complete text of the previous message."""
+        """Return whether the text so far is equal to the complete text of the previous message."""
         if message.begun or self._last is None or owner_of(body) is not None:
             return False
         last_id, last_text = self._last
@@ -198,7 +206,7 @@ class Messages:
     # Thoughts.
 
     def thought_started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles REASONING_MESSAGE_START. Emits nothing before the first thought."""
+        """Handle REASONING_MESSAGE_START. Emit nothing before the first thought."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -207,7 +215,6 @@ class Messages:
         return []
 
     def thought(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles REASONING_MESSAGE_CONTENT."""
         upstream_id, delta = string(body.get("messageId")), body.get("delta")
         if upstream_id is None or not isinstance(delta, str):
             return None
@@ -215,18 +222,17 @@ class Messages:
         return self._thought(thoughts, delta, body)
 
     def thought_ended(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles REASONING_MESSAGE_END."""
         upstream_id = string(body.get("messageId"))
         thoughts = self._thoughts.pop(upstream_id, None) if upstream_id else None
         return None if thoughts is None else self._end_thoughts(thoughts)
 
     def span(self, body: AguiFrame) -> list[Draft] | None:
-        """Ignores REASONING_START and REASONING_END, because the events between them have the
+        """Ignore REASONING_START and REASONING_END, because the events between them have the
         content."""
         return []
 
     def thinking_started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles THINKING_START, which may have a title, and THINKING_TEXT_MESSAGE_START."""
+        """Handle THINKING_START, which may have a title, and THINKING_TEXT_MESSAGE_START."""
         open_ = self._thoughts.get(_THINKING)
         drafts = self._end_thoughts(self._thoughts.pop(_THINKING)) if open_ else []
         title = string(body.get("title")) or (open_.title if open_ and not open_.begun else None)
@@ -234,7 +240,6 @@ class Messages:
         return drafts
 
     def thinking(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles THINKING_TEXT_MESSAGE_CONTENT."""
         delta = body.get("delta")
         if not isinstance(delta, str):
             return None
@@ -243,7 +248,7 @@ class Messages:
         return self._thought(thoughts, delta, body)
 
     def thinking_ended(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles THINKING_TEXT_MESSAGE_END, and THINKING_END, which comes afterwards."""
+        """Handle THINKING_TEXT_MESSAGE_END, and THINKING_END, which comes afterwards."""
         thoughts = self._thoughts.pop(_THINKING, None)
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
@@ -265,7 +270,7 @@ class Messages:
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
-        """Sends one more event for thoughts that have begun.
+        """Send one more event for thoughts that have begun.
 
         This event has an empty thought and `final`, and ends the thoughts.
         """
@@ -276,7 +281,7 @@ class Messages:
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:
-        """Ends open messages and thoughts.
+        """End open messages and thoughts.
 
         `error` says why the messages are incomplete. If `error` is None, the messages are complete.
         """
@@ -289,22 +294,3 @@ class Messages:
             drafts += self._end(message, {}, error)
         self._thoughts, self._messages = {}, {}
         return drafts
-
-    def dump(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `load`.
-
-        No message may be open at this time.
-        """
-        return {
-            "ids": dict(self._ids.used),
-            "thought_ids": dict(self._thought_ids.used),
-            "latest": dict(self._latest),
-            "summary": self.summary,
-        }
-
-    def load(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self._ids.used = dict(state["ids"])
-        self._thought_ids.used = dict(state["thought_ids"])
-        self._latest = dict(state["latest"])
-        self.summary = state["summary"]

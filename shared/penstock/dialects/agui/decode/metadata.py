@@ -8,6 +8,6 @@ from penstock.dialects.json import obj
 
 
 def with_metadata(data: JsonObject, body: AguiFrame) -> JsonObject:
-    """Returns the data, with the event's `metadata` if the event has any."""
+    """Return the data, with the event's `metadata` if the event has any."""
     metadata = obj(body.get("metadata"))
     return {**data, "metadata": metadata} if metadata else data

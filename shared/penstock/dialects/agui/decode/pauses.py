@@ -44,18 +44,17 @@ class Pauses:
         self._waiting: dict[str, str] = {}  # maps an item's id to the call's upstream id
 
     def open(self) -> None:
-        """Begins a leg."""
         self._interrupts = []
 
     def interrupted(self, value: Json) -> None:
-        """Handles CUSTOM on_interrupt, with which ag-ui-langgraph reports that its graph waits.
+        """Handle CUSTOM on_interrupt, with which ag-ui-langgraph reports that its graph waits.
 
         ag-ui-langgraph sends JSON values as text.
         """
         self._interrupts.append(value)
 
     def questions(self, outcome: Outcome, pending: Iterable[str]) -> list[Question]:
-        """Returns the questions that are open at RUN_FINISHED, each with a unique id.
+        """Return the questions that are open at RUN_FINISHED, each with a unique id.
 
         `pending` has the `pendingToolCallIds` of the outcome.
 
@@ -76,9 +75,9 @@ class Pauses:
         return [self._of_call(call, bool(named_ids), ids) for call in calls]
 
     def pause(self, questions: Iterable[Question]) -> list[Draft]:
-        """Notes the calls of a pause.
+        """Note the calls of a pause.
 
-        Returns the announcements of the calls that were not announced before.
+        Return the announcements of the calls that were not announced before.
         """
         drafts = []
         for question in questions:
@@ -91,7 +90,7 @@ class Pauses:
         return drafts
 
     def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
-        """Takes a decision. If the client ran the call, returns the call's result.
+        """Take a decision. If the client ran the call, returns the call's result.
 
         Any other decision is only noted, because the agent server reports the result.
         """
@@ -108,12 +107,10 @@ class Pauses:
             self._tools.approve(call, decision.get("value") if edited is None else edited)
         return []
 
-    def dump(self) -> JsonObject:
-        """Returns the state as JSON, for `load`."""
+    def snapshot(self) -> JsonObject:
         return dict(self._waiting)
 
-    def load(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
+    def restore(self, state: JsonObject) -> None:
         self._waiting = dict(state)
 
     def _of_interrupts(self, interrupts: Json, ids: Ids) -> Iterator[Question]:
@@ -137,7 +134,7 @@ class Pauses:
             yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
 
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Question:
-        """Returns the question about an unanswered call.
+        """Return the question about an unanswered call.
 
         The question asks for the result of the call if RUN_FINISHED has listed the call as pending
         (`named`), or if the client runs the tool. Otherwise the question asks for a confirmation,
@@ -149,7 +146,7 @@ class Pauses:
         return _about(item, answer, call)
 
     def _of_value(self, value: Json, ids: Ids) -> Question:
-        """Returns the question of a graph's interrupt.
+        """Return the question of a graph's interrupt.
 
         The interrupt's value and the answer may be any JSON.
         """
@@ -161,7 +158,7 @@ class Pauses:
 
 
 def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
-    """Returns the text of the `tool` message that answers an item of style `tool`.
+    """Return the text of the `tool` message that answers an item of style `tool`.
 
     A value is sent unchanged. A confirmation without a value is sent in the form that Agno's AG-UI
     interface expects.
@@ -176,7 +173,7 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 
 
 def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
-    """Returns the kind of an interrupt.
+    """Return the kind of an interrupt.
 
     The kind follows from the schema. If the schema is None, the kind follows from the interrupt's
     reason.

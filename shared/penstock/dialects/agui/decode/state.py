@@ -18,7 +18,7 @@ class State:
         return self._state.value
 
     def feed(self, body: JsonObject) -> None:
-        """Takes one event. Only STATE_SNAPSHOT and STATE_DELTA change the state."""
+        """Take one event. Only STATE_SNAPSHOT and STATE_DELTA change the state."""
         if body.get("type") == "STATE_SNAPSHOT":
             self._state.snapshot(body.get("snapshot"))
         elif body.get("type") == "STATE_DELTA":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import ClassVar
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
 from penstock.dialects.agui.decode.frames import AguiFrame, TextPart
@@ -12,6 +14,7 @@ from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.approved_calls import have_same_args, warning
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
 from penstock.dialects.json import loads, objects, parsed, string, text, without_none
+from penstock.dialects.snapshots import DICT, PART, SET, Snapshots, Table, by, of
 from penstock.dialects.text_buffer import append_text
 
 
@@ -40,8 +43,17 @@ class Call:
         return {"subagentRunId": self.owner}
 
 
-class Tools:
+class Tools(Snapshots):
     """Decodes the calls of a run, over all its legs."""
+
+    STORED: ClassVar[Table] = {
+        "ids": ("_ids", PART),
+        "open": ("_open", by(itemgetter("upstream_id"), of(Call))),
+        "answered": ("_answered", SET),
+        "editable": ("_editable", SET),
+        "approved": ("_approved", DICT),
+        "expired": ("_expired", SET),
+    }
 
     def __init__(self, agents: Agents, messages: Messages, client_tools: frozenset[str]) -> None:
         self._agents = agents
@@ -62,22 +74,20 @@ class Tools:
         self._repeated: dict[str, tuple[str, list[str]]] = {}
 
     def open(self, leg: int) -> None:
-        """Begins a leg."""
         self._leg = leg
         self._repeated = {}
 
     def find(self, upstream_id: Json) -> Call | None:
-        """Returns the open call with this upstream id; None if there is no such call."""
+        """Return the open call with this upstream id; None if there is no such call."""
         return self._open.get(upstream_id) if isinstance(upstream_id, str) else None
 
     def is_clients(self, call: Call) -> bool:
-        """Returns whether the client runs the call's tool."""
         return call.tool in self._client_tools
 
     # Events.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TOOL_CALL_START, for a new call or for a call of an earlier leg that runs now."""
+        """Handle TOOL_CALL_START, for a new call or for a call of an earlier leg that runs now."""
         upstream_id = string(body.get("toolCallId"))
         if upstream_id is None:
             return None
@@ -95,7 +105,7 @@ class Tools:
         return []
 
     def arguments(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TOOL_CALL_ARGS.
+        """Handle TOOL_CALL_ARGS.
 
         If the call repeats an approved call, the arguments are kept, to compare them with the
         approved arguments.
@@ -113,14 +123,14 @@ class Tools:
         return [self._agents.draft(body, "llm.tool_args", with_metadata(data, body))]
 
     def ended(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TOOL_CALL_END: announces the call."""
+        """Handle TOOL_CALL_END: announces the call."""
         call = self.find(body.get("toolCallId"))
         return None if call is None else [*self._announce(call), *self._compared(call, body)]
 
     def result(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TOOL_CALL_RESULT.
+        """Handle TOOL_CALL_RESULT.
 
-        Returns None for a second result of a call, so that the caller emits a `custom.event`.
+        Return None for a second result of a call, so that the caller emits a `custom.event`.
         """
         upstream_id, content = string(body.get("toolCallId")), body.get("content")
         if upstream_id is None:
@@ -150,7 +160,7 @@ class Tools:
         return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
     def text_received(self) -> None:
-        """Notes that the agent sent text.
+        """Note that the agent sent text.
 
         So the agent does not wait for the calls before the text.
         """
@@ -161,10 +171,10 @@ class Tools:
     # Pauses.
 
     def waiting(self, ids: Iterable[str]) -> list[Call]:
-        """Returns the calls that the client must answer.
+        """Return the calls that the client must answer.
 
         If `ids` is not empty, the result has the calls with these ids. Otherwise the result has the
-        open calls of this leg that were announced and after which the agent sent no text. Calls of
+        open calls of this leg that were announced and after which the agent sent no text. Call of
         earlier legs are left out, because they are already decided, even if the agent server never
         sends their results.
         """
@@ -176,7 +186,7 @@ class Tools:
         ]
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
-        """Notes that an item of the pause asks about the call.
+        """Note that an item of the pause asks about the call.
 
         Announces the call, unless it was announced before.
 
@@ -189,7 +199,7 @@ class Tools:
         return drafts
 
     def approve(self, call: Call, value: Json) -> None:
-        """Notes an approval and the approved arguments.
+        """Note an approval and the approved arguments.
 
         If the answer may change the arguments and is not empty, the answer contains the approved
         arguments. If the answer has the form of Agno's interface, the call's own arguments are
@@ -208,13 +218,13 @@ class Tools:
         self._approved[call.upstream_id] = args
 
     def refuse(self, call: Call, note: str | None, *, expired: bool = False) -> None:
-        """Notes a rejection, so that a later result counts as `rejected`, or as `expired`."""
+        """Note a rejection, so that a later result counts as `rejected`, or as `expired`."""
         call.refusal = note or ""
         if expired:
             self._expired.add(call.upstream_id)
 
     def answer(self, call: Call, decision: Mapping[str, Json]) -> Draft:
-        """Returns the result of a call that the client ran. The upstream sends no such event."""
+        """Return the result of a call that the client ran. The upstream sends no such event."""
         value, outcome, error = decision.get("value"), "ok", None
         if decision.get("decision") == "reject":
             outcome = "expired" if decision.get("expired") else "rejected"
@@ -222,7 +232,7 @@ class Tools:
         return self._result_draft(call, value, outcome, error)
 
     def end_rejected(self) -> list[Draft]:
-        """Returns the results of rejected calls for which the upstream sent no result."""
+        """Return the results of rejected calls for which the upstream sent no result."""
         refused = [call for call in self._open.values() if call.refusal is not None]
         return [
             self._result_draft(call, None, self._refused_as(call), call.refusal or "rejected")
@@ -236,29 +246,12 @@ class Tools:
         """When the run completes or pauses, announces the calls that are not announced yet."""
         return [draft for call in list(self._open.values()) for draft in self._announce(call)]
 
-    def dump(self) -> JsonObject:
-        """Returns the state as JSON, for `load`."""
-        return {
-            "ids": dict(self._ids.used),
-            "open": [asdict(call) for call in self._open.values()],
-            "answered": sorted(self._answered),
-            "editable": sorted(self._editable),
-            "approved": dict(self._approved),
-            "expired": sorted(self._expired),
-        }
-
-    def load(self, state: JsonObject) -> None:
-        """Continues from a snapshot."""
-        self._ids.used = dict(state["ids"])
-        self._open = {call["upstream_id"]: Call(**call) for call in state["open"]}
+    def restore(self, state: JsonObject) -> None:
+        super().restore(state)
         self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
-        self._answered = set(state["answered"])
-        self._editable = set(state["editable"])
-        self._approved = dict(state["approved"])
-        self._expired = set(state["expired"])
 
     def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
-        """Returns a warning and the new arguments if a repeated call differs from the approved
+        """Return a warning and the new arguments if a repeated call differs from the approved
         call.
 
         The tool and arguments with which the call runs are stored, so that the same difference
@@ -338,9 +331,9 @@ class Tools:
 
 
 def _arguments(args_text: str) -> JsonObject | None:
-    """Returns the arguments as an object.
+    """Return the arguments as an object.
 
-    Returns {} for an empty text, and None if the text is not an object.
+    Return {} for an empty text, and None if the text is not an object.
     """
     if not args_text.strip():
         return {}

@@ -34,14 +34,13 @@ class Transcript:
 
     @property
     def messages(self) -> list[JsonObject]:
-        """The messages of the conversation so far."""
         for (_, key), (holder, pieces) in self._pieces.items():
             holder[key] = holder.get(key, "") + "".join(pieces)
         self._pieces.clear()
         return self._messages
 
     def feed(self, body: JsonObject) -> None:
-        """Takes one event. Events that do not belong to the conversation change nothing."""
+        """Take one event. Events that do not belong to the conversation change nothing."""
         make = _MAKERS.get(str(body.get("type")))
         if make is not None:
             make(self, body)
@@ -133,13 +132,13 @@ class Transcript:
 
 
 def tool_message(tool_call_id: str, content: Json) -> JsonObject:
-    """Returns a message with a tool's result. `content` is text or a list of content parts."""
+    """Return a message with a tool's result. `content` is text or a list of content parts."""
     id_ = f"{tool_call_id}-result"
     return {"id": id_, "role": "tool", "toolCallId": tool_call_id, "content": content}
 
 
 def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
-    """Joins two lists of messages. A later message replaces an earlier message with the same id."""
+    """Join two lists of messages. A later message replaces an earlier message with the same id."""
     found: dict[object, JsonObject] = {}
     for message in (*messages, *others):
         found[string(message.get("id")) or len(found)] = message
@@ -147,7 +146,7 @@ def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list
 
 
 def without_unanswered_calls(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """Returns the messages without calls that have no result, because models refuse such calls.
+    """Return the messages without calls that have no result, because models refuse such calls.
 
     A message that would then be empty is left out.
     """

@@ -12,7 +12,6 @@ from penstock.dialects.base import MAX_COUNT, JsonObject
 
 
 def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
-    """Adds the token counts of these models to `usage`."""
     for model in models:
         for ours, theirs in TOKENS.items():
             count = model.get(theirs)
@@ -21,6 +20,6 @@ def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
 
 
 def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
-    """Returns the token counts of each model, as they were received; None if there are no
+    """Return the token counts of each model, as they were received; None if there are no
     counts."""
     return {"models": list(models)} if models else None

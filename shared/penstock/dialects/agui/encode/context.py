@@ -38,7 +38,7 @@ class Context:
         return self.names.scope
 
     def custom(self, data: JsonObject) -> Emitted:
-        """Returns a CUSTOM event for a type that AG-UI lacks.
+        """Return a CUSTOM event for a type that AG-UI lacks.
 
         The value of the CUSTOM event is the canonical event's data.
         """
@@ -55,11 +55,11 @@ class Context:
         )
 
     def with_inner_run(self, fields: JsonObject) -> JsonObject:
-        """Adds the inner run of the current event to the fields, if the client knows subagents."""
+        """Add the inner run of the current event to the fields, if the client knows subagents."""
         return self.tagged(fields, self.owner)
 
     def tagged(self, fields: JsonObject, owner: str | None) -> JsonObject:
-        """Adds the inner run `owner` to the fields, if the client knows subagents."""
+        """Add the inner run `owner` to the fields, if the client knows subagents."""
         if owner is not None and self.modern:
             fields["subagentRunId"] = owner
         return fields

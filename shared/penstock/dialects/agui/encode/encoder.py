@@ -88,7 +88,7 @@ class AguiEncoder:
         self._handlers = self._table()
 
     def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
-        """Returns a dict from canonical types to handlers.
+        """Return a dict from canonical types to handlers.
 
         An event of any other type becomes CUSTOM.
         """
@@ -121,7 +121,7 @@ class AguiEncoder:
         }
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event. `event` is the envelope of the event.
+        """Return the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty for an event that the encoder leaves out.
         """
@@ -151,7 +151,7 @@ class AguiEncoder:
         ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """Ends a stream with an error, because the stream cannot continue to the run's end.
+        """End a stream with an error, because the stream cannot continue to the run's end.
 
         If the stream just ended, the client would assume that the run succeeded.
         """
@@ -173,7 +173,7 @@ class AguiEncoder:
         return EventIds(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emits the starts of all open parts.
+        """Emit the starts of all open parts.
 
         A client that joins now needs these starts. Every client needs the starts when a new AG-UI
         run begins.
@@ -187,7 +187,7 @@ class AguiEncoder:
         return frame(self.profile.body(type, fields, facts, event_ids), type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Emitted]:
-        """Emits RUN_STARTED, and the starts of the parts that are still open after a pause."""
+        """Emit RUN_STARTED, and the starts of the parts that are still open after a pause."""
         run_id = event.get("run_id") or ""
         if self.phase is Phase.BEFORE:
             self._context.names.scope = scope_of(run_id)
@@ -265,7 +265,7 @@ class AguiEncoder:
     def _close(
         self, *, error: str | None = None, suspended: Sequence[str] | None = None
     ) -> Iterator[Emitted]:
-        """Emits the ends of all open parts.
+        """Emit the ends of all open parts.
 
         If the run waits, `suspended` has the ids of the interrupts. If the run ends, `suspended` is
         None.
@@ -292,5 +292,5 @@ def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Emitted:
 
 
 def _epoch_ms(event: JsonObject) -> int | None:
-    """Returns the time of an event in milliseconds since 1970; None if the event has no time."""
+    """Return the time of an event in milliseconds since 1970; None if the event has no time."""
     return round(epoch_s(event) * 1000) if event.get("timestamp") is not None else None

@@ -64,14 +64,14 @@ class Ledger:
     owners: dict[str, str | None] = field(default_factory=dict)
 
     def owner_of(self, entity: str, owner: str | None) -> str | None:
-        """Returns the inner run that first opened the part, or `owner` if the part is new.
+        """Return the inner run that first opened the part, or `owner` if the part is new.
 
         In AG-UI, only the inner run that opened a part may continue the part.
         """
         return self.owners.setdefault(entity, owner)
 
     def step_name(self, step_id: str, description: str, owner: str | None) -> str:
-        """Returns a name for a step, which is the description, made unique among the open steps of
+        """Return a name for a step, which is the description, made unique among the open steps of
         the owner."""
         taken = {step.name for step in self.steps.values() if step.owner == owner}
         name = description or step_id

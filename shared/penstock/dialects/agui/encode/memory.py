@@ -43,7 +43,6 @@ class Memory:
 
     @property
     def messages(self) -> list[JsonObject]:
-        """The messages of the conversation so far."""
         for (_, key), (holder, pieces) in self._pieces.items():
             holder[key] = (holder.get(key) or "") + "".join(pieces)
         self._pieces.clear()
@@ -55,13 +54,12 @@ class Memory:
         return self._state.value if self._state.is_known else NOTHING
 
     def apply(self, event: JsonObject) -> None:
-        """Takes one event."""
         handler = _HANDLERS.get(event["type"])
         if handler is not None:
             handler(self, event)
 
     def add_user_message(self, id: str, text: str) -> None:
-        """Adds a message of the user, unless the last message is also the user's and has the same
+        """Add a message of the user, unless the last message is also the user's and has the same
         text."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
@@ -125,7 +123,7 @@ class Memory:
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
-        """Returns the message to which a tool call belongs: the message that the event names, or a
+        """Return the message to which a tool call belongs: the message that the event names, or a
         new message."""
         id = event.get("parentMessageId")
         existing = self._message(id) if id else None
@@ -225,7 +223,7 @@ class Memory:
 
 
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
-    """Returns the index at which a tool's result is inserted.
+    """Return the index at which a tool's result is inserted.
 
     The result comes after the call's message and after earlier results.
     """
@@ -267,7 +265,6 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
 
 
 def remembered(events: Iterable[JsonObject]) -> Memory:
-    """Returns the memory of a client after these events."""
     memory = Memory()
     for event in events:
         memory.apply(event)

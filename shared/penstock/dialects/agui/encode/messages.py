@@ -29,13 +29,11 @@ class Messages:
         self._last = ""  # the text of the last complete message
 
     def started(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.message_started."""
         yield from self.end_thoughts()
         if data["message_id"] not in self._open.messages:
             yield from self._open_message(data["message_id"], data)
 
     def streamed(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.stream."""
         if self._open.thoughts:
             yield from self.end_thoughts()
         id, content = data["message_id"], data["content"]
@@ -51,7 +49,6 @@ class Messages:
             yield _CONTENT, fields, NO_FACTS
 
     def completed(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.message_completed."""
         yield from self.end_thoughts()
         id = data["message_id"]
         if id not in self._open.messages:
@@ -59,7 +56,7 @@ class Messages:
         yield from self._message_end(id, self._open.messages[id], data)
 
     def answer(self, completed: JsonObject) -> Iterator[Emitted]:
-        """Sends the output of a workflow as a message, unless the last message has the same text.
+        """Send the output of a workflow as a message, unless the last message has the same text.
 
         An agent's answer is a message of its run. The output of a workflow is the value of an
         expression, and clients show only messages.
@@ -71,7 +68,7 @@ class Messages:
             yield from self.completed({**said, "value": value} if value is not None else said)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emits again the starts of open messages and thoughts."""
+        """Emit again the starts of open messages and thoughts."""
         if not self._context.profile.complete:
             for id, message in self._open.messages.items():
                 yield self._message_start(id, message)
@@ -79,7 +76,7 @@ class Messages:
             yield from self._thought_starts(id, owner)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
-        """Ends open messages and thoughts.
+        """End open messages and thoughts.
 
         `error` says why a message is incomplete; None if messages are complete.
         """
@@ -125,7 +122,6 @@ class Messages:
     # Thoughts.
 
     def thought(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.reasoning."""
         id = data["reasoning_id"]
         if data["thought"]:
             if id not in self._open.thoughts:
@@ -137,7 +133,7 @@ class Messages:
             yield from self._thought_ends(id)
 
     def end_thoughts(self) -> Iterator[Emitted]:
-        """Ends the agent's thoughts when the agent sends text or calls a tool.
+        """End the agent's thoughts when the agent sends text or calls a tool.
 
         If the thoughts stayed open, clients would still show them.
         """

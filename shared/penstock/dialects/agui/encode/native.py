@@ -34,7 +34,7 @@ def _flag(value: Json) -> bool:
 
 
 def _fits(value: Json, required: Shape, optional: Shape) -> bool:
-    """Returns whether the value is an object with all required members and no unknown members."""
+    """Return whether the value is an object with all required members and no unknown members."""
     if not isinstance(value, dict) or not required.keys() <= value.keys():
         return False
     known = {**required, **optional}
@@ -68,10 +68,10 @@ _ENVELOPE: Final = frozenset({"type", "timestamp", "rawEvent", "subagentRunId", 
 
 
 def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
-    """Returns the type and fields of the AG-UI event in a `custom.event` of the protocol `agui`.
+    """Return the type and fields of the AG-UI event in a `custom.event` of the protocol `agui`.
 
     `name` and `value` are either the type of an event and the event itself, or the name and value
-    of a CUSTOM event. Returns None if a client would not accept the event's fields.
+    of a CUSTOM event. Return None if a client would not accept the event's fields.
     """
     shapes = _NATIVE.get(EventType(name)) if name in _NATIVE else None
     if shapes is None and name in EventType.__members__:
@@ -116,7 +116,7 @@ def _part(value: Json) -> bool:
 
 
 def are_parts(value: Json) -> bool:
-    """Returns whether the value is a nonempty list of content parts.
+    """Return whether the value is a nonempty list of content parts.
 
     A tool result in AG-UI 1.0 may have this form.
     """
@@ -172,7 +172,7 @@ _MESSAGES: Final[Mapping[str, tuple[Shape, Shape]]] = {
 
 
 def are_messages(value: Json, *, modern: bool) -> bool:
-    """Returns whether the value is a list of messages that the client accepts.
+    """Return whether the value is a list of messages that the client accepts.
 
     Clients before 1.0 accept the content of a tool message only as text.
     """

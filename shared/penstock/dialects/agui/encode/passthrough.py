@@ -20,7 +20,6 @@ class Passthrough:
         self._open = context.open
 
     def snapshot(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles state.snapshot."""
         yield (
             EventType.STATE_SNAPSHOT,
             self._context.with_inner_run({"snapshot": data["snapshot"]}),
@@ -28,7 +27,6 @@ class Passthrough:
         )
 
     def delta(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles state.delta."""
         if is_patch(data["delta"]):
             yield (
                 EventType.STATE_DELTA,
@@ -39,7 +37,6 @@ class Passthrough:
             yield self._context.custom(data)
 
     def messages(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles state.messages."""
         messages = data["messages"]
         if not are_messages(messages, modern=self._context.modern):
             yield self._context.custom(data)
@@ -55,7 +52,7 @@ class Passthrough:
             yield self._context.custom({**data, "messages": restated.messages})
 
     def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
-        """Returns whether a snapshot contains all open messages and calls.
+        """Return whether a snapshot contains all open messages and calls.
 
         A client drops messages that a snapshot lacks, and then rejects the end of such a message.
         In a profile of complete messages, the result is always True, because such a profile never
@@ -69,7 +66,7 @@ class Passthrough:
         )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
-        """Takes the inner runs of messages and calls from a snapshot, because a client does so,
+        """Take the inner runs of messages and calls from a snapshot, because a client does so,
         too."""
         for message in messages:
             owner = message.get("subagentRunId")
@@ -80,7 +77,7 @@ class Passthrough:
                 self._open.owners[f"{entity} {id}"] = owner
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles custom.event.
+        """Handle custom.event.
 
         An event of an AG-UI server is sent unchanged if the client accepts the event. Events about
         the internal work of a framework are left out.

@@ -38,7 +38,7 @@ class UnclearAnswer(ValueError):
 
 
 def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:
-    """Returns the `Interrupt` for one item. `approval` is the data of `approval.requested`.
+    """Return the `Interrupt` for one item. `approval` is the data of `approval.requested`.
 
     `names` maps the tool call's id to the id that the client has. A `modern` client also gets the
     inner run.
@@ -65,7 +65,7 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
 
 
 def interrupt_of_all(approval_id: str) -> JsonObject:
-    """Returns the one interrupt for an approval whose items are unknown.
+    """Return the one interrupt for an approval whose items are unknown.
 
     The items are unknown if the event of the request has expired.
     """
@@ -73,7 +73,7 @@ def interrupt_of_all(approval_id: str) -> JsonObject:
 
 
 def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
-    """Returns the decision that a `resume[]` entry makes on an item, as `{item_id, decision, note,
+    """Return the decision that a `resume[]` entry makes on an item, as `{item_id, decision, note,
     value}`.
 
     `item` is an item of `approval.requested`. The approvals service takes the result unchanged.

@@ -20,7 +20,7 @@ from penstock.sse import Frame
 
 
 def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject]) -> None:
-    """Adds a run of the thread, or further events of a run, to a client's memory.
+    """Add a run of the thread, or further events of a run, to a client's memory.
 
     `events` are the canonical events in their order, and `encoder` encodes them.
     """
@@ -38,7 +38,7 @@ def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject])
 def prelude(
     encoder: AguiEncoder, events: Iterable[JsonObject], memory: Memory | None = None
 ) -> list[Frame]:
-    """Returns the frames that bring a client without events to the state of the run after `events`.
+    """Return the frames that bring a client without events to the state of the run after `events`.
 
     `encoder` must be new. The caller then uses this encoder for the later events. `memory` has the
     thread before this run: other runs (see `remember`), and the client's own messages and state. If

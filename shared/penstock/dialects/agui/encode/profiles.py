@@ -221,7 +221,7 @@ _DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObj
 
 
 def _custom_value(fields: JsonObject) -> Json:
-    """Returns the value of a CUSTOM event.
+    """Return the value of a CUSTOM event.
 
     If the value contains metrics or frames of agent servers, counters are removed.
 
@@ -238,7 +238,6 @@ def _custom_value(fields: JsonObject) -> Json:
 
 
 def _without_counters(value: Json) -> Json:
-    """Returns a copy of the value in which counters are removed at any depth."""
     if isinstance(value, dict):
         return {
             name: _without_counters(item) for name, item in value.items() if name not in COUNTERS

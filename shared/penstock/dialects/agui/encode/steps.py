@@ -47,7 +47,7 @@ class Steps:
         self._had_step = False  # whether this AG-UI run has had a step
 
     def step_started(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles workflow.step_started.
+        """Handle workflow.step_started.
 
         A profile with a step of its own sends a step that agent-runs-sse.md lacks as CUSTOM.
         """
@@ -65,13 +65,13 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step, data)
 
     def _is_contracts(self, data: JsonObject) -> bool:
-        """Returns whether agent-runs-sse.md has this step and no open step has the same name."""
+        """Return whether agent-runs-sse.md has this step and no open step has the same name."""
         name = data.get("description")
         others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
         return name in CONTRACT_STEPS and all(step.name != name for step in others)
 
     def enter(self, data: JsonObject) -> Iterator[Emitted]:
-        """Begins the profile's step before the current event, unless a step is open.
+        """Begin the profile's step before the current event, unless a step is open.
 
         The step does not begin before the first event with content, because the agent server may
         first begin a step of its own.
@@ -89,7 +89,7 @@ class Steps:
         yield self._step(EventType.STEP_STARTED, step)
 
     def step_ended(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles workflow.step_completed and workflow.step_failed."""
+        """Handle workflow.step_completed and workflow.step_failed."""
         step = self._open.steps.pop(data["step_id"], None)
         if step is None:
             yield self._context.custom(data)
@@ -97,13 +97,13 @@ class Steps:
             yield self._step(EventType.STEP_FINISHED, step, data)
 
     def begin(self) -> None:
-        """Begins an AG-UI run. In this run, the client knows only the inner runs that continue."""
+        """Begin an AG-UI run. In this run, the client knows only the inner runs that continue."""
         self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emits again the starts of inner runs and steps that continue."""
+        """Emit again the starts of inner runs and steps that continue."""
         again: set[str] = set()
         for id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": id, **subagent.started}
@@ -117,7 +117,7 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step)
 
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
-        """Emits the ends of all steps and inner runs.
+        """Emit the ends of all steps and inner runs.
 
         The ledger keeps the steps and inner runs. If the run only waits, these steps and inner runs
         continue in the next AG-UI run.
@@ -139,18 +139,17 @@ class Steps:
         return type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
     def team_dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles dispatch.team. A team without an inner run of its own becomes CUSTOM."""
+        """Handle dispatch.team. A team without an inner run of its own becomes CUSTOM."""
         if data.get("subrun_id"):
             yield from self._begin(data["team_name"], data)
         else:
             yield self._context.custom(data)
 
     def dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles dispatch.worker."""
         yield from self._begin(data["worker_name"], data)
 
     def _begin(self, name: str, data: JsonObject) -> Iterator[Emitted]:
-        """Begins an inner run.
+        """Begin an inner run.
 
         If the client knows the id already, the event becomes CUSTOM, because a client accepts an id
         only once in an AG-UI run.
@@ -172,7 +171,6 @@ class Steps:
         yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data
 
     def finished(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles dispatch.finished."""
         id = data["subrun_id"]
         if self._open.subagents.pop(id, None) is None:
             yield self._context.custom(data)

@@ -27,7 +27,7 @@ class Tools:
         self._calls: dict[str, Call] = {}
 
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.tool_args.
+        """Handle llm.tool_args.
 
         AG-UI has no event for a piece that is a value at a path and not a text (`delta`). The
         arguments are then sent together with the call.
@@ -50,7 +50,7 @@ class Tools:
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.tool_call. Only the first call with an id makes events."""
+        """Handle llm.tool_call. Only the first call with an id makes events."""
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
         if call is None:
@@ -66,13 +66,13 @@ class Tools:
         yield from self._end(id, call, text if text is not None else dumped(call.args), data)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emits again the starts of calls with incomplete arguments."""
+        """Emit again the starts of calls with incomplete arguments."""
         if not self._context.profile.complete:
             for id, call in self._open.calls.items():
                 yield self._start(id, call)
 
     def close(self) -> Iterator[Emitted]:
-        """Ends the calls with incomplete arguments."""
+        """End the calls with incomplete arguments."""
         for id, call in list(self._open.calls.items()):
             yield from self._end(id, call, "".join(call.text), NO_FACTS)
 
@@ -107,7 +107,7 @@ class Tools:
         yield EventType.TOOL_CALL_END, fields, facts
 
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.tool_result. If the call has not ended, ends the call first."""
+        """Handle llm.tool_result. If the call has not ended, ends the call first."""
         yield from self._messages.end_thoughts()
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
@@ -144,7 +144,7 @@ def _facts(call: Call) -> JsonObject:
 
 
 def _result_text(result: JsonObject) -> str:
-    """Returns a tool's result as text.
+    """Return a tool's result as text.
 
     A string is returned unchanged, and any other value as JSON. For a failed call, returns the text
     of the error.

@@ -11,7 +11,7 @@ _MAX_SAFE_INTEGER: Final = 2**53 - 1
 
 
 def token_usage(usage: JsonObject | None) -> JsonObject:
-    """Converts a run's `usage` into a `TokenUsage`, which has only those counts that a client
+    """Convert a run's `usage` into a `TokenUsage`, which has only those counts that a client
     accepts."""
     counts = {theirs: (usage or {}).get(ours) for ours, theirs in TOKENS.items()}
     return {
