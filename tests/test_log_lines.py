@@ -78,7 +78,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_edge/sources/session_list.py": EVERY,
     "penstock_edge/stream/open_streams.py": EVERY,
     "penstock_edge/stream/saved_cursors.py": EVERY,  # cursors of many runs
-    "penstock_edge/stream/until_idle.py": EVERY,  # a session
+    "penstock_edge/surfaces/session_start.py": EVERY,  # a session
     "penstock_edge/surfaces/adk/app_list.py": EVERY,
     "penstock_edge/surfaces/adk/servers.py": EVERY,
     "penstock_edge/surfaces/v1/events.py": EVERY,

@@ -22,9 +22,9 @@ from penstock.bus.messages import RawFrame
 from penstock.dialects.adk.encode.encoder import AdkEncoder
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.agui.decode.chunks import Chunks
-from penstock.dialects.agui.decode.state import State
 from penstock.dialects.agui.decode.transcript import Transcript, without_unanswered_calls
 from penstock.dialects.agui.encode.memory import Memory
+from penstock.dialects.agui.shared_state import State
 from penstock.dialects.base import MAX_OPEN
 from penstock.dialects.decoders import DECODERS
 from penstock.sse import Parser

@@ -14,10 +14,10 @@ from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.runs.agui_leg_ids import AguiLegIds
 from penstock_edge.runs.cancel import Canceller
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.many_runs import ManyRunViews
+from penstock_edge.sources.read_run import Allowance
 from penstock_edge.sources.run_list import RunList
 from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import RunRecords

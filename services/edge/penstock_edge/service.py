@@ -6,24 +6,70 @@ A surface is the edge's routes for one kind of client, such as the clients of Ag
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import ClassVar, Final
 
-from penstock.bus import Loss
+from starlette.requests import HTTPConnection, Request
+from starlette.types import ASGIApp
+
+from penstock.bus import Bus, BusError, Loss, ObjectGone
+from penstock.bus.state.bucket_index import StillReading
+from penstock.log_fields import run_of
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.tracing import requests
+from penstock.web.auth.csrf import SAFE_METHODS
+from penstock.web.leaving import while_connected
+from penstock.web.operation import Handler
+from penstock.web.problems import Problem
 from penstock.web.server import raise_file_limit
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.large_events import LargeEvents
 from penstock_edge.stream.direct_write import is_tried
-from penstock_edge.surfaces.adk.routes import Adk
-from penstock_edge.surfaces.agno.routes import Agno
-from penstock_edge.surfaces.agui.routes import Agui
-from penstock_edge.surfaces.endpoint import on_bus
+from penstock_edge.surfaces.adk import Adk
+from penstock_edge.surfaces.agno import Agno
+from penstock_edge.surfaces.agui import Agui
 from penstock_edge.surfaces.executions.routes import Executions
 from penstock_edge.surfaces.page.routes import FirstPage
 from penstock_edge.surfaces.surface import Surface
-from penstock_edge.surfaces.v1.routes import V1
+from penstock_edge.surfaces.v1 import V1
+
+
+def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
+    """Return a function that wraps handlers which use this bus.
+
+    If the client of a GET closes the connection, the request's handler is cancelled. A handler of
+    another method always runs to its end. If the bus does not answer, the response is 503. If a
+    payload in the object store has expired, the response is 410.
+    """
+
+    def around(handler: Handler) -> Handler:
+        async def handle(request: HTTPConnection) -> ASGIApp | None:
+            requests.enter(requests.header_of(request.scope["headers"]))
+            if not bus.is_ready:
+                raise Problem(503, f"{bus.unavailable_reason}; try again")
+            try:
+                if isinstance(request, Request) and request.method in SAFE_METHODS:
+                    return await while_connected(request.receive, _answer(handler(request)))
+                return await handler(request)
+            except ObjectGone as error:
+                raise Problem(410, str(error)) from error
+            except StillReading as error:
+                raise Problem(503, str(error)) from error
+            except BusError as error:
+                path = request.url.path
+                log.warning("%s: the bus does not answer: %s", path, error, extra=run_of(path))
+                raise Problem(503, f"the bus does not answer; try again: {error}") from error
+
+        return handle
+
+    return around
+
+
+async def _answer(answer: Awaitable[ASGIApp | None]) -> ASGIApp | None:
+    return await answer
+
 
 log = logging.getLogger(__name__)
 

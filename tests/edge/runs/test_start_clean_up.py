@@ -11,7 +11,7 @@ from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Start, Starter
 from penstock.settings import AgnoAgent
-from penstock_edge.sources.active_runs import ActiveRuns
+from penstock_edge.sources.sessions import ActiveRuns
 from support.fakes.pretend import PretendRun
 
 AGENT = AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo")

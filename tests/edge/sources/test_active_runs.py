@@ -9,9 +9,8 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.read.direct import replay
-from penstock_edge.sources import active_runs as module
-from penstock_edge.sources.active_runs import ActiveRuns
-from penstock_edge.sources.sessions import Session, idle_since
+from penstock_edge.sources import sessions as module
+from penstock_edge.sources.sessions import ActiveRuns, Session, idle_since
 from support.fakes.pretend import PretendRun
 
 

@@ -16,7 +16,7 @@ from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
 from penstock.web.read_scheduler import ReadScheduler
 from penstock.web.server import Server
-from penstock_edge.surfaces.endpoint import on_bus
+from penstock_edge.service import on_bus
 from support.drive.clients import Client, MakeEdge, Stream
 from support.drive.secured import bearer
 from support.drive.waiting import eventually

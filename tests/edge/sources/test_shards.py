@@ -19,8 +19,7 @@ from penstock.bus.shards import new_run_id
 from penstock.bus.state import recovery
 from penstock.bus.streams import Retention
 from penstock.sse import Frame
-from penstock_edge.views.cursor import Cursor
-from penstock_edge.views.shard_cursor import BEFORE_ALL, ShardCursor
+from penstock_edge.views.cursor import BEFORE_ALL, Cursor, ShardCursor
 from support.drive.bus import connected
 from support.drive.clients import Client, MakeEdge, Stream
 from support.drive.waiting import eventually

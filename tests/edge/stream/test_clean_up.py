@@ -22,14 +22,15 @@ from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import start_from_now, start_of_new_run
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.sessions import RunRecords, Session
-from penstock_edge.stream import credential, until_idle
+from penstock_edge.stream import credential
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.phases import End
 from penstock_edge.stream.responses import waiting
 from penstock_edge.stream.responses.waiting import WaitingStream
-from penstock_edge.stream.until_idle import UntilIdle
+from penstock_edge.surfaces import session_start
+from penstock_edge.surfaces.session_start import UntilIdle
 from penstock_edge.views.dialects import run_view, upstream_leg_view
 from penstock_edge.views.framing import NAMED_SSE
 from penstock_edge.views.items import EventEncoding, Item, type_of
@@ -147,8 +148,8 @@ async def test_a_stream_until_idle_ends_although_a_record_could_not_be_read_at_f
         assert sequence == 7
         ended.set()
 
-    monkeypatch.setattr(until_idle, "idle_since", idle_since)
-    monkeypatch.setattr(until_idle, "CHECK_S", 0.01)
+    monkeypatch.setattr(session_start, "idle_since", idle_since)
+    monkeypatch.setattr(session_start, "CHECK_S", 0.01)
     client = cast(Client, SimpleNamespace(end_after=end_after, when_left=lambda release: None))
     async with asyncio.timeout(30):
         await UntilIdle(stream, client, cast(Bus, None), SESSION)(

@@ -24,7 +24,6 @@ from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCom
 from penstock.bus.subjects import session_key
 from penstock.dialects.agui.decode.chunks import Chunks
 from penstock.dialects.agui.decode.pauses import answer_text
-from penstock.dialects.agui.decode.state import State
 from penstock.dialects.agui.decode.transcript import (
     Transcript,
     merged,
@@ -32,6 +31,7 @@ from penstock.dialects.agui.decode.transcript import (
     without_unanswered_calls,
 )
 from penstock.dialects.agui.ids import Restated, call_name, ids_of_run, own_messages, scope_of
+from penstock.dialects.agui.shared_state import State
 from penstock.dialects.json import loads
 from penstock.settings import AguiAgent
 from penstock.sse import Frame

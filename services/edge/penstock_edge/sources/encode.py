@@ -13,8 +13,8 @@ from penstock.bus.streams import events_for
 from penstock.bus.write.objects import is_reference, unwrap
 from penstock.log_fields import run_of
 from penstock_edge.sources.history import History
+from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.items import Encoding, Item
-from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.upstream_frames import is_raw
 from penstock_edge.views.view import View
 

@@ -21,8 +21,8 @@ from penstock.bus import Bus, Follow, Followed, Stored, subjects
 from penstock.bus.read.follow import PROBE_S
 from penstock.bus.state.skipping import NOBODY
 from penstock.bus.streams import EVENTS, events_of, kind_and_shard
+from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.items import type_of
-from penstock_edge.views.positions import StreamSequence
 
 # The number of the stream's newest messages that the feed reads when it opens, and keeps for new
 # listeners. A replica of the stream may lack the newest messages. The feed notices a missing

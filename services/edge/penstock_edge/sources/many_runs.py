@@ -19,10 +19,10 @@ from penstock_edge.sources.feed import Feed, Feeds
 from penstock_edge.sources.locate import ancestors_of
 from penstock_edge.sources.run_source import ignore_failure
 from penstock_edge.sources.sessions import RunRecords, Session, records_of
+from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.dialects import notices, reads_from_of, rendering
 from penstock_edge.views.framing import Framing
 from penstock_edge.views.items import Encoding, Item, Render, UnchangedEncoding, rendered
-from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Deliver, ManyRuns, ReadFrom, Source, View
 
 # The number of runs whose encoders are kept. If a run without an encoder has an event, it gets a

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -14,9 +16,34 @@ from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run
 from penstock.bus.write.objects import unwrap
 from penstock.web.read_scheduler import Turn
-from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.history import BATCH, MAX_READ_BYTES
 from penstock_edge.views.items import type_of
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Knows how many events and bytes a request may still read, and how long the request may take.
+
+    The allowance is spent when no events or no bytes are left, or `time_s` seconds after the
+    request began.
+    """
+
+    events: int
+    size_bytes: int
+    time_s: float
+    _begun: float = field(default_factory=time.monotonic)
+
+    def spend(self, events: int, size_bytes: int) -> None:
+        """Subtract the events and bytes that were read."""
+        self.events -= events
+        self.size_bytes -= size_bytes
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the allowance is spent, so that the request must be answered now."""
+        late = time.monotonic() - self._begun >= self.time_s
+        return late or self.events <= 0 or self.size_bytes <= 0
+
 
 Take = Callable[[str, dict[str, Any]], None]
 

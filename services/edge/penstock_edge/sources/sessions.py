@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import orjson
 from pydantic import ValidationError
 
 from penstock.bus import RETRY_S, Bus, BusError, ObjectGone, Stored
 from penstock.bus.messages import FIRST, SEQUENCE
-from penstock.bus.read.direct import read
-from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.read.direct import read, replay
+from penstock.bus.records import ENDED, RunRecord, SessionRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, session_key
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
+from penstock.log_fields import run_of
 from penstock.runs.session_shards import SessionShards
-from penstock_edge.sources.active_runs import active_runs
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.views.items import type_of
 
@@ -219,3 +222,81 @@ async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
     return any(
         record.run_id not in known and session.has(record) for record in await active_runs(bus)
     )
+
+
+# Reads the records of active runs that changed in the last ten minutes, once for all streams.
+#
+# A run is active if it has neither ended nor paused. Each stream with `until=idle` needs the active
+# runs twice a second. If each stream read these records itself, the cost would grow with the number
+# of streams.
+
+
+RUNS: Final = "KV_runs"
+# The pattern matches all keys. With a narrower pattern, the NATS server would have to count the
+# matching messages at each request.
+PATTERN: Final = ">"
+OLDEST_S: Final = 600.0  # a record that was read longer ago than these seconds is dropped
+_INACTIVE: Final = ENDED | {"paused"}
+
+
+class ActiveRuns:
+    """Reads the newest records of active runs from the stream of KV `runs`, and keeps them."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._lock = asyncio.Lock()
+        # Maps a record's subject to a pair: the time when the record was read, and the record. The
+        # pairs are in the order in which the records were read.
+        self._records: dict[str, tuple[float, RunRecord]] = {}
+
+    async def now(self, bus: Bus) -> list[RunRecord]:
+        """Return the records of the runs that are active now.
+
+        Raises:
+            BusError: the stream cannot be read now.
+        """
+        async with self._lock:
+            if not self._next:
+                since = bus.clock.now() - timedelta(seconds=OLDEST_S)
+                first = await bus.since(RUNS, since)
+                if first is None:
+                    return []
+                self._next = first.sequence
+            async for stored in replay(bus, RUNS, PATTERN, self._next):
+                self._next = stored.sequence + 1
+                self._learn(stored.subject, stored.payload)
+        self._forget()
+        return [record for _, record in self._records.values()]
+
+    def _learn(self, subject: str, payload: bytes) -> None:
+        self._records.pop(subject, None)
+        if not payload:
+            return
+        try:
+            record = RunRecord.model_validate_json(payload)
+        except ValidationError as error:
+            # If this error were raised, one bad record would fail the requests of all sessions.
+            log.warning("%s cannot be read: %s", subject, error, extra=run_of(subject))
+            return
+        if record.status not in _INACTIVE:
+            self._records[subject] = (time.monotonic(), record)
+
+    def _forget(self) -> None:
+        """Drop the records that were read too long ago."""
+        oldest = time.monotonic() - OLDEST_S
+        for subject, (read_at, _) in list(self._records.items()):
+            if read_at >= oldest:
+                return
+            del self._records[subject]
+
+
+_of: WeakKeyDictionary[Bus, ActiveRuns] = WeakKeyDictionary()
+
+
+async def active_runs(bus: Bus) -> list[RunRecord]:
+    """Return the records of the runs that are active now.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
+    return await _of.setdefault(bus, ActiveRuns()).now(bus)

@@ -25,7 +25,7 @@ from penstock_edge.stream.disconnect import until_closed
 from penstock_edge.stream.open_streams import retry_ms
 from penstock_edge.stream.phases import End
 from penstock_edge.stream.responses.event_stream import head
-from penstock_edge.views.shard_cursor import ShardCursor
+from penstock_edge.views.cursor import ShardCursor
 
 CHECK_S: Final = 1.0  # seconds between two checks of the number of shards
 

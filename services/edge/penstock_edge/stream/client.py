@@ -32,17 +32,15 @@ from penstock.web.auth import Identity
 from penstock.web.read_scheduler import ReadScheduler, Turn
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
-from penstock_edge.stream.drivers import ByTask, Driver
+from penstock_edge.stream.drivers import ByTask, Driver, acknowledged, written
 from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.keep_alive import is_due
 from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
 from penstock_edge.stream.phases import IDLE, IN_SYNC, End, Idle, InSync, Live
 from penstock_edge.stream.replay import Reached, Replay
 from penstock_edge.stream.ring import http_chunk
-from penstock_edge.stream.tcp_progress import acknowledged, written
-from penstock_edge.views.cursor import LAST_FRAME, Cursor
+from penstock_edge.views.cursor import LAST_FRAME, Cursor, StreamSequence
 from penstock_edge.views.items import Item
-from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Delivery, ReadFrom
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from penstock_edge.stream.flushes import SLICE, Flushes
 from penstock_edge.stream.in_sync import InSyncGroup, Member, Write
 from penstock_edge.stream.ring import CHUNK_BYTES, Ring, http_chunk
 from penstock_edge.stream.ring_budget import RingBudget
+from penstock_edge.views.cursor import RingPosition, StreamSequence
 from penstock_edge.views.items import Encoding, Item
-from penstock_edge.views.positions import RingPosition, StreamSequence
 from penstock_edge.views.view import View
 
 log = logging.getLogger(__name__)

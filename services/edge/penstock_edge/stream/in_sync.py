@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.log_fields import run_of
-from penstock_edge.views.positions import RingPosition, StreamSequence
+from penstock_edge.views.cursor import RingPosition, StreamSequence
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from penstock_edge.views.positions import ByteOffset, RingPosition
+from penstock_edge.views.cursor import ByteOffset, RingPosition
 
 
 class End(Enum):

@@ -15,8 +15,8 @@ from penstock.log_fields import run_of
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.history import History
 from penstock_edge.stream.hub import Hub
+from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.items import Encoding, Item
-from penstock_edge.views.positions import StreamSequence
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
+from penstock_edge.views.cursor import ByteOffset, RingPosition, StreamSequence
 from penstock_edge.views.items import Item
-from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
 
 CHUNK_BYTES: Final = 256 * 1024
 # The number of chunks that the ring keeps. Few chunks are enough, because most clients are at the

@@ -6,9 +6,35 @@ from typing import Final
 
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.dialects.unified import CATEGORY_OF
-from penstock.web.operation import Json, Parameter, in_path, one_of
+from penstock.web.operation import (
+    JSON,
+    NULLABLE,
+    OBJECT,
+    SSE,
+    Answer,
+    Json,
+    Parameter,
+    a_list,
+    an_object,
+    in_path,
+    one_of,
+)
 from penstock_edge.surfaces.query import IDLE, INCLUDES
 from penstock_edge.views.dialects import DIALECTS
+
+PAGE: Final = an_object(events=a_list(OBJECT), next=NULLABLE)
+STREAM: Final[Json] = {
+    "type": "string",
+    "description": "Frames of Server-Sent Events, each with the cursor as its `id`.",
+}
+STREAMED: Final = Answer("The stream", {SSE: STREAM})
+OVER: Final = Answer("All events were sent before; do not reconnect")
+FOLLOWED: Final = {200: STREAMED, 204: OVER}
+STREAM_OR_PAGE: Final = {
+    200: Answer("The stream, or a page where JSON is accepted", {SSE: STREAM, JSON: PAGE}),
+    204: OVER,
+}
+
 
 SWITCH: Final = one_of(("on", "off"))
 

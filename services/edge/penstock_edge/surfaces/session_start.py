@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
+from typing import Final
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.bus import Bus
 from penstock_edge.sources.locate import StartPosition
-from penstock_edge.sources.sessions import Session
+from penstock_edge.sources.sessions import Session, idle_since
 from penstock_edge.stream.client import Client
-from penstock_edge.stream.until_idle import UntilIdle
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 0.5
+
+
+class UntilIdle:
+    """The response for one client. It ends when no run of the session is active or queued.
+
+    The client gets the session's last event before the response ends.
+    """
+
+    def __init__(self, stream: ASGIApp, client: Client, bus: Bus, session: Session) -> None:
+        self._stream = stream
+        self._client = client
+        self._bus = bus
+        self._session = session
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watching = asyncio.create_task(self._watch())
+        # The response may continue without ASGI, so the stream may end after this call has
+        # returned.
+        self._client.when_left(watching.cancel)
+        await self._stream(scope, receive, send)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                last = await idle_since(self._bus, self._session)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                # If the task ended with this error, the stream would stay open for ever.
+                name = self._session.session_id[:128]
+                log.warning(
+                    "cannot find out whether session %r is idle; trying again: %r", name, error
+                )
+                last = None
+            if last is not None:
+                self._client.end_after(last)
+                return
+            await asyncio.sleep(CHECK_S)
 
 
 @dataclass(frozen=True, slots=True)

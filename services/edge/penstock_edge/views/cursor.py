@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Final, NewType, Self
+
+# The sequence of a message in its JetStream stream (EVENTS or RAW).
+StreamSequence = NewType("StreamSequence", int)
+
+# The number of an item among all items that a hub has encoded; the first item has the number 0.
+RingPosition = NewType("RingPosition", int)
+
+# The number of bytes of all items that a hub has encoded before some position.
+ByteOffset = NewType("ByteOffset", int)
+
 
 # The greatest frame index. A client with this cursor has all frames of the message.
 LAST_FRAME = 999_999_999
@@ -36,3 +46,56 @@ class Cursor:
         if match is None:
             raise ValueError(f"{text[:80]!r} is no cursor: send back the id of a frame")
         return cls(int(match[1]), int(match[2]))
+
+
+# The cursor in a shard of which the client has received no frame.
+BEFORE_ALL: Final = Cursor(0, 0)
+
+_BETWEEN: Final = "."
+_ID: Final = re.compile(rb"^id: ([0-9]+-[0-9]+)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class ShardCursor:
+    """The position of a client in each shard, shard 0 first.
+
+    The text of the cursor is the shards' cursors, separated by dots. With one shard, the text is
+    this shard's cursor. If a shard was added after the client had received its cursor, the cursor
+    has no position in this shard. The client then begins at the shard's first message.
+    """
+
+    positions: list[Cursor] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return _BETWEEN.join(map(str, self.positions))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the text of a cursor.
+
+        Raises:
+            ValueError: the text is not a cursor.
+        """
+        before = str(BEFORE_ALL)
+        parts = text.strip().split(_BETWEEN)
+        found = [BEFORE_ALL if part == before else Cursor.parse(part) for part in parts]
+        if found == [BEFORE_ALL]:
+            raise ValueError(f"{text[:80]!r} is no cursor: send back the id of a frame")
+        return cls(found)
+
+    def of(self, shard: int) -> Cursor:
+        return self.positions[shard] if shard < len(self.positions) else BEFORE_ALL
+
+    def advance(self, shard: int, body: bytes) -> bytes:
+        """Move the shard's position to the last frame of `body`; return `body` with changed ids.
+
+        `body` has SSE frames of one shard; the id of each frame is a cursor in this shard. In the
+        result, the id of each frame is the cursor of all shards. JSON has no newlines, so a line
+        that begins with `id:` is never part of a frame's data.
+        """
+
+        def id_line(match: re.Match[bytes]) -> bytes:
+            self.positions[shard] = Cursor.parse(match[1].decode())
+            return b"id: " + str(self).encode()
+
+        return _ID.sub(id_line, body)

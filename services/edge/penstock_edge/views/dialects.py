@@ -14,6 +14,7 @@ from penstock.dialects.base import ClientDialect
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.sse import Frame
 from penstock_edge.views.agui import CUT, AguiViews
+from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing, Sse
 from penstock_edge.views.items import (
     Encoding,
@@ -24,7 +25,6 @@ from penstock_edge.views.items import (
     notice,
     selected,
 )
-from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.upstream_frames import INTERRUPTED, LegEncoding, RawEncoding
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 

@@ -13,8 +13,7 @@ from penstock.bus.messages import now
 from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
-from penstock_edge.views.cursor import Cursor
-from penstock_edge.views.positions import StreamSequence
+from penstock_edge.views.cursor import Cursor, StreamSequence
 
 
 class Item:

@@ -2,23 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+
+import orjson
 
 from penstock.bus import Stored, subjects
 from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
+from penstock.events.catalogue import TERMINAL
+from penstock.sse import Frame
 from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, RunEncoders, notices
 from penstock_edge.views.dialects import finished, rendering
 from penstock_edge.views.dialects import notices as notices_of
+from penstock_edge.views.encoded_leg import ends_leg
 from penstock_edge.views.framing import Framing, Sse
-from penstock_edge.views.items import Encoding, Render
+from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
 from penstock_edge.views.run_tree import Child
-from penstock_edge.views.tree_encoding import TreeEncoding, TreeLeg
 from penstock_edge.views.tree_fold import TreeFold
 from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Source, View
+
+
+@dataclass(slots=True)
+class TreeEncoding(Encoding):
+    """Encodes the events of a whole tree, up to the root's terminal event."""
+
+    tree: TreeFold
+    encoder: Encoder
+    render: Render
+
+    def feed(self, stored: Stored) -> Item:
+        run_id = subjects.run_id_of(stored.subject)
+        frames = folded(self.tree, self.encoder, run_id, stored.payload)
+        written = rendered(frames, stored.sequence, self.render)
+        is_last = run_id == self.tree.root and type_of(stored) in TERMINAL
+        return Item(stored.sequence, written, is_last)
+
+    def interruption(self) -> list[bytes]:
+        return []
+
+
+@dataclass(slots=True)
+class TreeLeg(Encoding):
+    """Encodes the events of a tree up to the root's next pause or its terminal event.
+
+    Events up to the stream sequence `after` change only the encoder's state; their frames are not
+    written. After these events, a pause that waits only for the approvals in `answered` does not
+    end the leg.
+
+    `interrupted` returns the frames for a stream that ends before its leg does. The clients of such
+    streams do not reconnect. If these frames were missing, a client would conclude that the run has
+    succeeded.
+    """
+
+    tree: TreeFold
+    encoder: Encoder
+    render: Render
+    interrupted: Callable[[], list[bytes]]
+    after: int
+    answered: Collection[str]
+
+    def feed(self, stored: Stored) -> Item:
+        run_id = subjects.run_id_of(stored.subject)
+        if stored.sequence > self.after:
+            self.tree.answered = self.answered
+        frames = folded(self.tree, self.encoder, run_id, stored.payload)
+        of_root = run_id == self.tree.root
+        if stored.sequence <= self.after and not (of_root and type_of(stored) in TERMINAL):
+            return Item(stored.sequence, [])
+        body = rendered(frames, stored.sequence, self.render)
+        last = of_root and ends_leg(stored) and not self.tree.is_pause_hidden
+        return Item(stored.sequence, body, last=last)
+
+    def interruption(self) -> list[bytes]:
+        return self.interrupted()
+
+
+def folded(tree: TreeFold, encoder: Encoder, run_id: str, payload: bytes) -> list[Frame]:
+    """Fold one event into the tree; return the frames of the events that the tree then shows."""
+    return [
+        frame for event in tree.feed(run_id, orjson.loads(payload)) for frame in encoder.feed(event)
+    ]
+
 
 # The dialects of agent protocols, whose clients know only one state (see `TreeFold.one_state`).
 AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from penstock.dialects.base import Json
+from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.patch import Document, DoesNotApply, is_patch
 
 
@@ -39,3 +39,22 @@ class SharedState:
             self._document = self._document or Document({})
             with suppress(DoesNotApply):
                 self._document.apply(patch)
+
+
+class State:
+    """Computes the server's state from the events of a stream."""
+
+    def __init__(self) -> None:
+        self._state = SharedState()
+
+    @property
+    def value(self) -> Json:
+        """The current state; None until the server sends a state."""
+        return self._state.value
+
+    def feed(self, body: JsonObject) -> None:
+        """Take one event. Only STATE_SNAPSHOT and STATE_DELTA change the state."""
+        if body.get("type") == "STATE_SNAPSHOT":
+            self._state.snapshot(body.get("snapshot"))
+        elif body.get("type") == "STATE_DELTA":
+            self._state.delta(body.get("delta"))

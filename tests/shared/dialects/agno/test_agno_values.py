@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dialects.agno.decode.results import MAX_LITERAL_CHARS, tool_value
+from penstock.dialects.agno.decode.tools import MAX_LITERAL_CHARS, tool_value
 from penstock.dialects.json import loads, text
 
 

@@ -17,10 +17,10 @@ import orjson
 
 from penstock.bus import Bus, Stored
 from penstock.web.read_scheduler import Turn
-from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.encode import encode
 from penstock_edge.sources.histories import history_of
 from penstock_edge.sources.locate import StartPosition
+from penstock_edge.sources.read_run import Allowance
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import Encoding
 from penstock_edge.views.view import Source, View

@@ -43,8 +43,8 @@ from penstock_edge.surfaces.adk.request import QueryRequest
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
 from penstock_edge.surfaces.adk.sessions import session_named_by
 from penstock_edge.surfaces.adk.views import legacy_tree_view, legacy_view
-from penstock_edge.surfaces.common_schemas import FOLLOWED
 from penstock_edge.surfaces.errors import invalid_body
+from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.cursor import Cursor

@@ -22,9 +22,8 @@ from penstock.dialects.adk.encode import AdkEncoder
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import Turn
-from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
-from penstock_edge.sources.read_run import read_run
+from penstock_edge.sources.read_run import Allowance, read_run
 from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import (
     CREATED_AT,

@@ -53,10 +53,10 @@ from penstock_edge.surfaces.agno.views import (
     tree_leg_view,
     tree_output_view,
 )
-from penstock_edge.surfaces.common_schemas import STREAM
+from penstock_edge.surfaces.bodies import workflow_input
 from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.parameters import STREAM
 from penstock_edge.surfaces.responses import json_response
-from penstock_edge.surfaces.workflow_input import workflow_input
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
 _NAMED: Final = an_object(id=TEXT, name=TEXT)

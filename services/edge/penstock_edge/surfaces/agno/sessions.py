@@ -37,8 +37,7 @@ from penstock.web.operation import (
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.run_access import run_of
-from penstock_edge.sources.allowance import Allowance
-from penstock_edge.sources.read_run import read_run
+from penstock_edge.sources.read_run import Allowance, read_run
 from penstock_edge.sources.session_list import ListedSession, SortedBy
 from penstock_edge.sources.sessions import create_session
 from penstock_edge.surfaces import parameters as by

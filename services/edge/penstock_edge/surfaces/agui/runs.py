@@ -32,8 +32,8 @@ from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.pauses import Answer, AnsweredPauses
 from penstock_edge.surfaces.agui.request import RunAgentInput
-from penstock_edge.surfaces.common_schemas import FOLLOWED
-from penstock_edge.surfaces.workflow_input import workflow_input
+from penstock_edge.surfaces.bodies import workflow_input
+from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.views.agui import Audience
 
 

@@ -54,8 +54,8 @@ from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui.request import MAX_ID
-from penstock_edge.surfaces.common_schemas import FOLLOWED
 from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
 from penstock_edge.surfaces.responses import json_response
 from penstock_edge.surfaces.session_start import SessionStart, ending

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -24,9 +25,27 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.trees import is_workflow
 from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.locate import start_of_new_run
-from penstock_edge.surfaces.common_schemas import STREAMED
-from penstock_edge.surfaces.executions.request import CancelRequest, TriggerRequest
+from penstock_edge.surfaces.bodies import Message
+from penstock_edge.surfaces.parameters import STREAMED
 from penstock_edge.surfaces.surface import Surface
+
+
+class TriggerRequest(BaseModel):
+    """The body of a trigger. `topologyId` must be an integer in JSON, not a text with digits."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    topology_id: int = Field(alias="topologyId")
+    user_message: Message = Field(alias="userMessage")
+
+
+class CancelRequest(BaseModel):
+    """The body of a cancel."""
+
+    model_config = ConfigDict(strict=True)
+
+    run_id: str = Field(alias="runId", min_length=1)
+
 
 CODES: Final = {
     400: "INVALID_REQUEST",

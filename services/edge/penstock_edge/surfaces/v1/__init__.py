@@ -1,1 +1,15 @@
 """The surface that serves Penstock's own API, under `/v1`."""
+
+from __future__ import annotations
+
+from penstock_edge.surfaces.surface import Surface
+from penstock_edge.surfaces.v1.agent_list import AgentList
+from penstock_edge.surfaces.v1.events import EventsOfAllRuns
+from penstock_edge.surfaces.v1.runs import Runs
+from penstock_edge.surfaces.v1.session_events import SessionEvents
+
+
+class V1(Surface):
+    """Has the handlers for all paths under `/v1` except approvals, which another service serves."""
+
+    handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents)

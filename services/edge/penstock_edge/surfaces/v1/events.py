@@ -22,7 +22,6 @@ from penstock.web.auth import identity_of
 from penstock.web.operation import Operation, Parameter, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import (
     StartPosition,
     start_after,
@@ -30,14 +29,15 @@ from penstock_edge.sources.locate import (
     start_since,
     with_live_marker,
 )
+from penstock_edge.sources.read_run import Allowance
 from penstock_edge.stream.all_shards import AllShards
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.stream.saved_cursors import Position, SavedCursor
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.common_schemas import STREAM_OR_PAGE
 from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
     cursor_text,
@@ -48,9 +48,8 @@ from penstock_edge.surfaces.query import (
     wants_page,
 )
 from penstock_edge.surfaces.responses import json_response
-from penstock_edge.views.cursor import Cursor
+from penstock_edge.views.cursor import BEFORE_ALL, Cursor, ShardCursor
 from penstock_edge.views.framing import PageItems, Sse
-from penstock_edge.views.shard_cursor import BEFORE_ALL, ShardCursor
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Annotated, Any, get_args
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -51,7 +51,8 @@ from penstock_edge.sources.locate import (
 )
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.common_schemas import STREAM, STREAM_OR_PAGE
+from penstock_edge.surfaces.bodies import Message
+from penstock_edge.surfaces.parameters import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
     include_of,
@@ -61,10 +62,26 @@ from penstock_edge.surfaces.query import (
     wants_page,
     with_children,
 )
-from penstock_edge.surfaces.v1.request import StartRequest
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.view import View
+
+Key = Annotated[str, Field(min_length=1, max_length=256)]
+Id = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class StartRequest(BaseModel):
+    """The body of POST /v1/runs. Naming another user in `user_id` requires the scope `act-as`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    agent: str
+    message: Message
+    session_id: Id | None = None
+    user_id: Id | None = None
+    input: dict[str, Any] | None = None
+    idempotency_key: Key | None = None
+
 
 DEFAULT_LIMIT = 50  # the number of runs on a page if the client names no limit
 MAX_LIMIT = 1000  # the greatest number of runs on a page

@@ -37,7 +37,7 @@ from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.stream.responses.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
-from penstock_edge.surfaces.common_schemas import STREAM_OR_PAGE
+from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, until_idle, wants_page
 from penstock_edge.surfaces.responses import json_response
 from penstock_edge.surfaces.session_start import SessionStart, ending

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.dialects.base import Draft, Ids, JsonObject, Source
-from penstock.dialects.text_buffer import append_text
+from penstock.dialects.base import Draft, Ids, JsonObject, Source, append_text
 
 
 class Speaker:

@@ -25,11 +25,17 @@ import orjson
 
 from penstock.dialects.adk.encode import shapes
 from penstock.dialects.adk.vocabulary import ABORTED
-from penstock.dialects.base import ClientDialect, Json, JsonObject, omitted_types, unconfirmed
+from penstock.dialects.base import (
+    ClientDialect,
+    Json,
+    JsonObject,
+    append_text,
+    omitted_types,
+    unconfirmed,
+)
 from penstock.dialects.json import array, obj
 from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
-from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 

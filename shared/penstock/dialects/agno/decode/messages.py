@@ -12,9 +12,8 @@ from collections import Counter
 
 from penstock.dialects.agno.decode.agents import Agents, Message, Run
 from penstock.dialects.agno.decode.frames import AgnoFrame
-from penstock.dialects.base import Draft, Json, JsonObject, cut_off
+from penstock.dialects.base import Draft, Json, JsonObject, append_text, cut_off
 from penstock.dialects.json import obj, string, text, without_none
-from penstock.dialects.text_buffer import append_text
 
 _ROLE = "assistant"
 

@@ -7,20 +7,63 @@ twice.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
+
+import orjson
 
 from penstock.dialects.agno.decode.agents import Agents, Run
 from penstock.dialects.agno.decode.calls import Call, Calls, call_id, tool_args, tool_name
 from penstock.dialects.agno.decode.frames import AgnoFrame, MemberCall, Tool, ToolMetrics
 from penstock.dialects.agno.decode.messages import Messages
 from penstock.dialects.agno.decode.pauses import Question, filled_in
-from penstock.dialects.agno.decode.results import tool_value
 from penstock.dialects.agno.vocabulary import is_answered_by_decision
 from penstock.dialects.approved_calls import have_same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
-from penstock.dialects.json import number, obj, objects, string, text
+from penstock.dialects.json import loads, number, obj, objects, string, text
 from penstock.dialects.snapshots import DICT, PART, TUPLES, Snapshots, Table
+
+# Converts tool results of Agno into JSON values.
+#
+# Agno 2.3 and 3.1 stream `str(value)` of a tool's result. So an object arrives as the text of a
+# Python literal.
+
+# The length of the longest literal that is parsed, in characters. Parsing takes about 1 µs and 100
+# bytes for each character. A longer literal stays text.
+MAX_LITERAL_CHARS: Final = 128 * 1024
+
+_LITERAL_WORDS: Final = frozenset({"True", "False", "None"})
+_LITERAL_STARTS: Final = ("{", "[", "(")
+
+
+def tool_value(result: Json) -> Json:
+    """Return a tool's result, parsed as JSON or as a Python literal.
+
+    A text that is neither is returned unchanged.
+
+    A text that begins with a quote is not parsed as a literal, because Agno sends strings without
+    quotes.
+    """
+    if not isinstance(result, str):
+        return result
+    try:
+        return loads(result.encode())
+    except ValueError:  # the text is not JSON, or has a lone surrogate, which UTF-8 cannot encode
+        pass
+    literal = result.strip()
+    if len(literal) > MAX_LITERAL_CHARS or not (
+        literal.startswith(_LITERAL_STARTS) or literal in _LITERAL_WORDS
+    ):
+        return result
+    try:
+        value = ast.literal_eval(literal)
+        # This turns tuples into arrays and keys into strings. For sets, bytes and integers of more
+        # than 64 bits, orjson raises an error, and the function returns the text.
+        return orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return result
+
 
 # The error text for a failed call for which Agno sends no text.
 _FAILED = "the tool failed"

@@ -20,11 +20,17 @@ from typing import Final
 from penstock.dialects.agno.encode import pauses
 from penstock.dialects.agno.encode.address import Address
 from penstock.dialects.agno.encode.steps import STEP_FRAMES
-from penstock.dialects.base import ClientDialect, Json, JsonObject, omitted_types, unconfirmed
+from penstock.dialects.base import (
+    ClientDialect,
+    Json,
+    JsonObject,
+    append_text,
+    omitted_types,
+    unconfirmed,
+)
 from penstock.dialects.json import obj, objects, text
 from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
-from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from penstock.dialects.agui.decode.frames import AguiFrame
-from penstock.dialects.agui.decode.metadata import with_metadata
+from penstock.dialects.agui.decode.frames import AguiFrame, with_metadata
 from penstock.dialects.base import (
     MAX_OPEN,
     AgentFacts,

@@ -18,14 +18,13 @@ from typing import Any, ClassVar, Final
 
 from penstock.dialects.agui.decode.agents import Agents
 from penstock.dialects.agui.decode.chunks import Chunks
-from penstock.dialects.agui.decode.frames import AguiFrame
+from penstock.dialects.agui.decode.frames import AguiFrame, with_metadata
 from penstock.dialects.agui.decode.messages import Messages
-from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.agui.decode.pauses import Pauses
 from penstock.dialects.agui.decode.tools import Tools
-from penstock.dialects.agui.decode.usage import add_usage, usage_metrics
-from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.agui.vocabulary import TOKENS, EventType
 from penstock.dialects.base import (
+    MAX_COUNT,
     MAX_ITEMS,
     AgentFacts,
     Draft,
@@ -38,6 +37,21 @@ from penstock.dialects.custom_events import from_custom
 from penstock.dialects.json import OBJECT, loads, obj, objects, string, strings, text, without_none
 from penstock.dialects.snapshots import AS_IS, DICT, LIST, PART, Snapshots, Table
 from penstock.sse import Frame
+
+
+def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
+    for model in models:
+        for ours, theirs in TOKENS.items():
+            count = model.get(theirs)
+            if type(count) is int and abs(count) < MAX_COUNT:
+                usage[ours] = usage.get(ours, 0) + count
+
+
+def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
+    """Return the token counts of each model, as they were received; None if there are no
+    counts."""
+    return {"models": list(models)} if models else None
+
 
 _ON_INTERRUPT = "on_interrupt"
 

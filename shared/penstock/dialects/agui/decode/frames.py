@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from penstock.dialects.base import JsonValue
+from penstock.dialects.base import JsonObject, JsonValue
+from penstock.dialects.json import obj
 
 
 class AguiFrame(TypedDict, total=False):
@@ -86,3 +87,9 @@ class TextPart(TypedDict, total=False):
     """A content part of a tool result."""
 
     text: JsonValue
+
+
+def with_metadata(data: JsonObject, body: AguiFrame) -> JsonObject:
+    """Return the data, with the event's `metadata` if the event has any."""
+    metadata = obj(body.get("metadata"))
+    return {**data, "metadata": metadata} if metadata else data

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
-from penstock.dialects.agui.decode.frames import AguiFrame
-from penstock.dialects.agui.decode.metadata import with_metadata
-from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
+from penstock.dialects.agui.decode.frames import AguiFrame, with_metadata
+from penstock.dialects.base import Draft, Ids, JsonObject, append_text, cut_off
 from penstock.dialects.json import string, without_none
 from penstock.dialects.snapshots import AS_IS, DICT, PART, Snapshots, Table
-from penstock.dialects.text_buffer import append_text
 
 # The fields of TEXT_MESSAGE_END in agent-runs-sse.md, with their types. AG-UI does not have them.
 _ANSWER_FIELDS: Final = {

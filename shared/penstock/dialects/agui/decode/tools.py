@@ -8,14 +8,12 @@ from operator import itemgetter
 from typing import ClassVar
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
-from penstock.dialects.agui.decode.frames import AguiFrame, TextPart
+from penstock.dialects.agui.decode.frames import AguiFrame, TextPart, with_metadata
 from penstock.dialects.agui.decode.messages import Messages
-from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.approved_calls import have_same_args, warning
-from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
+from penstock.dialects.base import Draft, Ids, Json, JsonObject, append_text, short
 from penstock.dialects.json import loads, objects, parsed, string, text, without_none
 from penstock.dialects.snapshots import DICT, PART, SET, Snapshots, Table, by, of
-from penstock.dialects.text_buffer import append_text
 
 
 @dataclass(slots=True)

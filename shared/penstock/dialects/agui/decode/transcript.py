@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import Json, JsonObject, append_text
 from penstock.dialects.json import obj, objects, string, text, without_none
-from penstock.dialects.text_buffer import append_text
 
 
 class Transcript:

@@ -23,11 +23,11 @@ from penstock.dialects.agui.encode.pauses import interrupt, interrupt_of_all
 from penstock.dialects.agui.encode.profiles import EventIds, Profile
 from penstock.dialects.agui.encode.steps import Steps
 from penstock.dialects.agui.encode.tools import Tools
-from penstock.dialects.agui.encode.usage import token_usage
 from penstock.dialects.agui.ids import scope_of
 from penstock.dialects.agui.vocabulary import (
     CLIENT_KINDS,
     PROTOCOL_VERSION,
+    TOKENS,
     EventType,
     is_modern,
 )
@@ -36,6 +36,22 @@ from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.wire import epoch_s, frame
 from penstock.events import TERMINAL
 from penstock.sse import Frame
+
+_MAX_SAFE_INTEGER: Final = 2**53 - 1
+
+
+def token_usage(usage: JsonObject | None) -> JsonObject:
+    """Convert a run's `usage` into a `TokenUsage`, which has only those counts that a client
+    accepts."""
+    counts = {theirs: (usage or {}).get(ours) for ours, theirs in TOKENS.items()}
+    return {
+        name: count
+        for name, count in counts.items()
+        if isinstance(count, int)
+        and not isinstance(count, bool)
+        and 0 <= count <= _MAX_SAFE_INTEGER
+    }
+
 
 # The error text that clients get for every internal error of Penstock, because the original text
 # may name internals. agent-runs-sse.md requires this text.

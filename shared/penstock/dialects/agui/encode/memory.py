@@ -12,9 +12,8 @@ from typing import Final
 
 from penstock.dialects.agui.shared_state import SharedState
 from penstock.dialects.agui.vocabulary import EventType
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import Json, JsonObject, append_text
 from penstock.dialects.patch import Document, DoesNotApply
-from penstock.dialects.text_buffer import append_text
 
 NOTHING: Final = object()  # means that no state is known, while None means that the state is null
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
-from penstock.dialects.agui.encode.ledger import Message
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted, Message
 from penstock.dialects.agui.vocabulary import TEXT_ROLES, EventType
-from penstock.dialects.base import JsonObject
-from penstock.dialects.text_buffer import append_text
+from penstock.dialects.base import JsonObject, append_text
 
 _CONTENT: Final = EventType.TEXT_MESSAGE_CONTENT  # the access to an enum's attribute takes 0.14 µs
 

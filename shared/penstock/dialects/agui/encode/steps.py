@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
-from penstock.dialects.agui.encode.ledger import Step, Subagent
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted, Step, Subagent
 from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
 from penstock.dialects.base import JsonObject
 from penstock.events import TERMINAL

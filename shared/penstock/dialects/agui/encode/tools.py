@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
-from penstock.dialects.agui.encode.ledger import Call
+from penstock.dialects.agui.encode.context import NO_FACTS, Call, Context, Emitted
 from penstock.dialects.agui.encode.messages import Messages
 from penstock.dialects.agui.encode.native import are_parts
 from penstock.dialects.agui.vocabulary import EventType
-from penstock.dialects.base import JsonObject
+from penstock.dialects.base import JsonObject, append_text
 from penstock.dialects.json import dumped, verbatim
-from penstock.dialects.text_buffer import append_text
 
 
 class Tools:
