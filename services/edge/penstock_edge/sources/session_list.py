@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 from pydantic import ValidationError
@@ -49,6 +49,41 @@ _COUNT_OLD: Final = (
 )
 
 SortedBy = Literal["created", "updated"]
+
+
+class SessionRow(NamedTuple):
+    """A row of the table `sessions`, in the order of the columns after `n`."""
+
+    key: bytes | None
+    owner: int | None
+    agent: int
+    agent_id: str | None
+    session_id: str | None
+    created: int | None
+    updated: int | None
+    first: bytes | None
+    last: bytes | None
+    sequence: int
+
+
+class KnownRun(NamedTuple):
+    """What the index of runs knows of one run; `updated` is in Unix milliseconds."""
+
+    owner: int
+    updated: int
+
+
+class Found(NamedTuple):
+    """The key of a session's record, and the ids of the session's first and last run."""
+
+    key: str
+    first: str | None
+    last: str | None
+
+    @property
+    def ends(self) -> list[str]:
+        """The ids that are known."""
+        return [run for run in (self.first, self.last) if run is not None]
 
 
 class SessionRows(IndexRows):
@@ -110,9 +145,8 @@ class SessionRows(IndexRows):
         descending: bool,
         first: int = 0,
         limit: int = -1,
-    ) -> list[tuple[str, str | None, str | None]]:
-        """Return sessions in order as (key, first run, last run); with a `limit` of -1, all
-        sessions."""
+    ) -> list[Found]:
+        """Return sessions in order; with a `limit` of -1, all sessions."""
         order = "DESC" if descending else "ASC"
         found = self.rows(
             f"SELECT key, first, last FROM sessions {_BY[sort_by]} WHERE {_of_agents(agents)}"
@@ -120,7 +154,8 @@ class SessionRows(IndexRows):
             (number_of(owner), *map(number_of, agents), limit, first),
         )
         return [
-            (key.hex(), *(run_id_of(run) if run else None for run in runs)) for key, *runs in found
+            Found(key.hex(), first and run_id_of(first), last and run_id_of(last))
+            for key, first, last in found
         ]
 
     def count(self, owner: str, agents: Collection[str]) -> int:
@@ -154,7 +189,7 @@ class SessionRows(IndexRows):
             [(run.updated, run.key) for run in runs],
         )
 
-    def _row(self, change: Change) -> tuple[Any, ...] | None:
+    def _row(self, change: Change) -> SessionRow | None:
         record = _record(change)
         if record is None:
             telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
@@ -166,23 +201,42 @@ class SessionRows(IndexRows):
             return None
         agent, session = record["agent"], record["session_id"]
         runs = [packed(run) for run in record.get("runs") or ()]
-        known = self._run(runs[-1]) or self._run(runs[0]) if runs else None
-        user_id = record.get("user_id")
-        owner = known[0] if known else None
-        if isinstance(user_id, str) and session_key(user_id, agent, session) == change.key:
-            owner = number_of(user_id)
-        created = _time_ms(runs[0]) if runs else unix_ms(record.get("created_at"))
-        last = self._run(runs[-1]) if runs else None
-        updated = last[1] if last else _time_ms(runs[-1]) if runs else created
-        ends = (runs[0], runs[-1]) if runs else (None, None)
-        ids = (None, None) if owner is not None else (agent, session)
-        key, number = _key(change.key), number_of(agent)
-        return (key, owner, number, *ids, created, updated, *ends, change.sequence)
+        first, last = (runs[0], runs[-1]) if runs else (None, None)
+        owner = self._owner(record, change.key, (last, first))
+        created = unix_ms(record.get("created_at")) if first is None else _time_ms(first)
+        return SessionRow(
+            key=_key(change.key),
+            owner=owner,
+            agent=number_of(agent),
+            agent_id=agent if owner is None else None,
+            session_id=session if owner is None else None,
+            created=created,
+            updated=created if last is None else self._updated(last),
+            first=first,
+            last=last,
+            sequence=change.sequence,
+        )
 
-    def _run(self, key: bytes) -> tuple[int, int] | None:
-        """Return the owner of a run and the time of its last change; None if the run has no row."""
+    def _owner(self, record: dict[str, Any], key: str, runs: Sequence[bytes | None]) -> int | None:
+        """Return the owner that the record names, or that one of its runs has, else None.
+
+        The key proves the named owner, because it is a hash that includes the owner.
+        """
+        user_id = record.get("user_id")
+        ids = record["agent"], record["session_id"]
+        if isinstance(user_id, str) and session_key(user_id, *ids) == key:
+            return number_of(user_id)
+        known = (self._run(run) for run in runs if run is not None)
+        return next((run.owner for run in known if run is not None), None)
+
+    def _updated(self, last: bytes) -> int:
+        """Return when the last run changed, or when it was created if its record has expired."""
+        known = self._run(last)
+        return _time_ms(last) if known is None else known.updated
+
+    def _run(self, key: bytes) -> KnownRun | None:
         found = self.rows("SELECT owner, updated FROM runs WHERE key = ?", (key,))
-        return (int(found[0][0]), int(found[0][1])) if found else None
+        return KnownRun(int(found[0][0]), int(found[0][1])) if found else None
 
 
 _BY: Final = {
@@ -257,7 +311,7 @@ class SessionList:
             BusError: the sessions cannot be read now.
         """
         await self._caught_up(owner)
-        fitting: list[tuple[str, str | None, str | None]] = []
+        fitting: list[Found] = []
         every = self.rows.of(owner, agents, sort_by, descending=descending)
         for begin in range(0, len(every), READ_AT_ONCE):
             some = every[begin : begin + READ_AT_ONCE]
@@ -281,9 +335,7 @@ class SessionList:
             place = self.rows.assign(owner, place)
             await asyncio.sleep(0)
 
-    async def _read(
-        self, owner: str, found: Sequence[tuple[str, str | None, str | None]]
-    ) -> list[ListedSession] | None:
+    async def _read(self, owner: str, found: Sequence[Found]) -> list[ListedSession] | None:
         """Read the sessions' records; None if records were deleted since the rows were looked
         up."""
         shown: list[ListedSession] = []
@@ -291,11 +343,11 @@ class SessionList:
         # can handle other requests between two parts.
         for begin in range(0, len(found), READ_AT_ONCE):
             some = found[begin : begin + READ_AT_ONCE]
-            values = await self.index.values([key for key, *_ in some])
+            values = await self.index.values([each.key for each in some])
             if len(values) < len(some):
                 return None
             ends = await self._ends(some)
-            for (key, *_), runs in zip(some, ends, strict=True):
+            for (key, _, _), runs in zip(some, ends, strict=True):
                 record = _readable(key, values[key].value)
                 # The record's key decides whether the user may see the session. A row may have a
                 # wrong owner, and a record of an older version does not name its owner.
@@ -303,15 +355,9 @@ class SessionList:
                     shown.append(ListedSession(record, runs))
         return shown
 
-    async def _ends(
-        self, found: Sequence[tuple[str, str | None, str | None]]
-    ) -> list[tuple[RunRecord, ...]]:
-        ids = {run for _, *ends in found for run in ends if run is not None}
-        runs = await self._runs.records(sorted(ids))
-        return [
-            tuple(runs[run] for run in ends if run is not None and run in runs)
-            for _, *ends in found
-        ]
+    async def _ends(self, found: Sequence[Found]) -> list[tuple[RunRecord, ...]]:
+        runs = await self._runs.records(sorted({run for each in found for run in each.ends}))
+        return [tuple(runs[run] for run in each.ends if run in runs) for each in found]
 
 
 def _of_agents(agents: Collection[str]) -> str:

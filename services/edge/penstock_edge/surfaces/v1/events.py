@@ -7,6 +7,7 @@ import logging
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 
 from penstock import sse
 from penstock.bus import Bus
-from penstock.bus.streams import EVENTS, events_of
+from penstock.bus.streams import events_of
 from penstock.events.catalogue import CATALOGUE
 from penstock.web.auth import identity_of
 from penstock.web.operation import Operation, Parameter, serves
@@ -29,7 +30,6 @@ from penstock_edge.sources.locate import (
     start_since,
     with_live_marker,
 )
-from penstock_edge.sources.read_run import Allowance
 from penstock_edge.stream.all_shards import AllShards
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
@@ -40,7 +40,6 @@ from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
-    cursor_text,
     listed,
     number,
     parsed_cursor,
@@ -63,6 +62,38 @@ EVERYTHING: Final = "*.*"
 _RFC_3339: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for: the events, and where the client begins to read."""
+
+    types: list[str]
+    owners: frozenset[str] | None
+    since: datetime | None
+    after: ShardCursor | None
+    saved: SavedCursor | None
+
+    @property
+    def resumed(self) -> Position | None:
+        """The saved position at which the client continues. The request's own cursor is newer."""
+        return self.saved.found if self.saved is not None and self.after is None else None
+
+    def complete_until(self, now: datetime) -> float | None:
+        """Return the Unix time before which the client has all events; None if unknown."""
+        if self.after is not None:
+            return None
+        if self.resumed is not None:
+            return self.resumed.complete_until
+        return (self.since or now).timestamp()
+
+    async def start(self, bus: Bus, shard: int, now: StartPosition) -> StartPosition:
+        """Return the position in a shard: after a cursor, from a time on, or `now`."""
+        if self.after is not None:
+            return await _start_after(bus, self.after.of(shard), shard)
+        if self.resumed is not None:
+            return await _resumed(bus, self.resumed, shard)
+        return now if self.since is None else await start_since(bus, self.since, shard)
 
 
 class EventsOfAllRuns:
@@ -97,141 +128,99 @@ class EventsOfAllRuns:
         If the request has neither a cursor nor a time, the stream begins now. A page ignores the
         name of a saved cursor, because a page has `next`.
         """
-        many, bus = self._edge.many, self._edge.bus
+        edge, bus = self._edge, self._edge.bus
+        shards = range(bus.shards.made)
+        asked = await self._asked(request)
+        if asked.after is not None and len(asked.after.positions) > len(shards):
+            raise _too_many_shards()
+        now = await asyncio.gather(*(start_from_now(bus, shard) for shard in shards))
+        starts = await asyncio.gather(*(asked.start(bus, shard, now[shard]) for shard in shards))
+        if wants_page(request):
+            return json_response(await self._page(request, asked, starts, now))
+        edge.streams.require_room(request.scope)
+        framing = Sse(switch(request, "names", default=True))
+        if switch(request, "markers", default=False):
+            patterns = edge.many.types(asked.types, asked.owners, lambda batch: None).patterns()
+            starts = [
+                await with_live_marker(bus, events_of(shard), patterns, start)
+                for shard, start in enumerate(starts)
+            ]
+        if len(shards) == 1:
+            return await self._of_one_shard(asked, starts[0], framing)
+        return await self._of_all_shards(asked, starts, framing)
+
+    async def _asked(self, request: Request) -> Asked:
+        """Return what the request asks for.
+
+        Raises:
+            Problem: 400 for a malformed cursor, 409 if there are too many saved cursors, 422 for
+                any other wrong value; 403 if the caller may not read these events.
+        """
         caller = identity_of(request.scope)
         subjects = subjects_of(request)
         if caller.grant is not None:
             caller.grant.check_subjects(subjects)
-        chosen, owners = subjects or [EVERYTHING], caller.owners
-        if bus.shards.made > 1:
-            return await self._of_all_shards(request, chosen, owners)
-        now = await start_from_now(bus)
-        saved = await self._saved(request)
-        asked = await position_of(self._edge, request)
-        position = asked or now
-        if saved is not None and saved.found is not None and not cursor_text(request):
-            asked, position = None, await _resumed(bus, saved.found, 0)
-        if wants_page(request):
-            return json_response(await self._page(request, chosen, owners, position, now.start))
-        self._edge.streams.require_room(request.scope)
-        if switch(request, "markers", default=False):
-            source = many.types(chosen, owners, lambda batch: None)
-            position = await with_live_marker(bus, EVENTS, source.patterns(), position)
-        framing = Sse(switch(request, "names", default=True))
-        if saved is not None:
-            await saved.begin(str(position.after or ""), self._complete_until(request, saved))
-        client = await self._edge.hubs.join(many.of_types(chosen, owners, framing), position)
-        if saved is not None:
-            saved.follow([client], lambda: str(client.cursor or "") or None)
+        since = _time(request)
+        if self._edge.bus.shards.made > 1:
+            after = parsed_cursor(request, ShardCursor.parse)
+        else:
+            cursor = cursor_of(request)
+            after = None if cursor is None else ShardCursor([cursor])
+        name, saved = request.query_params.get("cursor"), None
+        if name is not None and not wants_page(request):
+            saved = await self._edge.cursors.open(caller, name)
+        return Asked(subjects or [EVERYTHING], caller.owners, since, after, saved)
+
+    async def _of_one_shard(self, asked: Asked, start: StartPosition, framing: Sse) -> ASGIApp:
+        await self._begin(asked, str(start.after or ""))
+        [client] = await self._join(asked, [start], framing)
+        if asked.saved is not None:
+            asked.saved.follow([client], lambda: str(client.cursor or "") or None)
         # The stream begins with the present cursor. If the client loses its connection before the
         # first event, the client reconnects with this cursor. Without a cursor, the client would
         # miss the events that come before it has reconnected.
-        cursor = sse.at(str(position.after)) if asked is None and position.after else b""
-        return Prefaced(EventStream(client), cursor)
-
-    async def _saved(self, request: Request) -> SavedCursor | None:
-        """Return the saved cursor that the request names; None if there is no name, or for a page.
-
-        Raises:
-            Problem: 422 for an invalid name, 409 if there are too many cursors.
-            BusError: the cursor cannot be read now.
-        """
-        name = request.query_params.get("cursor")
-        if name is None or wants_page(request):
-            return None
-        return await self._edge.cursors.open(identity_of(request.scope), name)
-
-    def _complete_until(self, request: Request, saved: SavedCursor) -> float | None:
-        """Return the Unix time before which the client has got all events; None if it is
-        unknown."""
-        if cursor_text(request):
-            return None
-        if saved.found is not None:
-            return saved.found.complete_until
-        since = _time(request)
-        return (since or self._edge.bus.clock.now()).timestamp()
-
-    async def _page(
-        self,
-        request: Request,
-        chosen: list[str],
-        owners: frozenset[str] | None,
-        position: StartPosition,
-        end: int,
-        *,
-        shard: int = 0,
-        limit: int | None = None,
-        allowance: Allowance | None = None,
-    ) -> dict[str, Any]:
-        """Return a page of a shard's events before the stream sequence `end`."""
-        edge = self._edge
-        return await page(
-            edge.bus,
-            edge.many.of_types(chosen, owners, PageItems(), shard),
-            position,
-            limit or _limit(request),
-            allowance or edge.allowance(),
-            edge.turns.for_caller(identity_of(request.scope)),
-            source=edge.many.types(chosen, owners, lambda batch: None, shard),
-            end=end,
-        )
+        begins_now = asked.after is None and asked.since is None
+        needs_cursor = start.after is not None and (begins_now or asked.resumed is not None)
+        return Prefaced(EventStream(client), sse.at(str(start.after)) if needs_cursor else b"")
 
     async def _of_all_shards(
-        self, request: Request, chosen: list[str], owners: frozenset[str] | None
+        self, asked: Asked, starts: Sequence[StartPosition], framing: Sse
     ) -> ASGIApp:
         """Respond with the events of all shards; the cursor has a position for each shard."""
-        edge, shards = self._edge, range(self._edge.bus.shards.made)
-        saved = await self._saved(request)
-        after = parsed_cursor(request, ShardCursor.parse)
-        if after is not None and len(after.positions) > len(shards):
-            raise _too_many_shards()
-        since = _time(request)
-        now = await asyncio.gather(*(start_from_now(edge.bus, shard) for shard in shards))
-        if after is not None:
-            starts = await asyncio.gather(
-                *(_start_after(edge.bus, after.of(shard), shard) for shard in shards)
-            )
-        elif saved is not None and saved.found is not None:
-            found = saved.found
-            starts = await asyncio.gather(*(_resumed(edge.bus, found, shard) for shard in shards))
-        elif since is not None:
-            starts = await asyncio.gather(
-                *(start_since(edge.bus, since, shard) for shard in shards)
-            )
-        else:
-            starts = now
-        cursor = ShardCursor([start.after or BEFORE_ALL for start in starts])
-        if wants_page(request):
-            return json_response(await self._page_of_all(request, chosen, owners, starts, now))
-        edge.streams.require_room(request.scope)
-        if switch(request, "markers", default=False):
-            source = edge.many.types(chosen, owners, lambda batch: None)
-            starts = [
-                await with_live_marker(edge.bus, events_of(shard), source.patterns(), start)
-                for shard, start in enumerate(starts)
-            ]
-        framing = Sse(switch(request, "names", default=True))
-        if saved is not None:
-            await saved.begin(str(cursor), self._complete_until(request, saved))
+        cursor = _cursor_at(starts)
+        await self._begin(asked, str(cursor))
+        clients = await self._join(asked, starts, framing)
+        if asked.saved is not None:
+            asked.saved.follow(clients, lambda: str(cursor))
+        preface = sse.at(str(cursor)) if asked.after is None else b""
+        shards = self._edge.bus.shards
+        return Prefaced(AllShards(clients, cursor, lambda: shards.made), preface)
+
+    async def _begin(self, asked: Asked, cursor: str) -> None:
+        """Take over the saved cursor, if the request names one."""
+        if asked.saved is not None:
+            now = self._edge.bus.clock.now()
+            await asked.saved.begin(cursor, asked.complete_until(now))
+
+    async def _join(
+        self, asked: Asked, starts: Sequence[StartPosition], framing: Sse
+    ) -> list[Client]:
+        """Return the clients of the shards' hubs; none stays there if one cannot be made."""
         clients: list[Client] = []
         try:
             for shard, start in enumerate(starts):
-                view = edge.many.of_types(chosen, owners, framing, shard)
-                clients.append(await edge.hubs.join(view, start))
+                view = self._edge.many.of_types(asked.types, asked.owners, framing, shard)
+                clients.append(await self._edge.hubs.join(view, start))
         except BaseException:
             for client in clients:
                 client.leave()
             raise
-        if saved is not None:
-            saved.follow(clients, lambda: str(cursor))
-        preface = sse.at(str(cursor)) if after is None else b""
-        return Prefaced(AllShards(clients, cursor, lambda: edge.bus.shards.made), preface)
+        return clients
 
-    async def _page_of_all(
+    async def _page(
         self,
         request: Request,
-        chosen: list[str],
-        owners: frozenset[str] | None,
+        asked: Asked,
         starts: Sequence[StartPosition],
         now: Sequence[StartPosition],
     ) -> dict[str, Any]:
@@ -240,29 +229,35 @@ class EventsOfAllRuns:
         The shards are read in random order. In a fixed order, small pages could have only events of
         the first shards, however many pages a client reads.
         """
-        cursor = ShardCursor([start.after or BEFORE_ALL for start in starts])
+        edge, limit = self._edge, _limit(request)
+        allowance, turn = edge.allowance(), edge.turns.for_caller(identity_of(request.scope))
+
+        async def of_shard(shard: int, limit: int) -> dict[str, Any]:
+            view = edge.many.of_types(asked.types, asked.owners, PageItems(), shard)
+            source = edge.many.types(asked.types, asked.owners, lambda batch: None, shard)
+            start, end = starts[shard], now[shard].start
+            return await page(edge.bus, view, start, limit, allowance, turn, source=source, end=end)
+
+        if len(starts) == 1:
+            return await of_shard(0, limit)
+        cursor = _cursor_at(starts)
         events: list[Any] = []
-        allowance = self._edge.allowance()
-        left = _limit(request)
         order = random.sample(range(len(starts)), len(starts))
         for done, shard in enumerate(order):
             # an equal share of the remaining limit, rounded up
-            limit = -(-left // (len(order) - done))
-            if limit == 0:
+            share = -(-(limit - len(events)) // (len(order) - done))
+            if share == 0:
                 break
-            end = now[shard].start
-            one = await self._page(
-                *(request, chosen, owners, starts[shard], end),
-                shard=shard,
-                limit=limit,
-                allowance=allowance,
-            )
+            one = await of_shard(shard, share)
             events += one["events"]
-            left -= len(one["events"])
             if one["next"] is not None:
                 cursor.positions[shard] = Cursor.parse(one["next"])
         begun = any(position != BEFORE_ALL for position in cursor.positions)
         return {"events": events, "next": str(cursor) if begun else None}
+
+
+def _cursor_at(starts: Sequence[StartPosition]) -> ShardCursor:
+    return ShardCursor([start.after or BEFORE_ALL for start in starts])
 
 
 def _limit(request: HTTPConnection) -> int:
