@@ -193,8 +193,8 @@ class EventsOfAllRuns:
         if asked.saved is not None:
             asked.saved.follow(clients, lambda: str(cursor))
         preface = sse.at(str(cursor)) if asked.after is None else b""
-        shards = self._edge.bus.shards
-        return Prefaced(AllShards(clients, cursor, lambda: shards.made), preface)
+        bus = self._edge.bus  # its `shards` is another object after each change
+        return Prefaced(AllShards(clients, cursor, lambda: bus.shards.made), preface)
 
     async def _begin(self, asked: Asked, cursor: str) -> None:
         """Take over the saved cursor, if the request names one."""
