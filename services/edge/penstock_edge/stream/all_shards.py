@@ -109,10 +109,10 @@ class AllShards:
             body = self._with_marker_of_all(body, marker)
         if not body:
             return  # an empty chunk would end the response
-        client.begin_write()
+        client.writing.begin()
         body = self._cursor.advance(shard, body)
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        client.wrote()
+        client.writing.end()
 
     def _with_marker_of_all(self, body: bytes, marker: bytes) -> bytes:
         """Return the body without the shard's live marker, unless this is the last shard's marker.

@@ -32,7 +32,7 @@ from penstock.web.auth import Identity
 from penstock.web.read_scheduler import ReadScheduler, Turn
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
-from penstock_edge.stream.drivers import ByTask, Driver, acknowledged, written
+from penstock_edge.stream.drivers import ByTask, Driver, OwnFrames, Writing
 from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.keep_alive import is_due
 from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
@@ -60,23 +60,20 @@ class Client:
     __slots__ = (
         "_after",
         "_end_after",
-        "_is_keep_alive_due",
-        "_live_after",
         "_next",
-        "_notices",
         "_on_leave",
+        "_own",
         "_phase",
         "_releases",
         "_start",
         "_turn",
         "_turns",
         "_was_last",
-        "_writing_since",
-        "_wrote_at",
         "driver",
         "end",
         "hub",
         "is_resumable",
+        "writing",
     )
 
     def __init__(
@@ -102,19 +99,14 @@ class Client:
         self._next = self._start
         # frames up to and including this cursor are not written
         self._after: Cursor | None = start.after
-        # The live marker is written after the item with this sequence. The value is None if the
-        # marker is written already, or if the client gets no marker.
-        self._live_after: int | None = start.live_after
         self._end_after: int | None = None
         self._was_last = False  # whether the newest item that the client has taken ends the stream
-        self._notices = b""
-        self._is_keep_alive_due = False
-        self._writing_since: float | None = None
-        self._wrote_at = asyncio.get_running_loop().time()
+        self._own = OwnFrames(hub.view, start.live_after)
+        self.writing = Writing()
         if start.truncated:
-            self.warn("history_truncated", "earlier events are no longer kept")
-        if self._live_after is not None and self._live_after < start.start:
-            self._notices += self._live_marker()
+            self._own.warn("history_truncated", "earlier events are no longer kept")
+        if start.live_after is not None and start.live_after < start.start:
+            self._own.mark_live()
 
     # The following methods are called by the driver, or by the task of a response that ASGI sends.
 
@@ -138,16 +130,21 @@ class Client:
         write until the next `wake`; the client may then be in sync.
         """
         while (phase := self._phase) is not None:
-            found: bytes | Idle = b""
             if self._is_complete():
                 self._finish(End.COMPLETE)
-            elif self.end is not None:
+                return None
+            if self.end is not None:
                 self._phase = None
                 return self._last_bytes() or None
-            elif isinstance(phase, Replay):
-                found = self._notice() or await self._replayed(phase)
+            if own := self._own.next(is_at_marker=self._is_at_marker()):
+                return own
+            if phase is IN_SYNC:
+                return IDLE
+            found: bytes | Idle
+            if isinstance(phase, Replay):
+                found = await self._replayed(phase)
             else:
-                found = self._notice() or self._from_ring(phase)
+                found = self._from_ring(phase)
             if found:
                 return found
         return None
@@ -155,15 +152,6 @@ class Client:
     def read_for(self, who: Identity) -> None:
         """Let each read from NATS wait for a turn of this caller (see `ReadScheduler`)."""
         self._turn = self._turns.for_caller(who)
-
-    def begin_write(self) -> None:
-        """Record that a write begins; the connection may accept the bytes later."""
-        self._writing_since = asyncio.get_running_loop().time()
-
-    def wrote(self) -> None:
-        """Record that the connection has accepted the bytes of the write."""
-        self._writing_since = None
-        self._wrote_at = asyncio.get_running_loop().time()
 
     def interruption(self) -> bytes:
         """Return the frames that mark the stream as incomplete.
@@ -179,25 +167,23 @@ class Client:
 
     def wake(self) -> None:
         """Let the driver call `next_write`; a client in sync leaves the group first."""
-        if self._phase is IN_SYNC:
-            self._leave_in_sync()
+        self.leave_in_sync()
         if self.driver is not None:
             self.driver.wake()
 
-    def paused(self) -> None:
-        """Leave the group of clients in sync, because the connection accepts no more bytes for
-        now."""
-        if self._phase is IN_SYNC:
-            self._leave_in_sync()
+    def leave_in_sync(self) -> None:
+        """Leave the group of clients in sync, if the client is in it.
 
-    def resumed(self) -> None:
-        """Continue, because the connection accepts bytes again."""
-        self.wake()
+        The client then has a position of its own, and writes by its driver.
+        """
+        if self._phase is IN_SYNC:
+            at, next_ = self.hub.leave_in_sync(self)
+            self._next = max(self._next, next_)
+            self._phase = Live(at, self.hub.ring.offset_before(at))
 
     def fail(self) -> None:
         """End the stream, because the connection's `write` has raised an exception."""
-        if self._phase is IN_SYNC:
-            self._leave_in_sync()
+        self.leave_in_sync()
         if self.driver is not None:
             self.driver.fail()
 
@@ -220,22 +206,9 @@ class Client:
         return at_end or phase is IN_SYNC
 
     @property
-    def is_writing(self) -> bool:
-        """Whether a write is in progress: the connection has not accepted all bytes of the write
-        yet."""
-        return self._writing_since is not None
-
-    @property
-    def written_bytes(self) -> int | None:
-        """The number of bytes that were written to the connection; None if unknown."""
-        transport = self.driver.transport if self.driver is not None else None
-        return None if transport is None else written(transport)
-
-    @property
-    def acknowledged_bytes(self) -> int | None:
-        """The number of bytes that the peer's system has acknowledged; None if unknown."""
-        transport = self.driver.transport if self.driver is not None else None
-        return None if transport is None else acknowledged(transport)
+    def transport(self) -> asyncio.WriteTransport | None:
+        """The connection's transport; None if there is none, or if ASGI must be used."""
+        return self.driver.transport if self.driver is not None else None
 
     @property
     def has_left(self) -> bool:
@@ -256,7 +229,7 @@ class Client:
 
     def warn(self, code: str, message: str) -> None:
         """Write a notice of the edge to the client, between two events."""
-        self._notices += self.hub.view.notice(code, message)
+        self._own.warn(code, message)
         self.wake()
 
     def expire(self) -> None:
@@ -266,7 +239,7 @@ class Client:
         EventSource would reconnect, and would give up silently when the edge refuses the new
         request.
         """
-        self._notices += self.hub.view.notice(
+        self._own.warn(
             "token_expired", "the credential has expired or was revoked; connect with another one"
         )
         self._end_with(End.EXPIRED)
@@ -279,8 +252,7 @@ class Client:
 
         Further calls do nothing.
         """
-        if self._phase is IN_SYNC:
-            self._leave_in_sync()
+        self.leave_in_sync()
         self._finish(End.LEFT)
         on_leave, self._on_leave = self._on_leave, None
         if on_leave is None:
@@ -300,10 +272,10 @@ class Client:
 
         `Hubs.maintain` calls this method every `period_s` seconds.
         """
-        if self._writing_since is not None:
-            self._drop_if_slow(now - self._writing_since, period_s, settings)
+        if self.writing.since is not None:
+            self._drop_if_slow(now - self.writing.since, period_s, settings)
             return
-        wrote_at = self._wrote_at
+        wrote_at = self.writing.last_at
         if self._phase is IN_SYNC:
             wrote_at = max(wrote_at, self.hub.in_sync.wrote_at)
         keep_alive = self.hub.view.framing.keep_alive
@@ -313,7 +285,7 @@ class Client:
         if self._phase is IN_SYNC and write is not None:
             # The client stays in the group while it writes the keep-alive, because a client that
             # leaves the group needs a task until it joins the group again.
-            self._wrote_at = now
+            self.writing.last_at = now
             try:
                 write(http_chunk(keep_alive))
             except Exception:
@@ -321,7 +293,7 @@ class Client:
                 log.exception("a client's stream ends, because a write has failed", extra=extra)
                 self.fail()
         else:
-            self._is_keep_alive_due = True
+            self._own.is_keep_alive_due = True
             self.wake()
 
     # The following methods decide when and how the stream ends.
@@ -352,8 +324,7 @@ class Client:
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())
         if self.end is End.EXPIRED:
-            notices, self._notices = self._notices, b""
-            return notices + self.interruption()
+            return self._own.take_notices() + self.interruption()
         return self.interruption()
 
     def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:
@@ -386,43 +357,25 @@ class Client:
         live = self._phase
         return self.hub.ring.delivered_bytes - live.taken_bytes if isinstance(live, Live) else 0
 
-    # The following methods return notices, keep-alives and the live marker.
-
-    def _notice(self) -> bytes:
-        """Return the bytes to write before the next item; empty if there are none."""
-        if self._notices:
-            notices, self._notices = self._notices, b""
-            return notices
-        if self._is_keep_alive_due:
-            self._is_keep_alive_due = False
-            return self.hub.view.framing.keep_alive
-        return self._live_marker() if self._is_live_marker_due() else b""
-
-    def _is_live_marker_due(self) -> bool:
+    def _is_at_marker(self) -> bool:
         """Return whether the live marker must be written alone, without an item before or after it.
 
         Usually `_own_part` writes the live marker before or after an item. But if the newest
         messages of the replay are not for this client, there is no item at the place of the marker.
         """
-        if self._live_after is None or not isinstance(self._phase, Live):
+        live_after, phase = self._own.live_after, self._phase
+        if live_after is None or not isinstance(phase, Live):
             return False
-        at_end = self.hub.ring.chunk(self._phase.at) is None
-        return at_end and self.hub.first_sequence > self._live_after
-
-    def _live_marker(self) -> bytes:
-        self._live_after = None
-        return self.hub.view.framing.live_marker
+        return self.hub.ring.chunk(phase.at) is None and self.hub.first_sequence > live_after
 
     # The following methods take items from the ring or from the replay.
 
-    def _from_ring(self, phase: Live | InSync) -> bytes | Idle:
+    def _from_ring(self, phase: Live) -> bytes | Idle:
         """Return the bytes of the next items; `IDLE` if the client has all items of the ring.
 
         The result is empty if the client's phase has changed, or if the items have no bytes for
         this client.
         """
-        if phase is IN_SYNC:
-            return IDLE
         ring = self.hub.ring
         if phase.at < ring.base:
             self._fall_behind()
@@ -444,15 +397,10 @@ class Client:
 
         A client that cannot get in sync stays live; the hub wakes it when the ring gets items.
         """
-        is_plain = self._after is None and self._live_after is None and self._end_after is None
+        is_plain = self._after is None and self._own.live_after is None and self._end_after is None
         write = self.driver.write if is_plain and self.driver is not None else None
         if write is not None and self.hub.join_in_sync(self, live.at, write):
             self._phase = IN_SYNC
-
-    def _leave_in_sync(self) -> None:
-        at, next_ = self.hub.leave_in_sync(self)
-        self._next = max(self._next, next_)
-        self._phase = Live(at, self.hub.ring.offset_before(at))
 
     async def _replayed(self, replay: Replay) -> bytes:
         found = await replay.take(self._turn)
@@ -481,7 +429,7 @@ class Client:
     def _own_part(self, items: tuple[Item, ...], body: bytes) -> bytes:
         self._was_last = items[-1].last
         DELIVERED.labels(self.hub.view.dialect).inc(len(items))
-        after, live_after = self._after, self._live_after
+        after, live_after = self._after, self._own.live_after
         if after is None and live_after is None:
             return body
         if after is not None and items[-1].sequence > after.sequence:
@@ -489,9 +437,9 @@ class Client:
         pieces = []
         for item in items:
             if live_after is not None and item.sequence > live_after:
-                pieces.append(self._live_marker())
+                pieces.append(self._own.take_live_marker())
                 live_after = None
             pieces.append(item.body if after is None else item.after(after))
         if live_after == items[-1].sequence:
-            pieces.append(self._live_marker())
+            pieces.append(self._own.take_live_marker())
         return b"".join(pieces)

@@ -95,13 +95,13 @@ class Direct(Driver):
 
     def paused(self) -> None:
         """Let the client leave the group in sync, because too many bytes wait in the transport."""
-        self._client.paused()
+        self._client.leave_in_sync()
 
     def resumed(self) -> None:
         """Let the client continue, because the transport accepts bytes again."""
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
-        self._client.resumed()
+        self._client.wake()
 
     def lost(self) -> None:
         """Let the client leave the hub, because the connection is closed."""
@@ -139,10 +139,10 @@ class Direct(Driver):
 
     async def _write_chunk(self, body: bytes) -> None:
         client = self._client
-        client.begin_write()
+        client.writing.begin()
         await self._writable()
         self._write(http_chunk(body))
-        client.wrote()
+        client.writing.end()
 
     async def _writable(self) -> None:
         while self._protocol.flow.write_paused:

@@ -10,6 +10,7 @@ import sys
 from typing import Final, Protocol
 
 from penstock_edge.stream.in_sync import Write
+from penstock_edge.views.view import View
 
 
 class Driver(Protocol):
@@ -73,11 +74,13 @@ _ACKED_AT: Final = 120  # the offset of the 64-bit field tcpi_bytes_acked
 _TIOCOUTQ: Final = 0x5411  # the number of the ioctl that returns how many bytes are unacknowledged
 
 
-def acknowledged(transport: asyncio.WriteTransport) -> int | None:
+def acknowledged(transport: asyncio.WriteTransport | None) -> int | None:
     """Return how many bytes the peer's system has acknowledged; None if unknown.
 
     If the client connects through a proxy, the peer is the proxy.
     """
+    if transport is None:
+        return None
     connection = transport.get_extra_info("socket")
     if connection is None or not sys.platform.startswith("linux"):
         return None
@@ -90,11 +93,13 @@ def acknowledged(transport: asyncio.WriteTransport) -> int | None:
     return int(struct.unpack_from("Q", info, _ACKED_AT)[0])
 
 
-def written(transport: asyncio.WriteTransport) -> int | None:
+def written(transport: asyncio.WriteTransport | None) -> int | None:
     """Return how many bytes the process has written to the connection; None if unknown.
 
     Bytes that wait in the transport or in the system's queue are counted, too.
     """
+    if transport is None:
+        return None
     connection = transport.get_extra_info("socket")
     if connection is None or not sys.platform.startswith("linux"):
         return None
@@ -110,3 +115,64 @@ def written(transport: asyncio.WriteTransport) -> int | None:
     if before is None:
         return None
     return before + int(struct.unpack("i", queue)[0]) + transport.get_write_buffer_size()
+
+
+class Writing:
+    """The writes of one client's stream: whether one is in progress, and when the last one ended.
+
+    A write begins when the driver has the bytes, and ends when the connection has accepted them.
+    The times are those of the loop, in seconds.
+    """
+
+    __slots__ = ("last_at", "since")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.last_at = asyncio.get_running_loop().time()
+
+    def begin(self) -> None:
+        self.since = asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        self.since = None
+        self.last_at = asyncio.get_running_loop().time()
+
+
+class OwnFrames:
+    """The frames that the edge itself writes to one client, between two items of the ring.
+
+    The live marker is written after the item with the sequence `live_after`. The value is None if
+    the marker is written already, or if the client gets no marker.
+    """
+
+    __slots__ = ("_notices", "_view", "is_keep_alive_due", "live_after")
+
+    def __init__(self, view: View, live_after: int | None) -> None:
+        self._view = view
+        self._notices = b""
+        self.is_keep_alive_due = False
+        self.live_after = live_after
+
+    def warn(self, code: str, message: str) -> None:
+        self._notices += self._view.notice(code, message)
+
+    def mark_live(self) -> None:
+        """Write the live marker before the first item."""
+        self._notices += self.take_live_marker()
+
+    def next(self, *, is_at_marker: bool) -> bytes:
+        """Return the bytes to write before the next item; empty if there are none."""
+        if self._notices:
+            return self.take_notices()
+        if self.is_keep_alive_due:
+            self.is_keep_alive_due = False
+            return self._view.framing.keep_alive
+        return self.take_live_marker() if is_at_marker else b""
+
+    def take_notices(self) -> bytes:
+        notices, self._notices = self._notices, b""
+        return notices
+
+    def take_live_marker(self) -> bytes:
+        self.live_after = None
+        return self._view.framing.live_marker

@@ -31,6 +31,7 @@ from penstock.bus.subjects import key_of
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.stream.client import Client
+from penstock_edge.stream.drivers import acknowledged, written
 
 log = logging.getLogger(__name__)
 
@@ -199,11 +200,11 @@ class SavedCursor:
                     cursor(),
                     bus.since_reconnect_s > LAG_S
                     and all(client.has_all_events for client in clients),
-                    [client.written_bytes for client in clients],
+                    [written(client.transport) for client in clients],
                 )
-                if not any(client.is_writing for client in clients):
+                if not any(client.writing.since is not None for client in clients):
                     waiting.append(sample)
-                received = [client.acknowledged_bytes for client in clients]
+                received = [acknowledged(client.transport) for client in clients]
             while waiting and self._is_settled(waiting[0], loop.time(), received):
                 settled = waiting.popleft()
             if settled is not None:

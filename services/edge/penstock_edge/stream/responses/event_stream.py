@@ -106,9 +106,9 @@ class EventStream:
             await self._write_dropped(send, in_frame)
 
     async def _write(self, send: Send, body: bytes) -> None:
-        self._client.begin_write()
+        self._client.writing.begin()
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._client.wrote()
+        self._client.writing.end()
 
     async def _write_dropped(self, send: Send, in_frame: bool) -> None:
         """Write the reason why the stream ends.

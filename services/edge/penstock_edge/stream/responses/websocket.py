@@ -75,10 +75,10 @@ class EventSocket:
             await websocket.accept()
             listening = asyncio.create_task(self._listen(websocket))
             while (body := await client.take()) is not None:
-                client.begin_write()
+                client.writing.begin()
                 for message in split(body):
                     await websocket.send_text(message)
-                client.wrote()
+                client.writing.end()
             await self._close(websocket, self._close_reason())
         except WebSocketDisconnect:
             pass  # the client has closed the connection
