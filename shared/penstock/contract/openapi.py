@@ -133,7 +133,7 @@ def _operation(each: Operation, references: Mapping[type[BaseModel], Json]) -> J
         return {"schema": references[schema] if isinstance(schema, type) else schema}
 
     def answer(declared: Answer) -> Json:
-        content = {type: media(schema) for type, schema in declared.content.items()}
+        content = {media_type: media(schema) for media_type, schema in declared.content.items()}
         headers = {"headers": _RUN_ID_HEADER} if SSE in content else {}
         return {"description": declared.description, **headers} | (
             {"content": content} if content else {}
@@ -148,7 +148,7 @@ def _operation(each: Operation, references: Mapping[type[BaseModel], Json]) -> J
         example: Json = {} if each.example is None else {"example": each.example}
         described["requestBody"] = {
             "required": each.body_required,
-            "content": {type: media(each.body) | example for type in each.body_types},
+            "content": {media_type: media(each.body) | example for media_type in each.body_types},
         }
     answers = {str(status): answer(declared) for status, declared in each.answers.items()}
     return described | {"responses": answers | _refusals(each)}

@@ -255,7 +255,11 @@ def omitted_types(
     `instead` says where a client sees the content of such an event. A type without an entry gets
     `default`, so that a new type of event needs no change of a dialect.
     """
-    return {type_: instead.get(type_, default) for type_ in CATALOGUE if type_ not in sent}
+    return {
+        event_type: instead.get(event_type, default)
+        for event_type in CATALOGUE
+        if event_type not in sent
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ class OpenApprovals:
 
     requests: dict[Json, JsonObject] = field(default_factory=dict)
 
-    def feed(self, type: str, data: JsonObject) -> None:
-        """Take an event of the category `approval`. `type` is the event's canonical type."""
+    def feed(self, event_type: str, data: JsonObject) -> None:
+        """Take an event of the category `approval`. `event_type` is its canonical type."""
         approval_id = data.get("approval_id")
-        if type == "approval.requested":
+        if event_type == "approval.requested":
             self.requests[approval_id] = data
-        elif type in _SETTLED:
+        elif event_type in _SETTLED:
             self.requests.pop(approval_id, None)
 
     def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:

@@ -46,7 +46,9 @@ class AguiLegIds(LegIds):
             except BusError as error:
                 log.warning(
                     "the AG-UI runId of leg %d of run %s cannot be read now; trying again: %s",
-                    *(leg, run_id, error),
+                    leg,
+                    run_id,
+                    error,
                 )
                 await asyncio.sleep(RETRY_S)
                 continue

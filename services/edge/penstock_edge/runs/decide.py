@@ -73,10 +73,10 @@ async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
     lifecycle = await lifecycle_of(bus, run_id)
     if lifecycle is None:
         return None
-    type = type_of(lifecycle)
-    if type in TERMINAL:
-        raise Problem(409, f"run {run_id} is already {type.removeprefix('lifecycle.')}")
-    if type != "lifecycle.paused":
+    event_type = type_of(lifecycle)
+    if event_type in TERMINAL:
+        raise Problem(409, f"run {run_id} is already {event_type.removeprefix('lifecycle.')}")
+    if event_type != "lifecycle.paused":
         return None
     paused = orjson.loads(await unwrap(bus, lifecycle.payload))
     approval = await approval_record(bus, str(paused["data"].get("approval_id")))
@@ -96,8 +96,8 @@ async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
         target: Any = kept.resume
         for step in path:
             target = target[step]
-        if isinstance(id := target.get("id"), str):
-            shown[id] = item_id
+        if isinstance(approval_id := target.get("id"), str):
+            shown[approval_id] = item_id
     return shown
 
 

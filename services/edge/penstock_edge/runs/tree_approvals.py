@@ -42,15 +42,19 @@ class OpenApproval:
     items: list[dict[str, Any]]
     short_ids: Mapping[str, str]
 
-    def find(self, id: str) -> dict[str, Any] | None:
+    def find(self, approval_id: str) -> dict[str, Any] | None:
         """Return the item with this item id or tool call id; None if there is none."""
-        id = self.short_ids.get(id, id)
-        named = (item for item in self.items if id in (item["item_id"], item.get("tool_call_id")))
+        approval_id = self.short_ids.get(approval_id, approval_id)
+        named = (
+            item
+            for item in self.items
+            if approval_id in (item["item_id"], item.get("tool_call_id"))
+        )
         return next(named, None)
 
-    def item(self, id: str) -> dict[str, Any]:
+    def item(self, approval_id: str) -> dict[str, Any]:
         """Return the item with this item id or tool call id; the item must exist."""
-        found = self.find(id)
+        found = self.find(approval_id)
         assert found is not None
         return found
 
@@ -61,8 +65,8 @@ def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenAp
     Two runs may use the same item id. So the result is the approval of the first id that only one
     approval has. The result is None if there is no such id.
     """
-    for id in ids:
-        found = [each for each in approvals if each.find(id) is not None]
+    for approval_id in ids:
+        found = [each for each in approvals if each.find(approval_id) is not None]
         if len(found) == 1:
             return found[0]
     return None
@@ -102,7 +106,9 @@ async def _open_approvals(bus: Bus, root: RunRecord) -> list[OpenApproval]:
             asked[data["approval_id"]] = None
         else:
             asked.pop(data.get("approval_id"), None)
-    entries = await asyncio.gather(*(bus.bucket("approvals").get(id) for id in asked))
+    entries = await asyncio.gather(
+        *(bus.bucket("approvals").get(approval_id) for approval_id in asked)
+    )
     found = []
     for entry in entries:
         if entry is None or entry.value is None:

@@ -71,7 +71,10 @@ def _unreadable(view: View, stored: Stored, error: Exception) -> Item:
     expected = isinstance(error, (ValueError, KeyError, TypeError))
     text = "%s %d cannot be read: %r"
     log.warning(
-        *(text, stored.subject, stored.sequence, error),
+        text,
+        stored.subject,
+        stored.sequence,
+        error,
         exc_info=None if expected else error,
         extra=run_of(stored.subject),
     )

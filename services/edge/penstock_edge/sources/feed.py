@@ -43,7 +43,7 @@ class Listener(Protocol):
 
     session_id: str | None
 
-    def wants(self, type: str) -> bool:
+    def wants(self, event_type: str) -> bool:
         """Return whether the listener needs events of this type, a `category.action`."""
         ...
 
@@ -245,11 +245,11 @@ class Feed:
             self._recent_bytes -= len(self._recent.popleft().payload)
 
     def _listeners_of(self, stored: Stored) -> Iterator[Listener]:
-        type = type_of(stored)
-        wanting = self._listeners_by_type.get(type)
+        event_type = type_of(stored)
+        wanting = self._listeners_by_type.get(event_type)
         if wanting is None:
-            wanting = tuple(listener for listener in self._by_type if listener.wants(type))
-            self._listeners_by_type[type] = wanting
+            wanting = tuple(listener for listener in self._by_type if listener.wants(event_type))
+            self._listeners_by_type[event_type] = wanting
         yield from wanting
         if self._by_session:
             session_id = self._session(stored)

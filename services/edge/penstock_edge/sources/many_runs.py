@@ -96,7 +96,7 @@ class FilteredSource(Source, ABC):
         self._working: asyncio.Task[None] | None = None
 
     @abstractmethod
-    def wants(self, type: str) -> bool:
+    def wants(self, event_type: str) -> bool:
         """Return whether the source needs events of this type, a `category.action`."""
 
     @abstractmethod
@@ -166,12 +166,12 @@ class TypesSource(FilteredSource):
     ) -> None:
         super().__init__(feed, deliver)
         self._records = records
-        self._types = [type.split(".") for type in types]
-        self._patterns = tuple(subjects.event(type, "*") for type in types)
+        self._types = [event_type.split(".") for event_type in types]
+        self._patterns = tuple(subjects.event(event_type, "*") for event_type in types)
         self._owners = owners
 
-    def wants(self, type: str) -> bool:
-        category, _, action = type.partition(".")
+    def wants(self, event_type: str) -> bool:
+        category, _, action = event_type.partition(".")
         return any(own[0] in ("*", category) and own[1] in ("*", action) for own in self._types)
 
     def patterns(self) -> Collection[str]:
@@ -201,7 +201,7 @@ class SessionSource(FilteredSource):
         self._runs: dict[str, bool] = {}  # maps a run id to whether the run is in the session
         self._patterns: dict[str, None] = {}
 
-    def wants(self, type: str) -> bool:
+    def wants(self, event_type: str) -> bool:
         return True
 
     def patterns(self) -> Collection[str]:

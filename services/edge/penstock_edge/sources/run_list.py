@@ -124,7 +124,9 @@ class RunRows(IndexRows):
             f"SELECT key FROM runs {index} WHERE {base}key < ? AND key >= ? {conditions}"
             " ORDER BY key DESC LIMIT ?",
             (
-                *(*given, before, next_before or b""),
+                *given,
+                before,
+                next_before or b"",
                 *(_code(name, value) for name, value in others.items()),
                 limit,
             ),
@@ -255,7 +257,8 @@ def _row(change: Change) -> Row | None:
         log.warning(
             "run %s: its record in KV %s cannot be read; lists of runs leave the run out. Repair "
             "or delete the record",
-            *(change.key, BUCKET),
+            change.key,
+            BUCKET,
         )
         return None
     return Row(

@@ -196,7 +196,8 @@ class SessionRows(IndexRows):
             log.warning(
                 "the record %s in KV %s cannot be read; lists of sessions leave the session out. "
                 "Repair or delete the record",
-                *(change.key, BUCKET),
+                change.key,
+                BUCKET,
             )
             return None
         agent, session = record["agent"], record["session_id"]

@@ -105,7 +105,8 @@ class TreeSource(Source, Watcher):
             except BusError as error:
                 log.warning(
                     "the events of the tree of run %s cannot be read now; trying again: %s",
-                    *(self._members.root, error),
+                    self._members.root,
+                    error,
                 )
                 await asyncio.sleep(RETRY_S)
                 continue

@@ -345,7 +345,9 @@ class Client:
             return
         log.warning(
             "%s: a client is dropped: it has taken nothing for %.1f s, with %d bytes pending",
-            *(" ".join(self.hub.view.key), hangs_s, self._pending_bytes),
+            " ".join(self.hub.view.key),
+            hangs_s,
+            self._pending_bytes,
             extra=run_of(self.hub.view.run_id),
         )
         SLOW_CLIENTS.inc()

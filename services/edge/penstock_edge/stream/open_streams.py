@@ -81,7 +81,10 @@ class OpenStreams:
             log.warning(
                 "this process may open only %d files, so it opens at most %d streams; for the %d "
                 "of PENSTOCK_MAX_STREAMS, raise the limit of files (ulimit -Hn) to %d",
-                *(max_files, room, self.max_streams, self.max_streams + OTHER_FILES),
+                max_files,
+                room,
+                self.max_streams,
+                self.max_streams + OTHER_FILES,
             )
             self.max_streams = room
 

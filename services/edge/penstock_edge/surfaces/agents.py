@@ -7,15 +7,15 @@ from penstock.web.problems import Problem
 from penstock_edge.surfaces.errors import shortened
 
 
-def agent_by_id(config: Config, id: str) -> AgentConfig:
+def agent_by_id(config: Config, agent_id: str) -> AgentConfig:
     """Return the agent with this id in the configuration.
 
     Raises:
         Problem: 404 if there is no such agent.
     """
-    agent = config.agent(id)
+    agent = config.agent(agent_id)
     if agent is None:
-        raise Problem(404, config.no_agent(id))
+        raise Problem(404, config.no_agent(agent_id))
     return agent
 
 

@@ -27,14 +27,14 @@ class InvalidBody(Problem):
         super().__init__(422, text, errors=self.errors)
 
 
-def body_error(type: str, where: Where, text: str) -> JsonObject:
+def body_error(error_type: str, where: Where, text: str) -> JsonObject:
     """Return an error in FastAPI's form; `where` is the path of the field in the body."""
-    return {"type": type, "loc": ["body", *where], "msg": text}
+    return {"type": error_type, "loc": ["body", *where], "msg": text}
 
 
-def invalid(type: str, where: Where, text: str) -> InvalidBody:
+def invalid(error_type: str, where: Where, text: str) -> InvalidBody:
     """Return the exception that refuses a body because of one error."""
-    return InvalidBody([body_error(type, where, text)])
+    return InvalidBody([body_error(error_type, where, text)])
 
 
 def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:

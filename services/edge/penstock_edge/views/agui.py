@@ -37,7 +37,7 @@ Event = dict[str, Any]
 FeedEvent = Callable[[AguiEncoder, Event], Sequence[Frame]]
 
 _BEGIN_A_LEG: Final = frozenset({"lifecycle.started", "lifecycle.resumed"})
-_SUBJECTS_THAT_BEGIN_A_LEG: Final = tuple(f"{type}." for type in _BEGIN_A_LEG)
+_SUBJECTS_THAT_BEGIN_A_LEG: Final = tuple(f"{event_type}." for event_type in _BEGIN_A_LEG)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,5 +56,5 @@ def is_before(event: dict[str, Any], stored: Stored, leg: int) -> bool:
 
 def ends_leg(stored: Stored) -> bool:
     """Return whether the event is the pause after a leg, or the run's terminal event."""
-    type = type_of(stored)
-    return type in TERMINAL or type == PAUSED
+    event_type = type_of(stored)
+    return event_type in TERMINAL or event_type == PAUSED

@@ -44,16 +44,16 @@ class Framing(Protocol):
         """Return the bytes that ask the client to reconnect after `retry_ms` milliseconds."""
         ...
 
-    def event(self, frame: Frame, id: str) -> bytes: ...
+    def event(self, frame: Frame, cursor: str) -> bytes: ...
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
         """Return the bytes of a message's only frame; `sequence` is the message's stream
         sequence."""
         return self.event(Frame(data, event), f"{sequence}-0")
 
-    def last(self, data: bytes, id: str) -> bytes:
+    def last(self, data: bytes, cursor: str) -> bytes:
         """Return the bytes of a dialect's last frame (`ClientDialect.last`) and its cursor."""
-        return self.event(Frame(data), id)
+        return self.event(Frame(data), cursor)
 
     def notice(self, frame: Frame) -> bytes:
         """Return the bytes of a frame that the edge itself adds; such a frame has no cursor."""
@@ -84,13 +84,13 @@ class Sse(Framing):
     def reconnect(self, retry_ms: int) -> bytes:
         return sse.retry(retry_ms)
 
-    def event(self, frame: Frame, id: str) -> bytes:
+    def event(self, frame: Frame, cursor: str) -> bytes:
         data, name = frame.data, frame.event if self.named else None
         if name is None or self.id_first or LF in data or CR in data:
-            return sse.encode(data, event=name, id=id, id_first=self.id_first)
+            return sse.encode(data, event=name, id=cursor, id_first=self.id_first)
         # A single format string, without a check of the cursor, saves 0.3 µs of 0.9 µs for each
         # frame.
-        return b"%bdata: %b\nid: %b\n\n" % (sse.event_line(name), data, id.encode())
+        return b"%bdata: %b\nid: %b\n\n" % (sse.event_line(name), data, cursor.encode())
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
         """Return the lines `event`, `data` and `id`.
@@ -134,11 +134,11 @@ class WebSocketMessages(Framing):
     def key(self) -> str:
         return f"messages, cursors={self.cursors}"
 
-    def event(self, frame: Frame, id: str) -> bytes:
+    def event(self, frame: Frame, cursor: str) -> bytes:
         """Return a message with the frame's data; if `cursors` is True, also `{"cursor": …}`."""
         message = _message(frame)
         if self.cursors:
-            message += orjson.dumps({"cursor": id}) + MESSAGE_END
+            message += orjson.dumps({"cursor": cursor}) + MESSAGE_END
         return message
 
     def notice(self, frame: Frame) -> bytes:
@@ -158,10 +158,10 @@ class PageItems(Framing):
         """Return no bytes, because a page has an end, and its client does not reconnect."""
         return b""
 
-    def event(self, frame: Frame, id: str) -> bytes:
+    def event(self, frame: Frame, cursor: str) -> bytes:
         return frame.data
 
-    def last(self, data: bytes, id: str) -> bytes:
+    def last(self, data: bytes, cursor: str) -> bytes:
         """Return no bytes, because the items of a page are JSON, and `next` tells its end."""
         return b""
 

@@ -123,15 +123,15 @@ class Members:
 
         The result is empty if the members stay the same.
         """
-        type = type_of(stored)
+        event_type = type_of(stored)
         run_id = subjects.run_id_of(stored.subject)
-        if type in TERMINAL:
+        if event_type in TERMINAL:
             return self._without(self._family.end(run_id))
-        if type not in (STEP_STARTED, FINISHED):
+        if event_type not in (STEP_STARTED, FINISHED):
             return ()
         try:
             data = orjson.loads(stored.payload)["data"]
-            if type == FINISHED:
+            if event_type == FINISHED:
                 return self._without(self._family.finish(data.get("subrun_id"), run_id))
             child = child_of(run_id, data)
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):

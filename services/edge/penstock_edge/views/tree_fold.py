@@ -62,18 +62,22 @@ class _Member:
     name: str = ""  # the id of the run's agent
     paused: bool = False
 
-    def qualified(self, id: Any) -> Any:
+    def qualified(self, part_id: Any) -> Any:
         """Return an id of this run in the form that is unique in the tree."""
-        if self.parent is None or not isinstance(id, str) or not id:
-            return id
-        return f"{self.run_id}/{id}"
+        if self.parent is None or not isinstance(part_id, str) or not part_id:
+            return part_id
+        return f"{self.run_id}/{part_id}"
 
-    def inner_run(self, id: Any) -> Any:
+    def inner_run(self, part_id: Any) -> Any:
         """Return the id of an inner run in the form that is unique in the tree.
 
         A run id is unique already.
         """
-        return id if isinstance(id, str) and subjects.is_run_id(id) else self.qualified(id)
+        return (
+            part_id
+            if isinstance(part_id, str) and subjects.is_run_id(part_id)
+            else self.qualified(part_id)
+        )
 
     def step_id(self, given: Any) -> Any:
         """Return the step id that an event of this run gets in the tree; `given` is the event's own
@@ -169,40 +173,40 @@ class TreeFold:
         member = self._members.get(run_id)
         if member is None or not _names_parent(member, event):
             return []
-        type = f"{event['event']['category']}.{event['event']['action']}"
+        event_type = f"{event['event']['category']}.{event['event']['action']}"
         self._latest = max(self._latest, event["timestamp"])
         if event["event"]["category"] == "approval":
-            self._approval(type, event["data"].get("approval_id", ""))
+            self._approval(event_type, event["data"].get("approval_id", ""))
         if member.parent is None:
-            shown = self._of_the_root(member, type, event)
+            shown = self._of_the_root(member, event_type, event)
         else:
-            shown = list(self._of_child(member, type, event))
-        shown += self._learn(member, type, event)
+            shown = list(self._of_child(member, event_type, event))
+        shown += self._learn(member, event_type, event)
         return shown
 
-    def _of_the_root(self, member: _Member, type: str, event: Event) -> list[Event]:
+    def _of_the_root(self, member: _Member, event_type: str, event: Event) -> list[Event]:
         self._session_id = event.get("session_id") or self._session_id
-        if type == _PAUSED and self._is_answered(event["data"]):
+        if event_type == _PAUSED and self._is_answered(event["data"]):
             self.is_pause_hidden = True
             return []
-        if type in TERMINAL:
+        if event_type in TERMINAL:
             self.is_pause_hidden = False
-        if type == _RESUMED and self.is_pause_hidden:
+        if event_type == _RESUMED and self.is_pause_hidden:
             # A leg begins here although the view leaves out the pause, because each stored
             # `lifecycle.resumed` counts as the beginning of a leg.
             self.is_pause_hidden = False
             self._leg += 1
             return []
-        if type == _RESUMED:
+        if event_type == _RESUMED:
             return [self._resumed(event["data"])] if self.is_paused else []
-        self.is_paused = type == _PAUSED or (self.is_paused and type not in TERMINAL)
+        self.is_paused = event_type == _PAUSED or (self.is_paused and event_type not in TERMINAL)
         return [self._shown(member, event, event["data"])]
 
-    def _approval(self, type: str, approval_id: str) -> None:
-        if type == "approval.requested":
+    def _approval(self, event_type: str, approval_id: str) -> None:
+        if event_type == "approval.requested":
             self._requested.add(approval_id)
             self._open.add(approval_id)
-        elif type in _SETTLED:
+        elif event_type in _SETTLED:
             self._open.discard(approval_id)
 
     def _is_answered(self, paused: Event) -> bool:
@@ -214,17 +218,17 @@ class TreeFold:
         """
         return paused.get("approval_id") in self._requested and self._open <= set(self.answered)
 
-    def _of_child(self, member: _Member, type: str, event: Event) -> Iterator[Event]:
-        if type not in _OF_THE_ROOT_ALONE:
+    def _of_child(self, member: _Member, event_type: str, event: Event) -> Iterator[Event]:
+        if event_type not in _OF_THE_ROOT_ALONE:
             if self.is_paused and not member.paused:
                 yield self._resumed({})
-            yield self._shown(member, event, _unique_data(member, type, event["data"]))
+            yield self._shown(member, event, _unique_data(member, event_type, event["data"]))
             return
-        if type == _STARTED:
+        if event_type == _STARTED:
             member.name = event["data"].get("agent") or ""
-        elif type in (_PAUSED, _RESUMED):
-            member.paused = type == _PAUSED
-        if type == _RESUMED and self.is_paused:
+        elif event_type in (_PAUSED, _RESUMED):
+            member.paused = event_type == _PAUSED
+        if event_type == _RESUMED and self.is_paused:
             yield self._resumed(event["data"])
 
     def _resumed(self, data: Event) -> Event:
@@ -274,13 +278,13 @@ class TreeFold:
         shown["subrun"] = member.subrun(event.get("subrun"))
         return shown
 
-    def _learn(self, member: _Member, type: str, event: Event) -> Iterator[Event]:
+    def _learn(self, member: _Member, event_type: str, event: Event) -> Iterator[Event]:
         """Add the run that the event adds to the tree, or remove the runs that the event removes.
 
         If a run is left out because the tree is full, yield one warning for the client.
         """
         data = event["data"]
-        if type == STEP_STARTED and (child := child_of(member.run_id, data)) is not None:
+        if event_type == STEP_STARTED and (child := child_of(member.run_id, data)) is not None:
             if self._family.add(child, member.run_id):
                 role, team = data.get("role"), data.get("team_name")
                 self._members[child] = _Member(
@@ -293,9 +297,9 @@ class TreeFold:
             elif self._family.is_full and not self._is_full:
                 self._is_full = True
                 yield self._left_out(event)
-        elif type in TERMINAL:
+        elif event_type in TERMINAL:
             self._forget(self._family.end(member.run_id))
-        elif type == FINISHED:
+        elif event_type == FINISHED:
             self._forget(self._family.finish(data.get("subrun_id"), member.run_id))
 
     def _forget(self, runs: Sequence[str]) -> None:
@@ -324,7 +328,7 @@ def _names_parent(member: _Member, event: Event) -> bool:
     return member.parent is None or event.get("parent_run_id") == member.parent.run_id
 
 
-def _unique_data(member: _Member, type: str, data: Event) -> Event:
+def _unique_data(member: _Member, event_type: str, data: Event) -> Event:
     """Return the data of an event of this run, with ids that are unique in the tree.
 
     The item ids of an approval are not changed, because decisions name them.
@@ -332,9 +336,9 @@ def _unique_data(member: _Member, type: str, data: Event) -> Event:
     unique: Event = {key: member.qualified(data[key]) for key in _IDS if key in data}
     unique |= {key: member.inner_run(data[key]) for key in _INNER_RUNS if key in data}
     shown = {**data, **unique}
-    if type in _DISPATCHES and data.get("subrun_id") and not data.get("parent_subrun_id"):
+    if event_type in _DISPATCHES and data.get("subrun_id") and not data.get("parent_subrun_id"):
         shown["parent_subrun_id"] = member.run_id
-    if type == "approval.requested":
+    if event_type == "approval.requested":
         shown["items"] = [_unique_item(member, item) for item in data.get("items") or ()]
     if data.get("protocol") == "agui" and isinstance(value := data.get("value"), dict):
         ids = {key: member.qualified(value[key]) for key in _AGUI_IDS if key in value}

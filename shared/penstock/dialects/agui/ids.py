@@ -38,10 +38,10 @@ def scope_of(run_id: str) -> str:
     return f"{run_id[-SCOPE_LENGTH:].rjust(SCOPE_LENGTH, '0')}."
 
 
-def unscoped(id: str) -> str:
+def unscoped(part_id: str) -> str:
     """Return an id without its qualifier. An id that has no qualifier is returned unchanged."""
-    match = _SCOPED.fullmatch(id)
-    return match[1] if match else id
+    match = _SCOPED.fullmatch(part_id)
+    return match[1] if match else part_id
 
 
 @dataclass(slots=True)
@@ -59,17 +59,17 @@ class Names:
     _own: dict[str, str] = field(default_factory=dict)
     _restated: dict[str, str] = field(default_factory=dict)
 
-    def begin(self, id: str) -> str:
+    def begin(self, part_id: str) -> str:
         """Make and returns the name for an id that the run begins to use."""
-        name = self._own[id] = self.scope + id
+        name = self._own[part_id] = self.scope + part_id
         return name
 
-    def of(self, id: str) -> str:
+    def of(self, part_id: str) -> str:
         """Return the name of an id to which an event refers.
 
         If the id is unknown, makes a name.
         """
-        return self._own.get(id) or self._restated.get(id) or self.begin(id)
+        return self._own.get(part_id) or self._restated.get(part_id) or self.begin(part_id)
 
     def restate(self, messages: Sequence[JsonObject]) -> Restated:
         """Return the messages of a snapshot with names instead of ids.
@@ -110,7 +110,7 @@ class Restated:
         self._own = own
         self._known = _by_own_id(known)
         self._total = Counter(_ids(messages))
-        self._total_calls = Counter(id for each in messages for id in _ids(_calls(each)))
+        self._total_calls = Counter(part_id for each in messages for part_id in _ids(_calls(each)))
         self._seen: Counter[str] = Counter()
         self._seen_calls: Counter[str] = Counter()
         # maps a call's id to the name of the last call with this id so far
@@ -131,8 +131,8 @@ class Restated:
         takes all other messages from the whole snapshot, in the right order.
         """
         for at, message in enumerate(self.messages[:-1]):
-            id = message.get("id")
-            if message.get("role") not in _CLIENTS and not self._is_known(id):
+            part_id = message.get("id")
+            if message.get("role") not in _CLIENTS and not self._is_known(part_id):
                 return self.messages[:at]
         return None
 
@@ -143,8 +143,8 @@ class Restated:
 
     def _message(self, message: JsonObject) -> JsonObject:
         named = dict(message)
-        if isinstance(id := message.get("id"), str):
-            named["id"] = self._name(id, self._total, self._seen)
+        if isinstance(part_id := message.get("id"), str):
+            named["id"] = self._name(part_id, self._total, self._seen)
         if isinstance(calls := message.get("toolCalls"), list):
             named["toolCalls"] = [self._call(each) for each in calls]
         if isinstance(asked := message.get("toolCallId"), str):
@@ -152,25 +152,25 @@ class Restated:
         return named
 
     def _call(self, call: Any) -> Any:
-        if not (isinstance(call, dict) and isinstance(id := call.get("id"), str)):
+        if not (isinstance(call, dict) and isinstance(part_id := call.get("id"), str)):
             return call
-        self._called[id] = self._name(id, self._total_calls, self._seen_calls)
-        return {**call, "id": self._called[id]}
+        self._called[part_id] = self._name(part_id, self._total_calls, self._seen_calls)
+        return {**call, "id": self._called[part_id]}
 
-    def _name(self, id: str, total: Counter[str], seen: Counter[str]) -> str:
-        name = self._one(id, seen[id], last=total[id] == seen[id] + 1)
-        seen[id] += 1
-        self.names[id] = name
+    def _name(self, part_id: str, total: Counter[str], seen: Counter[str]) -> str:
+        name = self._one(part_id, seen[part_id], last=total[part_id] == seen[part_id] + 1)
+        seen[part_id] += 1
+        self.names[part_id] = name
         return name
 
-    def _one(self, id: str, number: int, *, last: bool) -> str:
-        if last and id in self._own:
-            return self._scope + id
-        if number < len(names := self._known.get(id, ())):
+    def _one(self, part_id: str, number: int, *, last: bool) -> str:
+        if last and part_id in self._own:
+            return self._scope + part_id
+        if number < len(names := self._known.get(part_id, ())):
             return names[number]
-        if number or _SCOPED.fullmatch(id):
-            return f"{number:0{SCOPE_LENGTH}}.{id}"
-        return id
+        if number or _SCOPED.fullmatch(part_id):
+            return f"{number:0{SCOPE_LENGTH}}.{part_id}"
+        return part_id
 
 
 def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
@@ -192,16 +192,16 @@ def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
     return {name.removeprefix(scope) for name in names if name.startswith(scope)}
 
 
-def call_name(messages: Sequence[JsonObject], id: str) -> str:
+def call_name(messages: Sequence[JsonObject], part_id: str) -> str:
     """Return the name of the last call with this id in the messages.
 
     If there is no such call, returns the id.
     """
     for message in reversed(messages):
         for name in _ids(_calls(message)):
-            if unscoped(name) == id:
+            if unscoped(name) == part_id:
                 return name
-    return id
+    return part_id
 
 
 def _ids(entities: Iterable[JsonObject]) -> list[str]:

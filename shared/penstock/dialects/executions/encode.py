@@ -45,28 +45,28 @@ class ExecutionsEncoder:
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         name = event["event"]
-        type = f"{name['category']}.{name['action']}"
+        event_type = f"{name['category']}.{name['action']}"
         body = {
             "run_id": event["run_id"],
             "timestamp": event["timestamp"],
             "sequence": event["sequence"],
-            "source": None if type in SOURCELESS else _source(event.get("source")),
+            "source": None if event_type in SOURCELESS else _source(event.get("source")),
             "event": {"category": name["category"], "action": name["action"]},
-            "data": _data(type, event["data"]),
+            "data": _data(event_type, event["data"]),
         }
-        return (Frame(orjson.dumps(body), type),)
+        return (Frame(orjson.dumps(body), event_type),)
 
 
 def _source(source: JsonObject | None) -> JsonObject | None:
     return source and {key: source.get(key) for key in SOURCE_KEYS}
 
 
-def _data(type: str, data: JsonObject) -> Json:
-    documented = DOCUMENTED.get(type)
+def _data(event_type: str, data: JsonObject) -> Json:
+    documented = DOCUMENTED.get(event_type)
     if documented is None:
         return data
     documented_data = {key: data.get(key, default) for key, default in documented.items()}
-    if type == "llm.tool_result" and data.get("outcome", "ok") not in _SUCCEEDED:
+    if event_type == "llm.tool_result" and data.get("outcome", "ok") not in _SUCCEEDED:
         documented_data["result"] = _failure(data)
     return documented_data
 

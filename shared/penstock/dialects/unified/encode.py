@@ -44,7 +44,7 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 # Maps each unified type to its category. The names of the categories come from the summary table in
 # unified-events.md, in snake_case.
 CATEGORY_OF: Final[Mapping[str, str]] = {
-    type: category for category, types in _TYPES.items() for type in types
+    event_type: category for category, types in _TYPES.items() for event_type in types
 }
 
 
@@ -63,9 +63,9 @@ def selected_types(categories: Collection[str] = (), types: Collection[str] = ()
     if unknown := sorted({*types} - CATEGORY_OF.keys()):
         raise ValueError(f"no such type: {', '.join(unknown)}")
     return frozenset(
-        type
-        for type, category in CATEGORY_OF.items()
-        if (not categories or category in categories) and (not types or type in types)
+        event_type
+        for event_type, category in CATEGORY_OF.items()
+        if (not categories or category in categories) and (not types or event_type in types)
     )
 
 
@@ -112,14 +112,14 @@ class UnifiedEncoder:
         The result is empty if the dialect omits the event.
         """
         name = event["event"]
-        type = f"{name['category']}.{name['action']}"
+        event_type = f"{name['category']}.{name['action']}"
         source = event.get("source")
         agent = source["agent_id"] if source else self._agent
-        handle = _HANDLERS.get(type)
+        handle = _HANDLERS.get(event_type)
         if handle is not None:
             payloads = list(handle(self, event, agent))
-        elif type in _FIELDS:
-            payloads = [_payload(type, event, agent)]
+        elif event_type in _FIELDS:
+            payloads = [_payload(event_type, event, agent)]
         else:
             payloads = []
         if self._warnings and not self._open:
@@ -412,8 +412,8 @@ _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
 }
 
 
-def _payload(type: str, event: JsonObject, agent: str) -> Payload:
-    unified, fields = _FIELDS[type]
+def _payload(event_type: str, event: JsonObject, agent: str) -> Payload:
+    unified, fields = _FIELDS[event_type]
     return unified, {key: read(event, agent) for key, read in fields.items()}
 
 
@@ -422,16 +422,16 @@ def _ended(event: JsonObject, reason: str, summary: str) -> Payload:
     return "session_ended", {"session_id": session_id, "reason": reason, "summary": summary}
 
 
-def _framed(event: JsonObject, index: int, type: str, payload: JsonObject) -> Frame:
+def _framed(event: JsonObject, index: int, event_type: str, payload: JsonObject) -> Frame:
     run_id = event["run_id"]
     body = {
         "event_id": str(uuid.uuid5(_NAMESPACE, f"{run_id}/{event['sequence']}/{index}")),
         "session_id": event.get("session_id", ""),
         "timestamp": event["timestamp"],
-        "type": type,
+        "type": event_type,
         "payload": {"run_id": run_id, **payload},
     }
-    return frame(body, type)
+    return frame(body, event_type)
 
 
 # Where a client sees the content of canonical types that have no unified type.

@@ -218,7 +218,7 @@ class Legs:
         async def alias_of(answer: Answer) -> Alias | None:
             ids = [answer.id] if agent.protocol == ADK else item_ids(answer.id)
             named = (asked.user_id, agent.id, asked.session_id)
-            entries = [await find_alias(self._edge.bus, *named, id) for id in ids]
+            entries = [await find_alias(self._edge.bus, *named, call_id) for call_id in ids]
             entry = next(filter(None, entries), None)
             if entry is None or entry.value is None:
                 return None

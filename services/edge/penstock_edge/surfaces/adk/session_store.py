@@ -156,15 +156,17 @@ class SessionStore:
             await self._bucket.delete(named.key, entry.revision)
 
     async def _runs(self, run_ids: Sequence[str]) -> list[RunRecord]:
-        entries = await asyncio.gather(*(self._bus.bucket("runs").get(id) for id in run_ids))
+        entries = await asyncio.gather(
+            *(self._bus.bucket("runs").get(run_id) for run_id in run_ids)
+        )
         return [RunRecord.model_validate_json(entry.value) for entry in entries if entry]
 
     async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
         encoder = AdkEncoder()
         encoded: list[Any] = []
 
-        def take(type: str, event: dict[str, Any]) -> None:
-            if type == "lifecycle.started":
+        def take(event_type: str, event: dict[str, Any]) -> None:
+            if event_type == "lifecycle.started":
                 encoded.extend(_users_event(event))
             encoded.extend(orjson.loads(frame.data) for frame in encoder.feed(event))
 

@@ -87,7 +87,7 @@ def legacy_view(run_id: str) -> View:
     )
 
 
-def _without_id(frame: Frame, id: str) -> bytes:
+def _without_id(frame: Frame, cursor: str) -> bytes:
     """Encode the frame without an id, because frames of adk-streaming.md have no ids."""
     return sse.encode(frame.data)
 

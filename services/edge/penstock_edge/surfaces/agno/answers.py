@@ -280,8 +280,8 @@ def _names(items: Sequence[JsonObject], shown: Mapping[str, str]) -> Mapping[str
 
 
 def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject | None:
-    for id in answer.ids:
-        found = names.get(id, [])
+    for item_id in answer.ids:
+        found = names.get(item_id, [])
         if len(found) == 1:
             return found[0]
     return None

@@ -379,7 +379,10 @@ class Sessions:
         descending, first = order == "desc", (max(page, 1) - 1) * limit
         if name:
             return await sessions.named(
-                *(owner, agents, name.casefold(), by),
+                owner,
+                agents,
+                name.casefold(),
+                by,
                 descending=descending,
                 first=first,
                 limit=limit,
@@ -391,7 +394,7 @@ class Sessions:
     async def _ends(self, record: SessionRecord) -> ListedSession:
         """Return the session with the records of the session's first and last run."""
         ids = [*record.runs[:1], *record.runs[-1:]]
-        ends = [each for each in [await self._record(id) for id in ids] if each is not None]
+        ends = [each for each in [await self._record(run_id) for run_id in ids] if each is not None]
         return ListedSession(record, tuple(ends))
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:

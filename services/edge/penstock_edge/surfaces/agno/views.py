@@ -278,7 +278,7 @@ def _encoded(
     )
 
 
-def _without_id(frame: sse.Frame, id: str) -> bytes:
+def _without_id(frame: sse.Frame, cursor: str) -> bytes:
     return sse.encode(frame.data, event=frame.event)
 
 

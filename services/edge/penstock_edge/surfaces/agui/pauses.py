@@ -199,8 +199,8 @@ class AnsweredPauses:
         if not found:
             if self.agent.protocol == AGUI:
                 return None
-            id = messages[-1].tool_call_id
-            raise Problem(404, f"no tool call {shortened(id)!r} waits for a result")
+            item_id = messages[-1].tool_call_id
+            raise Problem(404, f"no tool call {shortened(item_id)!r} waits for a result")
         # A client repeats the answers to earlier pauses together with the answers to this pause. So
         # if any of the approvals is pending, only answers to pending approvals count.
         open_ = [each for each in found if each[0].status == "pending"] or found[-1:]
@@ -219,7 +219,7 @@ class AnsweredPauses:
         ids = [unscoped(message.tool_call_id) for message in messages]
 
         def fits(found: list[OpenApproval]) -> bool:
-            return any(approval_of(found, [id]) for id in ids)
+            return any(approval_of(found, [item_id]) for item_id in ids)
 
         for run_id in reversed(await self._newest()):
             lifecycle = await lifecycle_of(self.bus, run_id)
@@ -230,9 +230,9 @@ class AnsweredPauses:
                 continue
             open_ = await open_approvals(self.bus, self.who.user_id, root, fits)
             items: dict[str, list[Decided]] = {}
-            for id, message in zip(ids, messages, strict=True):
-                if (approval := approval_of(open_, [id])) is not None:
-                    item = approval.item(id)
+            for item_id, message in zip(ids, messages, strict=True):
+                if (approval := approval_of(open_, [item_id])) is not None:
+                    item = approval.item(item_id)
                     decision = Decided(**decision_of(item, message))
                     items.setdefault(approval.approval.approval_id, []).append(decision)
             answers = [
@@ -288,13 +288,13 @@ class AnsweredPauses:
                 continue
             scope = scope_of(approval.run_id)
             for item in approval.items:
-                if (id := item.get("tool_call_id")) is None:
+                if (item_id := item.get("tool_call_id")) is None:
                     continue
-                asked[f"{scope}{id}"] = (approval, item)
+                asked[f"{scope}{item_id}"] = (approval, item)
                 # Earlier releases sent clients the ids of an AG-UI server without a qualifier. So
                 # ids without a qualifier are found, too.
-                if self.agent.protocol == AGUI and _goes_before(approval, asked.get(id)):
-                    asked[id] = (approval, item)
+                if self.agent.protocol == AGUI and _goes_before(approval, asked.get(item_id)):
+                    asked[item_id] = (approval, item)
         return asked
 
     async def _by_item(self, item_id: str) -> ApprovalRecord | None:

@@ -324,7 +324,7 @@ def subjects_of(request: HTTPConnection) -> list[str]:
     """
     subjects = listed(request, "subjects")
     for subject in subjects:
-        if not any(_matches(subject, type) for type in CATALOGUE):
+        if not any(_matches(subject, event_type) for event_type in CATALOGUE):
             raise Problem(
                 422,
                 f"subjects: {shortened(subject)!r} is no event: give category.action as in the "
@@ -333,8 +333,8 @@ def subjects_of(request: HTTPConnection) -> list[str]:
     return subjects
 
 
-def _matches(pattern: str, type: str) -> bool:
-    wanted, parts = pattern.split("."), type.split(".")
+def _matches(pattern: str, event_type: str) -> bool:
+    wanted, parts = pattern.split("."), event_type.split(".")
     return len(wanted) == len(parts) and all(
         each in ("*", part) for each, part in zip(wanted, parts, strict=True)
     )

@@ -106,10 +106,10 @@ class AdkEncoder:
         The frames have no event name. The result is empty if the dialect omits the event.
         """
         name = event["event"]
-        type = f"{name['category']}.{name['action']}"
+        event_type = f"{name['category']}.{name['action']}"
         if name["category"] == "approval":
-            self._approvals.feed(type, event["data"])
-        handle = _HANDLERS.get(type)
+            self._approvals.feed(event_type, event["data"])
+        handle = _HANDLERS.get(event_type)
         return [frame(body) for body in handle(self, event)] if handle else []
 
     def _started(self, event: JsonObject) -> Iterator[JsonObject]:

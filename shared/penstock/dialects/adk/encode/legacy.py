@@ -38,19 +38,19 @@ class LegacyEncoder:
         self._agent = self._agent or data.get("agent", "")
         if legacy is None:
             return ()
-        type, content_of = legacy
+        event_type, content_of = legacy
         content = content_of(data)
-        if not content and type == UPDATE:
+        if not content and event_type == UPDATE:
             return ()
         body = {
-            "type": type,
+            "type": event_type,
             "sessionId": event.get("session_id", ""),
             "runId": event["run_id"],
             "author": source["agent_id"] if source else self._agent,
             "content": content,
             "timestamp": epoch_s(event),
         }
-        return (frame(body, type),)
+        return (frame(body, event_type),)
 
 
 Content = Callable[[JsonObject], str]

@@ -122,10 +122,10 @@ class AgnoEncoder:
         The result is empty if the dialect omits the event.
         """
         name = event["event"]
-        type = f"{name['category']}.{name['action']}"
+        event_type = f"{name['category']}.{name['action']}"
         if name["category"] == "approval":
-            self._approvals.feed(type, event["data"])
-        handle = _HANDLERS.get(type)
+            self._approvals.feed(event_type, event["data"])
+        handle = _HANDLERS.get(event_type)
         if handle is None:
             return ()
         return [frame(body, body["event"]) for body in handle(self, event)]

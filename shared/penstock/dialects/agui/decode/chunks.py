@@ -47,37 +47,37 @@ class Chunks:
         end event of this message or call comes first. A chunk without an id is also returned
         unchanged, if there is no message or call to continue.
         """
-        type_ = string(body.get("type"))
-        kind = _CHUNKS.get(type_) if type_ else None
+        event_type = string(body.get("type"))
+        kind = _CHUNKS.get(event_type) if event_type else None
         if kind is not None:
             return self._chunk(kind, body)
-        if type_ in _BESIDE or not self._lanes:
+        if event_type in _BESIDE or not self._lanes:
             return [body]
-        owners = list(self._lanes) if type_ in _ENDS else [string(body.get("subagentRunId"))]
+        owners = list(self._lanes) if event_type in _ENDS else [string(body.get("subagentRunId"))]
         return [*(end for owner in owners for end in self._close(owner)), body]
 
     def _chunk(self, kind: _Kind, body: JsonObject) -> list[JsonObject]:
         owner = string(body.get("subagentRunId"))
         open_kind, open_id = self._lanes.get(owner, (None, None))
-        id_ = string(body.get(kind.id_key)) or (open_id if open_kind is kind else None)
+        part_id = string(body.get(kind.id_key)) or (open_id if open_kind is kind else None)
         events: list[JsonObject] = []
-        if (open_kind, open_id) != (kind, id_):
+        if (open_kind, open_id) != (kind, part_id):
             events += self._close(owner)
-            if id_ is None:
+            if part_id is None:
                 return [*events, body]
-            self._lanes[owner] = kind, id_
+            self._lanes[owner] = kind, part_id
             start = {key: value for key, value in body.items() if key != "delta"}
             events.append({**start, "type": f"{kind.prefix}_START"})
         if string(body.get("delta")):
-            content = _event(f"{kind.prefix}_{kind.content}", kind, id_, owner)
+            content = _event(f"{kind.prefix}_{kind.content}", kind, part_id, owner)
             events.append({**content, "delta": body["delta"]})
         return events
 
     def _close(self, owner: str | None) -> list[JsonObject]:
-        kind, id_ = self._lanes.pop(owner, (None, None))
-        return [] if kind is None else [_event(f"{kind.prefix}_END", kind, id_, owner)]
+        kind, part_id = self._lanes.pop(owner, (None, None))
+        return [] if kind is None else [_event(f"{kind.prefix}_END", kind, part_id, owner)]
 
 
-def _event(type_: str, kind: _Kind, id_: str | None, owner: str | None) -> JsonObject:
-    event: JsonObject = {"type": type_, kind.id_key: id_}
+def _event(event_type: str, kind: _Kind, part_id: str | None, owner: str | None) -> JsonObject:
+    event: JsonObject = {"type": event_type, kind.id_key: part_id}
     return {**event, "subagentRunId": owner} if owner else event

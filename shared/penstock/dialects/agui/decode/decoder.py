@@ -146,13 +146,13 @@ class AguiDecoder(Snapshots):
         return [*self._messages.close(_CUT["message"]), *self._agents.close("failed", _CUT)]
 
     def _event(self, body: AguiFrame) -> Sequence[Draft | Pause]:
-        type_: Any = body["type"]  # a string, as `feed` has checked
+        event_type: Any = body["type"]  # a string, as `feed` has checked
         before = [*self._messages.release(body), *self._agents.start_unknown(body)]
-        handle = _HANDLERS.get(type_)
+        handle = _HANDLERS.get(event_type)
         drafts = handle(self, body) if handle else None
         if drafts is None:
             fields = {key: value for key, value in body.items() if key != "type"}
-            drafts = self._custom(type_, body, fields)
+            drafts = self._custom(event_type, body, fields)
         return [*before, *drafts]
 
     # The run.

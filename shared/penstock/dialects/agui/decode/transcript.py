@@ -86,8 +86,8 @@ class Transcript:
             if isinstance(function.get("arguments"), str):
                 self._grow(call_id, function, "arguments", body)
 
-    def _grow(self, id: str, holder: JsonObject, key: str, body: JsonObject) -> None:
-        pieces = self._pieces.setdefault((id, key), (holder, []))[1]
+    def _grow(self, message_id: str, holder: JsonObject, key: str, body: JsonObject) -> None:
+        pieces = self._pieces.setdefault((message_id, key), (holder, []))[1]
         append_text(pieces, text(body.get("delta")))
 
     def _called(self, body: JsonObject) -> None:

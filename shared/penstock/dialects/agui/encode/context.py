@@ -96,15 +96,16 @@ NO_FACTS: Final[JsonObject] = {}
 class Context:
     """The context of one run.
 
-    `type` and `owner` are the type and the inner run of the current event.
+    `current_type` and `current_owner` are the type and the inner run of the event that the encoder
+    is encoding.
     """
 
     profile: Profile
     modern: bool
     open: Ledger = field(default_factory=Ledger)
     names: Names = field(default_factory=Names)
-    type: str = ""
-    owner: str | None = None
+    current_type: str = ""
+    current_owner: str | None = None
 
     @property
     def scope(self) -> str:
@@ -124,13 +125,13 @@ class Context:
         value = {**data, **ids} if ids else data
         return (
             EventType.CUSTOM,
-            self.with_inner_run({"name": f"penstock.{self.type}", "value": value}),
+            self.with_inner_run({"name": f"penstock.{self.current_type}", "value": value}),
             NO_FACTS,
         )
 
     def with_inner_run(self, fields: JsonObject) -> JsonObject:
         """Add the inner run of the current event to the fields, if the client knows subagents."""
-        return self.tagged(fields, self.owner)
+        return self.tagged(fields, self.current_owner)
 
     def tagged(self, fields: JsonObject, owner: str | None) -> JsonObject:
         """Add the inner run `owner` to the fields, if the client knows subagents."""

@@ -142,22 +142,23 @@ class AguiEncoder:
         The result is empty for an event that the encoder leaves out.
         """
         name, data, context = event["event"], event["data"], self._context
-        type = context.type = f"{name['category']}.{name['action']}"
+        event_type = f"{name['category']}.{name['action']}"
+        context.current_type = event_type
         phase = self.phase
         if phase is _OVER:
             return ()
         if name["category"] == "approval":
             # A policy may decide a request without a pause. So a request is not shown before the
             # run pauses.
-            self._approvals.feed(type, data)
-        if phase is _WAITING and type not in _ENDS_A_WAIT:
+            self._approvals.feed(event_type, data)
+        if phase is _WAITING and event_type not in _ENDS_A_WAIT:
             return ()
         subrun = event.get("subrun")
-        context.owner = subrun.get("id") if subrun else None
+        context.current_owner = subrun.get("id") if subrun else None
         emitted = [] if phase is _RUNNING else list(self._begin(event))
         if self.profile.step is not None:
             emitted += self._steps.enter(data)
-        handler = self._handlers.get(type)
+        handler = self._handlers.get(event_type)
         emitted += handler(data) if handler else (context.custom(data),)
         event_ids = EventIds(self._thread_id, self._run_id, _epoch_ms(event))
         body = self.profile.body
@@ -199,8 +200,8 @@ class AguiEncoder:
         yield from self._tools.reopened()
 
     def _frame(self, emitted: Emitted, event_ids: EventIds) -> Frame:
-        type, fields, facts = emitted
-        return frame(self.profile.body(type, fields, facts, event_ids), type.value)
+        event_type, fields, facts = emitted
+        return frame(self.profile.body(event_type, fields, facts, event_ids), event_type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Emitted]:
         """Emit RUN_STARTED, and the starts of the parts that are still open after a pause."""

@@ -57,12 +57,12 @@ class Memory:
         if handler is not None:
             handler(self, event)
 
-    def add_user_message(self, id: str, text: str) -> None:
+    def add_user_message(self, part_id: str, text: str) -> None:
         """Add a message of the user, unless the last message is also the user's and has the same
         text."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
-            self._append({"id": id, "role": "user", "content": text})
+            self._append({"id": part_id, "role": "user", "content": text})
 
     def _append(self, message: JsonObject) -> None:
         self._messages.append(message)
@@ -73,11 +73,11 @@ class Memory:
         for call in message.get("toolCalls") or ():
             self._calls.setdefault(call["id"], (message, call))
 
-    def _message(self, id: str) -> JsonObject | None:
-        return self._by_id.get(id)
+    def _message(self, part_id: str) -> JsonObject | None:
+        return self._by_id.get(part_id)
 
-    def _call(self, id: str) -> JsonObject | None:
-        message_and_call = self._calls.get(id)
+    def _call(self, part_id: str) -> JsonObject | None:
+        message_and_call = self._calls.get(part_id)
         return message_and_call[1] if message_and_call is not None else None
 
     def _grow(self, holder: JsonObject, key: str, delta: str) -> None:
@@ -124,12 +124,12 @@ class Memory:
     def _parent(self, event: JsonObject) -> JsonObject:
         """Return the message to which a tool call belongs: the message that the event names, or a
         new message."""
-        id = event.get("parentMessageId")
-        existing = self._message(id) if id else None
+        part_id = event.get("parentMessageId")
+        existing = self._message(part_id) if part_id else None
         if existing is not None and existing["role"] == "assistant":
             return existing
         created: JsonObject = {
-            "id": id if id and existing is None else event["toolCallId"],
+            "id": part_id if part_id and existing is None else event["toolCallId"],
             "role": "assistant",
         }
         if "subagentRunId" in event:
@@ -180,7 +180,7 @@ class Memory:
             if message["id"] in restated or message["role"] in {"activity", "reasoning"} - roles
         ]
         known = {message["id"] for message in kept}
-        self._messages = kept + [each for id, each in restated.items() if id not in known]
+        self._messages = kept + [each for part_id, each in restated.items() if part_id not in known]
         self._by_id, self._calls = {}, {}
         for message in self._messages:
             self._know(message)

@@ -34,24 +34,24 @@ class Messages:
     def streamed(self, data: JsonObject) -> Iterator[Emitted]:
         if self._open.thoughts:
             yield from self.end_thoughts()
-        id, content = data["message_id"], data["content"]
-        message = self._open.messages.get(id)
+        part_id, content = data["message_id"], data["content"]
+        message = self._open.messages.get(part_id)
         if message is None:
-            yield from self._open_message(id, data)
-            message = self._open.messages[id]
+            yield from self._open_message(part_id, data)
+            message = self._open.messages[part_id]
         if self._context.profile.complete:
             append_text(message.text, content)
         elif content:
             message.sent = True
-            fields = {"messageId": self._context.names.of(id), "delta": content}
+            fields = {"messageId": self._context.names.of(part_id), "delta": content}
             yield _CONTENT, fields, NO_FACTS
 
     def completed(self, data: JsonObject) -> Iterator[Emitted]:
         yield from self.end_thoughts()
-        id = data["message_id"]
-        if id not in self._open.messages:
-            yield from self._open_message(id, data)
-        yield from self._message_end(id, self._open.messages[id], data)
+        part_id = data["message_id"]
+        if part_id not in self._open.messages:
+            yield from self._open_message(part_id, data)
+        yield from self._message_end(part_id, self._open.messages[part_id], data)
 
     def answer(self, completed: JsonObject) -> Iterator[Emitted]:
         """Send the output of a workflow as a message, unless the last message has the same text.
@@ -68,34 +68,34 @@ class Messages:
     def reopened(self) -> Iterator[Emitted]:
         """Emit again the starts of open messages and thoughts."""
         if not self._context.profile.complete:
-            for id, message in self._open.messages.items():
-                yield self._message_start(id, message)
-        for id, owner in self._open.thoughts.items():
-            yield from self._thought_starts(id, owner)
+            for part_id, message in self._open.messages.items():
+                yield self._message_start(part_id, message)
+        for part_id, owner in self._open.thoughts.items():
+            yield from self._thought_starts(part_id, owner)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
         """End open messages and thoughts.
 
         `error` says why a message is incomplete; None if messages are complete.
         """
-        for id in list(self._open.thoughts):
-            yield from self._thought_ends(id)
-        for id, message in list(self._open.messages.items()):
+        for part_id in list(self._open.thoughts):
+            yield from self._thought_ends(part_id)
+        for part_id, message in list(self._open.messages.items()):
             content = "".join(message.text)
-            yield from self._message_end(id, message, {"content": content, "error": error})
+            yield from self._message_end(part_id, message, {"content": content, "error": error})
 
-    def _open_message(self, id: str, data: JsonObject) -> Iterator[Emitted]:
+    def _open_message(self, part_id: str, data: JsonObject) -> Iterator[Emitted]:
         role = data.get("role")
-        owner = self._open.owner_of(f"message {id}", self._context.owner)
+        owner = self._open.owner_of(f"message {part_id}", self._context.current_owner)
         started = {name: data[name] for name in ("name", "metadata") if data.get(name)}
         message = Message(role if role in TEXT_ROLES else "assistant", owner, started=started)
-        self._open.messages[id] = message
-        self._context.names.begin(id)
+        self._open.messages[part_id] = message
+        self._context.names.begin(part_id)
         if not self._context.profile.complete:
-            yield self._message_start(id, message)
+            yield self._message_start(part_id, message)
 
-    def _message_start(self, id: str, message: Message) -> Emitted:
-        fields: JsonObject = {"messageId": self._context.names.of(id), "role": message.role}
+    def _message_start(self, part_id: str, message: Message) -> Emitted:
+        fields: JsonObject = {"messageId": self._context.names.of(part_id), "role": message.role}
         name = message.started.get("name")
         if isinstance(name, str):
             fields["name"] = name
@@ -105,30 +105,30 @@ class Messages:
             message.started,
         )
 
-    def _message_end(self, id: str, message: Message, data: JsonObject) -> Iterator[Emitted]:
-        del self._open.messages[id]
+    def _message_end(self, part_id: str, message: Message, data: JsonObject) -> Iterator[Emitted]:
+        del self._open.messages[part_id]
         content = data.get("content") or "".join(message.text)
         if self._context.profile.complete:
-            yield self._message_start(id, message)
+            yield self._message_start(part_id, message)
         if content and not message.sent:
-            fields = {"messageId": self._context.names.of(id), "delta": content}
+            fields = {"messageId": self._context.names.of(part_id), "delta": content}
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
         self._last = content
         facts = {**data, "content": content, "role": message.role}
-        yield EventType.TEXT_MESSAGE_END, {"messageId": self._context.names.of(id)}, facts
+        yield EventType.TEXT_MESSAGE_END, {"messageId": self._context.names.of(part_id)}, facts
 
     # Thoughts.
 
     def thought(self, data: JsonObject) -> Iterator[Emitted]:
-        id = data["reasoning_id"]
+        part_id = data["reasoning_id"]
         if data["thought"]:
-            if id not in self._open.thoughts:
-                self._open.thoughts[id] = self._context.owner
-                yield from self._thought_starts(id, self._context.owner)
-            fields = {"messageId": self._context.names.of(id), "delta": data["thought"]}
+            if part_id not in self._open.thoughts:
+                self._open.thoughts[part_id] = self._context.current_owner
+                yield from self._thought_starts(part_id, self._context.current_owner)
+            fields = {"messageId": self._context.names.of(part_id), "delta": data["thought"]}
             yield EventType.REASONING_MESSAGE_CONTENT, fields, data
-        if data.get("final") and id in self._open.thoughts:
-            yield from self._thought_ends(id)
+        if data.get("final") and part_id in self._open.thoughts:
+            yield from self._thought_ends(part_id)
 
     def end_thoughts(self) -> Iterator[Emitted]:
         """End the agent's thoughts when the agent sends text or calls a tool.
@@ -136,19 +136,23 @@ class Messages:
         If the thoughts stayed open, clients would still show them.
         """
         if self._open.thoughts:
-            mine = [id for id, owner in self._open.thoughts.items() if owner == self._context.owner]
-            for id in mine:
-                yield from self._thought_ends(id)
+            mine = [
+                part_id
+                for part_id, owner in self._open.thoughts.items()
+                if owner == self._context.current_owner
+            ]
+            for part_id in mine:
+                yield from self._thought_ends(part_id)
 
-    def _thought_starts(self, id: str, owner: str | None) -> Iterator[Emitted]:
-        owner = self._open.owner_of(f"thought {id}", owner)
-        self._context.names.begin(id)
-        span = self._context.tagged({"messageId": self._context.names.of(id)}, owner)
+    def _thought_starts(self, part_id: str, owner: str | None) -> Iterator[Emitted]:
+        owner = self._open.owner_of(f"thought {part_id}", owner)
+        self._context.names.begin(part_id)
+        span = self._context.tagged({"messageId": self._context.names.of(part_id)}, owner)
         yield EventType.REASONING_START, span, NO_FACTS
         yield EventType.REASONING_MESSAGE_START, {**span, "role": "reasoning"}, NO_FACTS
 
-    def _thought_ends(self, id: str) -> Iterator[Emitted]:
-        del self._open.thoughts[id]
-        span = {"messageId": self._context.names.of(id)}
+    def _thought_ends(self, part_id: str) -> Iterator[Emitted]:
+        del self._open.thoughts[part_id]
+        span = {"messageId": self._context.names.of(part_id)}
         yield EventType.REASONING_MESSAGE_END, span, NO_FACTS
         yield EventType.REASONING_END, span, NO_FACTS

@@ -62,7 +62,7 @@ class Passthrough:
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
         ids = (*self._open.messages, *self._open.calls)
         return self._context.profile.complete or all(
-            self._context.names.of(id) in kept for id in ids
+            self._context.names.of(part_id) in kept for part_id in ids
         )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
@@ -73,8 +73,8 @@ class Passthrough:
             kind = "thought" if message["role"] == "reasoning" else "message"
             entities = [(kind, message), *(("call", call) for call in message.get("toolCalls", ()))]
             for entity, each in entities:
-                id = unscoped(each["id"])
-                self._open.owners[f"{entity} {id}"] = owner
+                part_id = unscoped(each["id"])
+                self._open.owners[f"{entity} {part_id}"] = owner
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
         """Handle custom.event.
@@ -90,9 +90,9 @@ class Passthrough:
         if native is None:
             yield self._context.custom(data)
             return
-        type, fields = native
+        event_type, fields = native
         name_of = self._context.names.of
-        if type is EventType.ACTIVITY_SNAPSHOT:
+        if event_type is EventType.ACTIVITY_SNAPSHOT:
             name_of = self._context.names.begin
         scoped: JsonObject = {
             name: name_of(fields[name]) for name in ("messageId", "entityId") if name in fields
@@ -100,4 +100,4 @@ class Passthrough:
         # if the name is an event type, the value is the complete event
         complete = data["name"] in EventType.__members__
         facts = {"metadata": data["value"].get("metadata")} if complete else NO_FACTS
-        yield type, {**fields, **scoped}, facts
+        yield event_type, {**fields, **scoped}, facts

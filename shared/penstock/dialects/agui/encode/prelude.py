@@ -61,8 +61,8 @@ def prelude(
     ]
 
 
-def _restated(encoder: AguiEncoder, type: EventType, **fields: object) -> Frame:
-    return _frame(encoder.profile.body(type, fields, {}, encoder.event_ids))
+def _restated(encoder: AguiEncoder, event_type: EventType, **fields: object) -> Frame:
+    return _frame(encoder.profile.body(event_type, fields, {}, encoder.event_ids))
 
 
 def _frame(body: JsonObject) -> Frame:

@@ -75,15 +75,17 @@ _KEPT: Final[Mapping[EventType, tuple[str, ...]]] = {
 
 
 def _strict(
-    type: EventType, fields: JsonObject, facts: JsonObject, event_ids: EventIds
+    event_type: EventType, fields: JsonObject, facts: JsonObject, event_ids: EventIds
 ) -> JsonObject:
-    body: JsonObject = {"type": type._value_, **fields}
+    body: JsonObject = {"type": event_type._value_, **fields}
     if event_ids.timestamp_ms is not None:
         body["timestamp"] = event_ids.timestamp_ms
     if facts:
         metadata = facts.get("metadata")  # the metadata from an AG-UI server
         metadata = dict(metadata) if isinstance(metadata, dict) else {}
-        kept = {name: facts[name] for name in _KEPT.get(type, ()) if facts.get(name) is not None}
+        kept = {
+            name: facts[name] for name in _KEPT.get(event_type, ()) if facts.get(name) is not None
+        }
         if kept:
             metadata["penstock"] = kept
         if metadata:
@@ -156,12 +158,12 @@ _KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
 
 
 def _runs(
-    type: EventType, fields: JsonObject, facts: JsonObject, event_ids: EventIds
+    event_type: EventType, fields: JsonObject, facts: JsonObject, event_ids: EventIds
 ) -> JsonObject:
-    head = {"type": type.value, "threadId": event_ids.thread_id, "runId": event_ids.run_id}
-    document = _DOCUMENTED.get(type)
+    head = {"type": event_type.value, "threadId": event_ids.thread_id, "runId": event_ids.run_id}
+    document = _DOCUMENTED.get(event_type)
     documented = {**fields, **document(fields, facts)} if document else fields
-    keys = _KEYS.get(type, documented)
+    keys = _KEYS.get(event_type, documented)
     return head | {name: documented[name] for name in keys if name in documented}
 
 

@@ -55,7 +55,7 @@ class Steps:
         elif data["step_id"] not in self._open.steps:
             if ours := self._open.steps.pop(PROFILE_STEP, None):
                 yield self._step(EventType.STEP_FINISHED, ours)
-            owner = self._context.owner if self._context.modern else None
+            owner = self._context.current_owner if self._context.modern else None
             if self._context.profile.step:
                 name = data["description"]
             else:
@@ -66,7 +66,7 @@ class Steps:
     def _is_contracts(self, data: JsonObject) -> bool:
         """Return whether agent-runs-sse.md has this step and no open step has the same name."""
         name = data.get("description")
-        others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
+        others = (step for part_id, step in self._open.steps.items() if part_id != PROFILE_STEP)
         return name in CONTRACT_STEPS and all(step.name != name for step in others)
 
     def enter(self, data: JsonObject) -> Iterator[Emitted]:
@@ -75,14 +75,14 @@ class Steps:
         The step does not begin before the first event with content, because the agent server may
         first begin a step of its own.
         """
-        name, type = self._context.profile.step, self._context.type
-        if name is None or self._open.steps or type in _OUTSIDE:
+        name, event_type = self._context.profile.step, self._context.current_type
+        if name is None or self._open.steps or event_type in _OUTSIDE:
             return
-        if self._had_step and type in _ENDS:
+        if self._had_step and event_type in _ENDS:
             return
-        if type == "workflow.step_started" and self._is_contracts(data):
+        if event_type == "workflow.step_started" and self._is_contracts(data):
             return
-        if type == "custom.event" and data["name"] in _BEFORE_ITS_STEPS:
+        if event_type == "custom.event" and data["name"] in _BEFORE_ITS_STEPS:
             return
         step = self._open.steps[PROFILE_STEP] = Step(name, None)
         yield self._step(EventType.STEP_STARTED, step)
@@ -104,13 +104,13 @@ class Steps:
     def reopened(self) -> Iterator[Emitted]:
         """Emit again the starts of inner runs and steps that continue."""
         again: set[str] = set()
-        for id, subagent in self._open.subagents.items():
-            fields = {"subagentRunId": id, **subagent.started}
+        for part_id, subagent in self._open.subagents.items():
+            fields = {"subagentRunId": part_id, **subagent.started}
             # If the parent has ended, the client does not know the parent in this AG-UI run. So the
             # field is left out.
             if fields.get("parentSubagentRunId") not in again:
                 fields.pop("parentSubagentRunId", None)
-            again.add(id)
+            again.add(part_id)
             yield EventType.SUBAGENT_STARTED, fields, NO_FACTS
         for step in self._open.steps.values():
             yield self._step(EventType.STEP_STARTED, step)
@@ -123,8 +123,8 @@ class Steps:
         """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
-        for id in reversed(self._open.subagents):
-            fields: JsonObject = {"subagentRunId": id}
+        for part_id in reversed(self._open.subagents):
+            fields: JsonObject = {"subagentRunId": part_id}
             if error is not None:
                 yield EventType.SUBAGENT_ERROR, {**fields, "message": error}, NO_FACTS
                 continue
@@ -133,9 +133,9 @@ class Steps:
                 fields["outcome"] = {"type": "suspended", **asked}
             yield EventType.SUBAGENT_FINISHED, fields, NO_FACTS
 
-    def _step(self, type: EventType, step: Step, facts: JsonObject = NO_FACTS) -> Emitted:
+    def _step(self, event_type: EventType, step: Step, facts: JsonObject = NO_FACTS) -> Emitted:
         self._had_step = True
-        return type, self._context.tagged({"stepName": step.name}, step.owner), facts
+        return event_type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
     def team_dispatched(self, data: JsonObject) -> Iterator[Emitted]:
         """Handle dispatch.team. A team without an inner run of its own becomes CUSTOM."""
@@ -153,8 +153,8 @@ class Steps:
         If the client knows the id already, the event becomes CUSTOM, because a client accepts an id
         only once in an AG-UI run.
         """
-        id = data["subrun_id"]
-        if not self._context.modern or id in self._open.known_subagents:
+        part_id = data["subrun_id"]
+        if not self._context.modern or part_id in self._open.known_subagents:
             yield self._context.custom(data)
             return
         started: JsonObject = {"name": name}
@@ -165,16 +165,16 @@ class Steps:
         for field, theirs in _PARENTS.items():
             if isinstance(data.get(field), str):
                 started[theirs] = self._context.names.of(data[field])
-        self._open.subagents[id] = Subagent(started)
-        self._open.known_subagents.add(id)
-        yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data
+        self._open.subagents[part_id] = Subagent(started)
+        self._open.known_subagents.add(part_id)
+        yield EventType.SUBAGENT_STARTED, {"subagentRunId": part_id, **started}, data
 
     def finished(self, data: JsonObject) -> Iterator[Emitted]:
-        id = data["subrun_id"]
-        if self._open.subagents.pop(id, None) is None:
+        part_id = data["subrun_id"]
+        if self._open.subagents.pop(part_id, None) is None:
             yield self._context.custom(data)
             return
-        fields: JsonObject = {"subagentRunId": id}
+        fields: JsonObject = {"subagentRunId": part_id}
         status = data.get("status")
         if status in ("failed", "cancelled"):
             message = data.get("error") or f"The inner run was {status}."

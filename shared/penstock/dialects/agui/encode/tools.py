@@ -31,75 +31,78 @@ class Tools:
         arguments are then sent together with the call.
         """
         delta = data.get("delta")
-        id = data["tool_call_id"]
-        if not delta or (id in self._calls and id not in self._open.calls):
+        call_id = data["tool_call_id"]
+        if not delta or (call_id in self._calls and call_id not in self._open.calls):
             return
         yield from self._messages.end_thoughts()
-        call = self._open.calls.get(id)
+        call = self._open.calls.get(call_id)
         if call is None:
-            call = self._new(id, data)
+            call = self._new(call_id, data)
             if not self._context.profile.complete:
-                yield self._start(id, call)
+                yield self._start(call_id, call)
         if self._context.profile.complete:
             append_text(call.text, delta)
         else:
             call.sent = True
-            fields = {"toolCallId": self._context.names.of(id), "delta": delta}
+            fields = {"toolCallId": self._context.names.of(call_id), "delta": delta}
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Emitted]:
         """Handle llm.tool_call. Only the first call with an id makes events."""
-        id = data["tool_call_id"]
-        call = self._open.calls.get(id)
+        call_id = data["tool_call_id"]
+        call = self._open.calls.get(call_id)
         if call is None:
-            if id in self._calls:
+            if call_id in self._calls:
                 return
-            call = self._new(id, data)
+            call = self._new(call_id, data)
             if not self._context.profile.complete:
                 yield from self._messages.end_thoughts()
-                yield self._start(id, call)
+                yield self._start(call_id, call)
         yield from self._messages.end_thoughts()
         call.args = data["args"]
         text = data.get("args_text")
-        yield from self._end(id, call, text if text is not None else dumped(call.args), data)
+        yield from self._end(call_id, call, text if text is not None else dumped(call.args), data)
 
     def reopened(self) -> Iterator[Emitted]:
         """Emit again the starts of calls with incomplete arguments."""
         if not self._context.profile.complete:
-            for id, call in self._open.calls.items():
-                yield self._start(id, call)
+            for call_id, call in self._open.calls.items():
+                yield self._start(call_id, call)
 
     def close(self) -> Iterator[Emitted]:
         """End the calls with incomplete arguments."""
-        for id, call in list(self._open.calls.items()):
-            yield from self._end(id, call, "".join(call.text), NO_FACTS)
+        for call_id, call in list(self._open.calls.items()):
+            yield from self._end(call_id, call, "".join(call.text), NO_FACTS)
 
-    def _new(self, id: str, data: JsonObject) -> Call:
+    def _new(self, call_id: str, data: JsonObject) -> Call:
         message_id = data.get("parent_message_id") or data.get("message_id")
         if not isinstance(message_id, str):
-            message_id = id
-        self._context.names.begin(id)
+            message_id = call_id
+        self._context.names.begin(call_id)
         call = Call(
             tool=data["tool"],
             message_id=self._context.names.of(message_id),
-            owner=self._open.owner_of(f"call {id}", self._context.owner),
+            owner=self._open.owner_of(f"call {call_id}", self._context.current_owner),
         )
-        self._open.calls[id] = self._calls[id] = call
+        self._open.calls[call_id] = self._calls[call_id] = call
         return call
 
-    def _start(self, id: str, call: Call) -> Emitted:
-        fields: JsonObject = {"toolCallId": self._context.names.of(id), "toolCallName": call.tool}
-        if call.message_id != self._context.names.of(id):
+    def _start(self, call_id: str, call: Call) -> Emitted:
+        fields: JsonObject = {
+            "toolCallId": self._context.names.of(call_id),
+            "toolCallName": call.tool,
+        }
+        if call.message_id != self._context.names.of(call_id):
             fields["parentMessageId"] = call.message_id
         tagged = self._context.tagged(fields, call.owner)
         return EventType.TOOL_CALL_START, tagged, _facts(call)
 
-    def _end(self, id: str, call: Call, text: str, data: JsonObject) -> Iterator[Emitted]:
-        del self._open.calls[id]
+    def _end(self, call_id: str, call: Call, text: str, data: JsonObject) -> Iterator[Emitted]:
+        del self._open.calls[call_id]
         facts = {**data, **_facts(call)}
-        fields = {"toolCallId": self._context.names.of(id)}
+        fields = {"toolCallId": self._context.names.of(call_id)}
         if self._context.profile.complete:
-            yield self._start(id, call)
+            yield self._start(call_id, call)
         if text and not call.sent:
             yield EventType.TOOL_CALL_ARGS, {**fields, "delta": text}, _facts(call)
         yield EventType.TOOL_CALL_END, fields, facts
@@ -107,20 +110,20 @@ class Tools:
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
         """Handle llm.tool_result. If the call has not ended, ends the call first."""
         yield from self._messages.end_thoughts()
-        id = data["tool_call_id"]
-        call = self._open.calls.get(id)
+        call_id = data["tool_call_id"]
+        call = self._open.calls.get(call_id)
         if call is not None:
-            yield from self._end(id, call, "".join(call.text), NO_FACTS)
-        call = call or self._calls.get(id)
+            yield from self._end(call_id, call, "".join(call.text), NO_FACTS)
+        call = call or self._calls.get(call_id)
         text = _result_text(data)
         parts = data.get("content")
         message_id = data.get("message_id")
-        if message_id in (None, "", id):
+        if message_id in (None, "", call_id):
             # If a call belongs to no message, the client makes a message with the call's id. So the
             # result's message needs another id.
-            message_id = f"{id}.result"
+            message_id = f"{call_id}.result"
         # must come before `begin`, which names the result's id
-        call_name = self._context.names.of(id)
+        call_name = self._context.names.of(call_id)
         fields = {
             "messageId": self._context.names.begin(message_id),
             "toolCallId": call_name,
@@ -133,7 +136,7 @@ class Tools:
             "args": call.args if call else {},
             "text": text,
         }
-        owner = self._open.owner_of(f"call {id}", self._context.owner)
+        owner = self._open.owner_of(f"call {call_id}", self._context.current_owner)
         yield EventType.TOOL_CALL_RESULT, self._context.tagged(fields, owner), facts
 
 
