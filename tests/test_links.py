@@ -38,3 +38,15 @@ def test_every_link_leads_to_a_file_and_its_heading(document: Path) -> None:
         known = target.exists() and (not anchor or anchor in anchors(target))
         missing += [] if known else [f"{link}#{anchor}"]
     assert missing == []
+
+
+def test_every_decision_that_code_names_is_there() -> None:
+    known = {path.name[:4] for path in (ROOT / "docs/decisions").glob("[0-9]*.md")}
+    named = {
+        (str(path.relative_to(ROOT)), number)
+        for folder in ("services", "shared", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for number in re.findall(r"\bdecisions?[\s/]+(0\d{3})\b", path.read_text("utf-8"))
+    }
+    assert len(named) > 40
+    assert [each for each in sorted(named) if each[1] not in known] == []

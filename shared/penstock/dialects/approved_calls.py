@@ -1,4 +1,4 @@
-"""Compares the tool call that runs with the call that was approved.
+"""Compares the tool call that runs with the call that was approved (decision 0035).
 
 Frameworks change a call between its approval and its run. Frameworks reorder keys, write `1.0` for
 `1`, and drop or add arguments that are null. The comparison ignores these changes.

@@ -1,4 +1,4 @@
-"""Checks JSON patches (RFC 6902) and applies them to a document.
+"""Checks JSON patches (RFC 6902) and applies them to a document (decision 0034).
 
 A few bytes of a patch may cause much work. For example, `copy` can double a document. So sizes are
 limited, and a patch that exceeds a limit is not applied. If a patch fails, the document must be as

@@ -1,4 +1,4 @@
-"""Cancels a run, by a command to the service that executes the run.
+"""Cancels a run, by a command to the service that executes the run (decision 0132).
 
 If this service does not end the run in time, the edge ends the run.
 """

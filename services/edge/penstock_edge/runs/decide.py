@@ -1,4 +1,5 @@
-"""Finds the pause of a run, and the stream position at which the run's next leg begins."""
+"""Finds the pause of a run, and the stream position at which the run's next leg begins (decision
+0105)."""
 
 from __future__ import annotations
 

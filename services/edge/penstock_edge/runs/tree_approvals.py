@@ -1,4 +1,5 @@
-"""Finds the open approvals of a workflow's run and of the runs that its steps have started.
+"""Finds the open approvals of a workflow's run and of the runs that its steps have started
+(decision 0209).
 
 A workflow's run may wait for several approvals at once, and clients of the run see all of them. A
 client may answer several approvals in one request, but each approval is decided separately.

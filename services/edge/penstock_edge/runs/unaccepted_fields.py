@@ -1,4 +1,5 @@
-"""Turns `NotAccepted`, which lists the fields that an agent does not accept, into a 422.
+"""Turns `NotAccepted`, which lists the fields that an agent does not accept, into a 422 (decision
+0126).
 
 The 422 names each of these fields.
 """

@@ -1,4 +1,5 @@
-"""The feed follows all events of a shard, once for all client streams over many runs.
+"""The feed follows all events of a shard, once for all client streams over many runs (decision
+0092).
 
 A filtered subscription has gaps in its sequences, because the filter leaves out messages. So a gap
 does not show that a message was lost. The sequences of the whole stream have no gaps. So if a

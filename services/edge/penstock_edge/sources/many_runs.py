@@ -1,4 +1,5 @@
-"""Makes views over many runs: the events of chosen types, or all events of a session's runs."""
+"""Makes views over many runs: the events of chosen types, or all events of a session's runs
+(decision 0092)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists the sessions of a user from an index in memory.
+"""Lists the sessions of a user from an index in memory (decision 0140).
 
 Since release 0.2, a session's record names its owner. The key of an older record is a hash that
 includes the owner, but the record does not name the owner. For an older record, the edge takes the

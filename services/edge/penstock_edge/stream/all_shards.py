@@ -1,4 +1,5 @@
-"""The response for one client that reads the events of all shards in one SSE stream.
+"""The response for one client that reads the events of all shards in one SSE stream (decision
+0021).
 
 A shard is one pair of the JetStream streams RAW and EVENTS. All messages of a run are in one shard.
 

@@ -1,4 +1,5 @@
-"""A client of a hub takes items from the ring or from a replay, until the client's stream ends.
+"""A client of a hub takes items from the ring or from a replay, until the client's stream ends
+(decision 0090).
 
 A client is in one of four phases:
 - `Replay`: the client's position is before the ring, and the client reads the JetStream stream;

@@ -1,4 +1,4 @@
-"""Writes a stream directly to its connection, without ASGI and without a task.
+"""Writes a stream directly to its connection, without ASGI and without a task (decision 0113).
 
 ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
 ASGI application returns. From then until the end of the response, the hub writes to the transport

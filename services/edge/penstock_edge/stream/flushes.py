@@ -1,4 +1,4 @@
-"""Decides when each hub encodes its new messages and writes them to its clients.
+"""Decides when each hub encodes its new messages and writes them to its clients (decision 0112).
 
 A flush encodes a hub's new messages and writes them to the hub's clients. One callback of the event
 loop flushes all hubs that are due; no hub has a task of its own. A hub whose last flush ended at

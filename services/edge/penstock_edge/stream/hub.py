@@ -1,4 +1,5 @@
-"""A hub reads and encodes one view, for example a run in a dialect, for all clients of this view.
+"""A hub reads and encodes one view, for example a run in a dialect, for all clients of this view
+(decision 0090).
 
 An item is one encoded message. The hub keeps the newest items in a ring, and each client only has a
 position in the ring. So a client needs no memory for pending items, and a thousand clients at the

@@ -1,4 +1,5 @@
-"""Holds the clients of a hub that are in sync: they have all items of the ring and wait for more.
+"""Holds the clients of a hub that are in sync: they have all items of the ring and wait for more
+(decision 0112).
 
 All these clients get the same bytes next. So a write to a thousand clients is a loop over a
 thousand bound methods `transport.write`. Each client costs two function calls and the system call.

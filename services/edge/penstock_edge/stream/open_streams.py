@@ -1,4 +1,4 @@
-"""Limits the number of open streams of this process, and asks clients to reconnect.
+"""Limits the number of open streams of this process, and asks clients to reconnect (decision 0098).
 
 This module closes a stream in two cases: when the stream is old, so that clients spread over all
 edges, and when this edge drains. The client of a closed stream reconnects, perhaps to another edge,

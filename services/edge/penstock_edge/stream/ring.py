@@ -1,4 +1,4 @@
-"""The ring keeps a hub's newest items; clients take these items in chunks."""
+"""The ring keeps a hub's newest items; clients take these items in chunks (decision 0090)."""
 
 from __future__ import annotations
 

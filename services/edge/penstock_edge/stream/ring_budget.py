@@ -1,4 +1,4 @@
-"""Limits the memory that the rings of all hubs use together."""
+"""Limits the memory that the rings of all hubs use together (decision 0090)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Saves, under a name (`?cursor=<name>`), the positions of clients that cannot save positions.
+"""Saves, under a name (`?cursor=<name>`), the positions of clients that cannot save positions
+(decision 0173).
 
 A client that connects with a cursor's name and without `Last-Event-ID` continues at the saved
 position. The server of an event stream does not learn which events a client has processed. So a

@@ -1,4 +1,5 @@
-"""Makes streams over the runs of a session; a stream may end when no run is active or queued."""
+"""Makes streams over the runs of a session; a stream may end when no run is active or queued
+(decision 0099)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The cursor of a client: the `id:` of the last frame that the client has received."""
+"""The cursor of a client: the `id:` of the last frame that the client has received (decision
+0093)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Knows the runs of a run tree: a workflow's run, and the runs that its steps start. Pure.
+"""Knows the runs of a run tree: a workflow's run, and the runs that its steps start (decision
+0205). Pure.
 
 A step may start a workflow's run, so a tree may have any depth. The run of a step is in the shard
 of the workflow's run. A step's run starts only after the workflow's event `workflow.step_started`

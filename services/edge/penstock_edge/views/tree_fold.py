@@ -1,4 +1,5 @@
-"""Turns the events of a run tree into the events of one run, before a dialect encodes them. Pure.
+"""Turns the events of a run tree into the events of one run, before a dialect encodes them
+(decision 0205). Pure.
 
 The resulting events have the root's run id, session id and leg, and are numbered from 1. An event
 of a step's run has the id of this run in `subrun`. Some ids, for example message ids, are unique

@@ -1,5 +1,5 @@
-"""Encodes an agent server's own frames: unchanged for `/run_sse`, or with cursors for `raw`.
-Pure."""
+"""Encodes an agent server's own frames: unchanged for `/run_sse`, or with cursors for `raw`
+(decision 0104). Pure."""
 
 from __future__ import annotations
 

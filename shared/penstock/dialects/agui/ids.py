@@ -1,4 +1,4 @@
-"""Makes the ids of messages, tool calls and interrupts that an AG-UI client gets.
+"""Makes the ids of messages, tool calls and interrupts that an AG-UI client gets (decision 0102).
 
 Canonical ids are unique only in their run (`msg-1-1`), and an upstream may use the same id in each
 run. An AG-UI client keeps all messages of a thread by their ids. If the client gets an id again,

@@ -1,4 +1,4 @@
-"""Reads events as JSON pages, for clients that do not stream.
+"""Reads events as JSON pages, for clients that do not stream (decision 0096).
 
 The edge reads the events of a page in batches, within an allowance. If the allowance is spent
 before the page is full, the page has the events that were found until then. `next` is the cursor up

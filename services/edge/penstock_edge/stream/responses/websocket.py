@@ -1,4 +1,5 @@
-"""Writes a client's stream to a WebSocket: a text message for each event, and then a close code.
+"""Writes a client's stream to a WebSocket: a text message for each event, and then a close code
+(decision 0100).
 
 The close code tells why the stream ends:
 - 1000: the stream is complete (`until=idle`);

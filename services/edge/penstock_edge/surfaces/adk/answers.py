@@ -1,4 +1,5 @@
-"""Reads the decisions from the function responses that an ADK client sends. Pure."""
+"""Reads the decisions from the function responses that an ADK client sends (decision 0105).
+Pure."""
 
 from __future__ import annotations
 

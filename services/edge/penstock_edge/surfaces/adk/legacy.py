@@ -1,4 +1,5 @@
-"""Serves the "Legacy Pattern" of adk-streaming.md: a POST starts a run, and a GET streams the run.
+"""Serves the "Legacy Pattern" of adk-streaming.md: a POST starts a run, and a GET streams the run
+(decision 0110).
 
 The GET replays the session's latest run, with its pauses, from the run's first event. If the
 session has no run, the GET waits for a run. A client that reconnects with a cursor gets the further

@@ -1,4 +1,4 @@
-"""Reads and writes sessions in ADK's shape, for agents that are not ADK agents.
+"""Reads and writes sessions in ADK's shape, for agents that are not ADK agents (decision 0106).
 
 A session is made from its record in KV `sessions` and from the stored events of its runs. The
 session has no state. The agent server's own memory of the session is neither read nor deleted.

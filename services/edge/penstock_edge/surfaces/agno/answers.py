@@ -1,4 +1,5 @@
-"""Reads the decisions from the objects that an Agno client sends back after a pause. Pure.
+"""Reads the decisions from the objects that an Agno client sends back after a pause (decision
+0105). Pure.
 
 A client sends the objects of the pause back, with the answers filled in. Only the tool calls of the
 pause may run. So the edge refuses an object if its tool call differs from the tool call of the

@@ -1,4 +1,5 @@
-"""Makes the views for Agno's clients: one leg as a stream, or the run so far as one JSON object."""
+"""Makes the views for Agno's clients: one leg as a stream, or the run so far as one JSON object
+(decision 0107)."""
 
 from __future__ import annotations
 

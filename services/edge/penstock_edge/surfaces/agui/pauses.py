@@ -1,4 +1,5 @@
-"""Finds the pause that a RunAgentInput answers, by `resume[]` or by a frontend tool's message."""
+"""Finds the pause that a RunAgentInput answers, by `resume[]` or by a frontend tool's message
+(decision 0105)."""
 
 from __future__ import annotations
 

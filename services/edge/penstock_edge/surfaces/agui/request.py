@@ -1,4 +1,5 @@
-"""Models of the body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and earlier. Pure.
+"""Models of the body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and earlier (decision
+0103). Pure.
 
 The fields of these models are checked, and null counts as absent. `penstock.start_fields` decides
 which other fields may be forwarded to an AG-UI server.

@@ -1,4 +1,5 @@
-"""Streams the runs of a thread one after another, as AG-UI, with cursors to reconnect.
+"""Streams the runs of a thread one after another, as AG-UI, with cursors to reconnect (decision
+0101).
 
 agent-runs-sse.md defines `/events` and `/history`. AG-UI itself has no way to reconnect, so the
 stream `/agui/{agent}/threads/{thread_id}/events` lets AG-UI clients reconnect. A stream stays open

@@ -1,4 +1,5 @@
-"""Declares the members of ADK's events that the decoder reads (google-adk 1.16 to 2.13).
+"""Declares the members of ADK's events that the decoder reads (google-adk 1.16 to 2.13) (decision
+0033).
 
 A member may be missing or have any type. The classes only declare the keys, so that mypy and
 tests/shared/dialects/test_declared_keys.py find a misspelt key.

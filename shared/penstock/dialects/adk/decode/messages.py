@@ -1,4 +1,4 @@
-"""Decodes the messages and thoughts of one agent in one place.
+"""Decodes the messages and thoughts of one agent in one place (decision 0036).
 
 With streaming, ADK sends deltas (`partial: true`), and then repeats the complete text in one final
 event. Without streaming, ADK sends only the final event. In ADK 1.16, the final event has no

@@ -1,4 +1,5 @@
-"""Declares the members of Agno's frames that the decoder reads (agno 2.3.18 and 3.1.10).
+"""Declares the members of Agno's frames that the decoder reads (agno 2.3.18 and 3.1.10) (decision
+0033).
 
 A member may be missing or have any type. The classes only declare the keys, so that mypy and
 tests/shared/dialects/test_declared_keys.py find a misspelt key.

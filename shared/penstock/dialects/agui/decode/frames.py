@@ -1,4 +1,5 @@
-"""Declares the members of AG-UI's events that the decoder reads (AG-UI 1.0 and before).
+"""Declares the members of AG-UI's events that the decoder reads (AG-UI 1.0 and before) (decision
+0033).
 
 A member may be missing or have any type. The classes only declare the keys, so that mypy and
 tests/shared/dialects/test_declared_keys.py find a misspelt key.
