@@ -137,9 +137,5 @@ class Edge:
         return TreeViews(self.agui, root, source, known, frozenset(answered))
 
     async def stream(self, view: View, start: StartPosition) -> EventStream:
-        """Open a client's stream of the view; the stream begins at the start position.
-
-        Raises:
-            BusError: the view cannot be followed now.
-        """
+        """Open a client's stream of the view; the stream begins at the start position."""
         return EventStream(await self.hubs.join(view, start), ended=start.ended)

@@ -124,9 +124,6 @@ async def find_alias(
     run, so the caller must check that the user may see the approval. The alias without a user is
     needed in two cases: the caller acts for the run's user, whose own alias has another key; or an
     older version wrote the alias, without the owner in the key.
-
-    Raises:
-        BusError: KV cannot be read now.
     """
     aliases, named = bus.bucket("aliases"), (agent, session_id, item_id)
     own = await aliases.get(key_of("approval", user_id, *named))
@@ -139,9 +136,6 @@ async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> S
     With `frames`, the result is the position after all stored source frames. Without `frames`, the
     result is the position of the run's first event, because the encoders of legs need all earlier
     events.
-
-    Raises:
-        BusError: the streams cannot be read now.
     """
     lifecycle = await lifecycle_of(bus, run_id)
     position = await start_of_new_run(bus, shard_of(run_id), frames=frames)

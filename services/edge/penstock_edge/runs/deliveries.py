@@ -38,9 +38,6 @@ async def deliveries_of(bus: Bus, record: RunRecord) -> list[dict[str, Any]]:
 
     At most the first 500 events of deliveries are read, and for a run that has ended also the first
     500 after its end.
-
-    Raises:
-        BusError: the events cannot be read now.
     """
     run_id, stream = record.run_id, events_for(record.run_id)
     pattern = subjects.event("automation.*", run_id)

@@ -81,9 +81,6 @@ async def open_approvals(
     A client's answer may come before the records of the approvals are written. So this function
     waits for approvals that `fits` accepts, as `look_until` describes. After that, it returns the
     approvals that are open then. `caller` is the user who answers.
-
-    Raises:
-        BusError: the stream or KV cannot be read now.
     """
     return await look_until(caller, lambda: _open_approvals(bus, root), fits)
 

@@ -28,9 +28,6 @@ async def unfinished_descendants(runs: RunList, root: RunRecord) -> tuple[Child,
 
     A reader of events cannot find such a run if the event `workflow.step_started` that names the
     run has expired. So this function reads the list of runs.
-
-    Raises:
-        BusError: the list of runs cannot be read now.
     """
     found: list[dict[str, Any]] = []
     for status in _UNFINISHED:
@@ -67,11 +64,7 @@ class NextLeg:
 
 
 async def next_leg_of(bus: Bus, runs: RunList, root: RunRecord) -> NextLeg:
-    """Return the leg that follows the newest pause of a workflow's run.
-
-    Raises:
-        BusError: the streams or the list of runs cannot be read now.
-    """
+    """Return the leg that follows the newest pause of a workflow's run."""
     stream, run_id = events_for(root.run_id), root.run_id
     lifecycle = await lifecycle_of(bus, run_id)
     if lifecycle is None:

@@ -36,9 +36,6 @@ async def newest_sequence_of(bus: Bus, view: View, start: int) -> int:
     no such message.
 
     This function reads all messages from `start` on.
-
-    Raises:
-        BusError: the stream cannot be read now.
     """
     history, newest = history_of(bus, view, None, start), 0
     while batch := await history.before(sys.maxsize):

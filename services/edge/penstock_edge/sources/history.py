@@ -201,11 +201,7 @@ class History:
 
 
 async def tail(bus: Bus, stream: str, patterns: Sequence[str]) -> int:
-    """Return the stream sequence of the newest message under these patterns; 0 if there is none.
-
-    Raises:
-        BusError: the stream cannot be read now.
-    """
+    """Return the stream sequence of the newest message under these patterns; 0 if there is none."""
     last = 0
     for at in range(0, len(patterns), AT_ONCE):
         found = await asyncio.gather(

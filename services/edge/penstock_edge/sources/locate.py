@@ -46,9 +46,6 @@ async def start_of_new_run(bus: Bus, shard: int, *, frames: bool = False) -> Sta
     """Return a position before all messages of the run, or of the leg, that is about to start.
 
     `shard` is the run's shard. With `frames`, the position is in RAW, for a view of source frames.
-
-    Raises:
-        BusError: the streams cannot be read now.
     """
     if not frames:
         events_end = await _end(bus, streams.events_of(shard))
@@ -62,20 +59,12 @@ async def start_of_new_run(bus: Bus, shard: int, *, frames: bool = False) -> Sta
 async def with_live_marker(
     bus: Bus, stream: str, patterns: Collection[str], start: StartPosition
 ) -> StartPosition:
-    """Return the position with `live_after`, the sequence of the newest message of these patterns.
-
-    Raises:
-        BusError: the stream cannot be read now.
-    """
+    """Return the position with `live_after`, the sequence of these patterns' newest message."""
     return replace(start, live_after=await tail(bus, stream, list(patterns)))
 
 
 async def start_from_now(bus: Bus, shard: int = 0) -> StartPosition:
-    """Return the position of the next message that will be stored in a shard's EVENTS.
-
-    Raises:
-        BusError: the stream cannot be read now.
-    """
+    """Return the position of the next message that will be stored in a shard's EVENTS."""
     return _start_from(await _end(bus, streams.events_of(shard)))
 
 
@@ -144,20 +133,13 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
 
 
 async def is_descendant(bus: Bus, run_id: str, root: str) -> bool:
-    """Return whether a run was started by a step of the workflow's run `root`, at any depth.
-
-    Raises:
-        BusError: KV cannot be read now.
-    """
+    """Return whether a run was started by a step of the workflow's run `root`, at any depth."""
     return root in [record.run_id for record in await ancestors_of(bus, run_id)][1:]
 
 
 async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
     """Return the records of a run, its parent, the parent's parent and so on; the outermost is
     last.
-
-    Raises:
-        BusError: KV cannot be read now.
     """
     found: list[RunRecord] = []
     next_: str | None = run_id
@@ -175,9 +157,6 @@ async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
     """Return the run's newest lifecycle event; None if no lifecycle event is stored.
 
     If the run has ended, the result is the terminal event, because no lifecycle event follows it.
-
-    Raises:
-        BusError: the stream cannot be read now.
     """
     return await bus.tail(streams.events_for(run_id), subjects.event("lifecycle.*", run_id))
 

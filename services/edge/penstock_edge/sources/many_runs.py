@@ -110,11 +110,7 @@ class FilteredSource(Source, ABC):
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Read the records that `patterns` needs.
-
-        Raises:
-            BusError: KV cannot be read now.
-        """
+        """Read the records that `patterns` needs."""
 
     async def start(self) -> int:
         """Begin to deliver; return the stream sequence of the first message to be delivered.

@@ -190,9 +190,6 @@ class RunList:
                 and `parent_run_id`. An empty `parent_run_id` is that of a run without a parent.
             before: a run id; only older runs are returned.
             limit: the greatest number of runs to return.
-
-        Raises:
-            BusError: the runs cannot be read now.
         """
         await self.index.caught_up()
         found: list[JsonObject] = []
@@ -214,11 +211,7 @@ class RunList:
         return found[:limit], len(found) > limit
 
     async def records(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-        """Return the records of these runs by run id; leave out runs without a readable record.
-
-        Raises:
-            BusError: the records cannot be read now.
-        """
+        """Return the records of these runs by run id; leave out runs without a readable record."""
         found: dict[str, RunRecord] = {}
         for run_id, entry in (await self.index.bucket.many(run_ids)).items():
             try:

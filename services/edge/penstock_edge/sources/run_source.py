@@ -65,11 +65,7 @@ class EventsOfRun(Source):
         self._follow = Follow(bus, followed, start, deliver)
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered.
-
-        Raises:
-            BusError: the messages cannot be followed now.
-        """
+        """Begin to deliver; return the stream sequence of the first message to be delivered."""
         await self._follow.start()
         return self._start
 
@@ -108,11 +104,7 @@ class FramesUntilEnd(Source):
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered.
-
-        Raises:
-            BusError: the messages cannot be followed now.
-        """
+        """Begin to deliver; return the stream sequence of the first message to be delivered."""
         await self._frames.start()
         await self._events.start()
         return self._start

@@ -63,11 +63,7 @@ class SessionFromStart(Source):
         return await self._live.has_cursor(stored)
 
     async def prepare(self) -> None:
-        """Read the records that `patterns` needs, without beginning to deliver.
-
-        Raises:
-            BusError: KV cannot be read now.
-        """
+        """Read the records that `patterns` needs, without beginning to deliver."""
         await self._live.prepare()
 
     async def stop(self) -> None:

@@ -279,9 +279,6 @@ class SessionList:
 
         `first` is the number of sessions before the page. With a `limit` of -1, the page has no
         limit.
-
-        Raises:
-            BusError: the sessions cannot be read now.
         """
         await self._caught_up(owner)
         while True:
@@ -307,9 +304,6 @@ class SessionList:
 
         `name` must be casefolded. This method takes longer than `page`, because it reads the record
         of the first run of each session of the owner.
-
-        Raises:
-            BusError: the sessions cannot be read now.
         """
         await self._caught_up(owner)
         fitting: list[Found] = []

@@ -110,11 +110,7 @@ async def with_shard(shards: SessionShards, session: Session) -> Session:
 
 
 async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
-    """Return the session's records, one for each agent that has runs in the session.
-
-    Raises:
-        BusError: KV cannot be read now.
-    """
+    """Return the session's records, one for each agent that has runs in the session."""
     keys = [session_key(session.owner, agent, session.session_id) for agent in session.agents]
     entries = await asyncio.gather(*(bus.bucket("sessions").get(key) for key in keys))
     return [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
@@ -123,11 +119,7 @@ async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
 async def create_session(
     bus: Bus, user_id: str, agent: str, session_id: str
 ) -> SessionRecord | None:
-    """Create a session without runs, and return its record; None if the session exists.
-
-    Raises:
-        BusError: KV cannot be written now.
-    """
+    """Create a session without runs, and return its record; None if the session exists."""
     record = SessionRecord.model_validate(
         {
             "agent": agent,
@@ -143,11 +135,7 @@ async def create_session(
 
 
 async def has_expired_events(bus: Bus, records: Sequence[SessionRecord]) -> bool:
-    """Return whether the session's first events have expired.
-
-    Raises:
-        BusError: KV or the stream cannot be read now.
-    """
+    """Return whether the session's first events have expired."""
     for record in records:
         if len(record.runs) >= MAX_SESSION_RUNS or (
             record.runs and await _is_run_cut(bus, record.runs[0])
@@ -181,9 +169,6 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
     session is idle but has no such event. A client that has read this event gets no further event
     before the next start or decision. A paused run waits for a person, so it counts as idle until
     its approval is decided.
-
-    Raises:
-        BusError: KV or the stream cannot be read now.
     """
     records = await records_of(bus, session)
     if any(record.queue for record in records):
@@ -250,11 +235,7 @@ class ActiveRuns:
         self._records: dict[str, tuple[float, RunRecord]] = {}
 
     async def now(self, bus: Bus) -> list[RunRecord]:
-        """Return the records of the runs that are active now.
-
-        Raises:
-            BusError: the stream cannot be read now.
-        """
+        """Return the records of the runs that are active now."""
         async with self._lock:
             if not self._next:
                 since = bus.clock.now() - timedelta(seconds=OLDEST_S)
@@ -294,9 +275,5 @@ _of: WeakKeyDictionary[Bus, ActiveRuns] = WeakKeyDictionary()
 
 
 async def active_runs(bus: Bus) -> list[RunRecord]:
-    """Return the records of the runs that are active now.
-
-    Raises:
-        BusError: the stream cannot be read now.
-    """
+    """Return the records of the runs that are active now."""
     return await _of.setdefault(bus, ActiveRuns()).now(bus)

@@ -44,11 +44,7 @@ class TreeSource(Source, Watcher):
         self._catching_up: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered.
-
-        Raises:
-            BusError: the messages cannot be followed now.
-        """
+        """Begin to deliver; return the stream sequence of the first message to be delivered."""
         await self._opened.acquire()
         self._feed = self._opened
         self._catching_up = asyncio.create_task(self._catch_up())

@@ -37,11 +37,7 @@ class Hubs:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def join(self, view: View, start: StartPosition) -> Client:
-        """Add a client to the hub of the view; the client's stream begins at the start position.
-
-        Raises:
-            BusError: the view cannot be followed now.
-        """
+        """Add a client to the hub of the view; the client's stream begins at the start position."""
         hub = self._hubs.get(view.key)
         if hub is None or hub.is_failed:
             ring_bytes = self._settings.ring_bytes

@@ -32,11 +32,7 @@ class Source(Protocol):
     on_failure: Callable[[BaseException], None]
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered.
-
-        Raises:
-            BusError: the messages cannot be followed now.
-        """
+        """Begin to deliver; return the stream sequence of the first message to be delivered."""
         ...
 
     def patterns(self) -> Collection[str]:

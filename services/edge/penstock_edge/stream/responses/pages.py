@@ -108,9 +108,6 @@ async def page(
 
     For a view over many runs, `source` selects the messages; the source need not be started. Only
     messages below the stream sequence `end` are read. Each batch is read within a `turn`.
-
-    Raises:
-        BusError: the stream cannot be read now.
     """
     history = history_of(bus, view, source, start.start)
     filled = _begin(bus, view, start, limit, allowance)
