@@ -23,7 +23,7 @@ from penstock.dialects.base import (
 from penstock.dialects.json import obj, string, without_none
 from penstock.dialects.snapshots import AS_IS, PART, Snapshots, Table, of, values
 
-Owner = str | None  # the upstream id of a subagent; None for the agent itself
+SubagentId = str | None  # the upstream id of a subagent; None for the agent itself
 
 
 @dataclass(slots=True)
@@ -72,23 +72,23 @@ class Agents(Snapshots):
 
     def draft(self, body: AguiFrame, event_type: str, data: JsonObject) -> Draft:
         """Return a draft with the source and step of the event's agent."""
-        agent = self._agent(owner_of(body))
+        agent = self._agent(subagent_of(body))
         step_id = agent.steps[-1][1] if agent.steps else None
         return Draft(event_type, data, agent.source, agent.subrun, step_id)
 
-    def subrun(self, owner: Owner) -> Subrun | None:
-        """Return the inner run of a subagent; None for the agent itself."""
-        return self._agent(owner).subrun
+    def subrun(self, subagent_id: SubagentId) -> Subrun | None:
+        """Return the subrun of a subagent; None for the agent itself."""
+        return self._agent(subagent_id).subrun
 
     def start_unknown(self, body: AguiFrame) -> list[Draft]:
         """Start the subagent that the event names, if the subagent is unknown.
 
         Events SUBAGENT_* are not handled here, because they have handlers of their own.
         """
-        owner = owner_of(body)
-        if owner is None or owner in self._subagents or _is_about_subagent(body):
+        subagent_id = subagent_of(body)
+        if subagent_id is None or subagent_id in self._subagents or _is_about_subagent(body):
             return []
-        return [self._dispatch(owner, {"name": owner})]
+        return [self._dispatch(subagent_id, {"name": subagent_id})]
 
     # Subagents.
 
@@ -97,41 +97,46 @@ class Agents(Snapshots):
 
         Emit nothing for a subagent that waited during the pause and now continues.
         """
-        owner = owner_of(body)
-        if owner is None:
+        subagent_id = subagent_of(body)
+        if subagent_id is None:
             return None
-        known = self._subagents.get(owner)
+        known = self._subagents.get(subagent_id)
         if known is not None and known.suspended:
             known.suspended = False
             return []
-        return [*self._finish(owner, "cancelled"), self._dispatch(owner, body)]
+        return [*self._finish(subagent_id, "cancelled"), self._dispatch(subagent_id, body)]
 
     def finished(self, body: AguiFrame) -> list[Draft] | None:
         """Handle SUBAGENT_FINISHED. The subagent has ended, or waits until the run's next leg."""
-        owner = owner_of(body)
-        agent = self._subagents.get(owner) if owner else None
-        if owner is None or agent is None:
+        subagent_id = subagent_of(body)
+        agent = self._subagents.get(subagent_id) if subagent_id else None
+        if subagent_id is None or agent is None:
             return None
         if obj(body.get("outcome")).get("type") == "suspended":
             agent.suspended = True
             return None  # the caller then emits the upstream's event as a `custom.event`
-        return self._finish(owner, "completed", result=body.get("result"))
+        return self._finish(subagent_id, "completed", result=body.get("result"))
 
     def failed(self, body: AguiFrame) -> list[Draft] | None:
-        owner = owner_of(body)
-        if owner is None or owner not in self._subagents:
+        subagent_id = subagent_of(body)
+        if subagent_id is None or subagent_id not in self._subagents:
             return None
         code = string(body.get("code"))
-        return self._finish(owner, "failed", error=string(body.get("message")) or code or "failed")
+        return self._finish(
+            subagent_id, "failed", error=string(body.get("message")) or code or "failed"
+        )
 
-    def _dispatch(self, owner: str, body: AguiFrame) -> Draft:
+    def _dispatch(self, subagent_id: str, body: AguiFrame) -> Draft:
         around = self._agent(string(body.get("parentSubagentRunId")))
-        key, name = self._subrun_ids.unique(owner), short(string(body.get("name")) or owner)
+        key, name = (
+            self._subrun_ids.unique(subagent_id),
+            short(string(body.get("name")) or subagent_id),
+        )
         subrun = Subrun(id=key, name=name)
         if around.key:
             subrun["parent_id"] = around.key
         source = Source(agent_id=name, agent_type="worker", agent_name=name, team_name=None)
-        self._subagents[owner] = _Agent(source, key, subrun)
+        self._subagents[subagent_id] = _Agent(source, key, subrun)
         data = {
             "worker_name": name,
             "task": string(body.get("description")) or "",
@@ -144,9 +149,9 @@ class Agents(Snapshots):
         data = with_metadata(without_none(data), body)
         return Draft("dispatch.worker", data, around.source, around.subrun, step_id)
 
-    def _finish(self, owner: str, status: str, **outcome: object) -> list[Draft]:
+    def _finish(self, subagent_id: str, status: str, **outcome: object) -> list[Draft]:
         """End a subagent and its open steps."""
-        agent = self._subagents.pop(owner, None)
+        agent = self._subagents.pop(subagent_id, None)
         if agent is None:
             return []
         error: JsonObject | None = None
@@ -170,7 +175,7 @@ class Agents(Snapshots):
         if name is None:
             return None
         step_id = self._step_ids.unique(name)
-        steps = self._agent(owner_of(body)).steps
+        steps = self._agent(subagent_of(body)).steps
         steps.append([name, step_id])
         LimitReached.check(len(steps), MAX_OPEN, "open steps")
         data = {"run_id": short(self.run_id), "step_id": step_id, "description": name}
@@ -181,7 +186,7 @@ class Agents(Snapshots):
 
         The output is None, because AG-UI has no outputs of steps.
         """
-        agent = self._agent(owner_of(body))
+        agent = self._agent(subagent_of(body))
         name = body.get("stepName")
         step = next((step for step in reversed(agent.steps) if step[0] == name), None)
         if step is None:
@@ -204,8 +209,8 @@ class Agents(Snapshots):
         for agent in (*reversed(self._subagents.values()), self._outer):
             while agent.steps:
                 drafts.append(self._end_step(agent, agent.steps.pop()[1], error))
-        for owner in reversed(list(self._subagents)):
-            drafts += self._finish(owner, status)
+        for subagent_id in reversed(list(self._subagents)):
+            drafts += self._finish(subagent_id, status)
         return drafts
 
     def _end_step(self, agent: _Agent, step_id: str, error: JsonObject | None) -> Draft:
@@ -216,11 +221,11 @@ class Agents(Snapshots):
             kind, data = "workflow.step_failed", {**data, "error": error}
         return Draft(kind, data, agent.source, agent.subrun, step_id)
 
-    def _agent(self, owner: Owner) -> _Agent:
-        return self._subagents.get(owner, self._outer) if owner else self._outer
+    def _agent(self, subagent_id: SubagentId) -> _Agent:
+        return self._subagents.get(subagent_id, self._outer) if subagent_id else self._outer
 
 
-def owner_of(body: AguiFrame) -> Owner:
+def subagent_of(body: AguiFrame) -> SubagentId:
     """Return the id of the subagent that an event belongs to; None for the agent itself."""
     return string(body.get("subagentRunId"))
 

@@ -53,31 +53,35 @@ class Chunks:
             return self._chunk(kind, body)
         if event_type in _BESIDE or not self._lanes:
             return [body]
-        owners = list(self._lanes) if event_type in _ENDS else [string(body.get("subagentRunId"))]
-        return [*(end for owner in owners for end in self._close(owner)), body]
+        subagent_ids = (
+            list(self._lanes) if event_type in _ENDS else [string(body.get("subagentRunId"))]
+        )
+        return [*(end for subagent_id in subagent_ids for end in self._close(subagent_id)), body]
 
     def _chunk(self, kind: _Kind, body: JsonObject) -> list[JsonObject]:
-        owner = string(body.get("subagentRunId"))
-        open_kind, open_id = self._lanes.get(owner, (None, None))
+        subagent_id = string(body.get("subagentRunId"))
+        open_kind, open_id = self._lanes.get(subagent_id, (None, None))
         part_id = string(body.get(kind.id_key)) or (open_id if open_kind is kind else None)
         events: list[JsonObject] = []
         if (open_kind, open_id) != (kind, part_id):
-            events += self._close(owner)
+            events += self._close(subagent_id)
             if part_id is None:
                 return [*events, body]
-            self._lanes[owner] = kind, part_id
+            self._lanes[subagent_id] = kind, part_id
             start = {key: value for key, value in body.items() if key != "delta"}
             events.append({**start, "type": f"{kind.prefix}_START"})
         if string(body.get("delta")):
-            content = _event(f"{kind.prefix}_{kind.content}", kind, part_id, owner)
+            content = _event(f"{kind.prefix}_{kind.content}", kind, part_id, subagent_id)
             events.append({**content, "delta": body["delta"]})
         return events
 
-    def _close(self, owner: str | None) -> list[JsonObject]:
-        kind, part_id = self._lanes.pop(owner, (None, None))
-        return [] if kind is None else [_event(f"{kind.prefix}_END", kind, part_id, owner)]
+    def _close(self, subagent_id: str | None) -> list[JsonObject]:
+        kind, part_id = self._lanes.pop(subagent_id, (None, None))
+        return [] if kind is None else [_event(f"{kind.prefix}_END", kind, part_id, subagent_id)]
 
 
-def _event(event_type: str, kind: _Kind, part_id: str | None, owner: str | None) -> JsonObject:
+def _event(
+    event_type: str, kind: _Kind, part_id: str | None, subagent_id: str | None
+) -> JsonObject:
     event: JsonObject = {"type": event_type, kind.id_key: part_id}
-    return {**event, "subagentRunId": owner} if owner else event
+    return {**event, "subagentRunId": subagent_id} if subagent_id else event

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
+from penstock.dialects.agui.decode.agents import Agents, SubagentId, subagent_of
 from penstock.dialects.agui.decode.frames import AguiFrame, with_metadata
 from penstock.dialects.base import Draft, Ids, JsonObject, append_text, cut_off
 from penstock.dialects.json import string, without_none
@@ -50,7 +50,7 @@ class _Thoughts:
     """An open train of thought."""
 
     id: str
-    owner: Owner
+    subagent_id: SubagentId
     title: str | None = None
     begun: bool = False
 
@@ -159,7 +159,7 @@ class Messages(Snapshots):
 
     def _repeats(self, message: _Message, body: AguiFrame) -> bool:
         """Return whether the text so far is equal to the complete text of the previous message."""
-        if message.begun or self._last is None or owner_of(body) is not None:
+        if message.begun or self._last is None or subagent_of(body) is not None:
             return False
         last_id, last_text = self._last
         so_far = "".join(message.parts)
@@ -184,7 +184,7 @@ class Messages(Snapshots):
         if not message.begun:
             return []
         content = "".join(message.parts)
-        if owner_of(message.start) is None and message.role == "assistant":
+        if subagent_of(message.start) is None and message.role == "assistant":
             self.summary = content
             self._last = message.id, content
         data: JsonObject = {"message_id": message.id, "role": message.role, "content": content}
@@ -253,7 +253,7 @@ class Messages(Snapshots):
     def _think(self, key: str, wanted_id: str, body: AguiFrame) -> _Thoughts:
         # This id may not be unique yet. `_thought` makes the unique id when the first text comes,
         # because servers also begin thoughts that never get a text.
-        thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
+        thoughts = self._thoughts[key] = _Thoughts(wanted_id, subagent_of(body))
         return thoughts
 
     def _thought(self, thoughts: _Thoughts, delta: str, body: AguiFrame) -> list[Draft]:
@@ -275,7 +275,7 @@ class Messages(Snapshots):
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
-        body: AguiFrame = {"subagentRunId": thoughts.owner}
+        body: AguiFrame = {"subagentRunId": thoughts.subagent_id}
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import ClassVar
 
-from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
+from penstock.dialects.agui.decode.agents import Agents, SubagentId, subagent_of
 from penstock.dialects.agui.decode.frames import AguiFrame, TextPart, with_metadata
 from penstock.dialects.agui.decode.messages import Messages
 from penstock.dialects.approved_calls import have_same_args, warning
@@ -24,7 +24,7 @@ class Call:
     upstream_id: str
     tool: str
     leg: int
-    owner: Owner = None
+    owner: SubagentId = None  # the name in stored states
     message_id: str | None = None
     metadata: JsonObject | None = None
     parts: list[str] = field(default_factory=list)
@@ -283,7 +283,7 @@ class Tools(Snapshots):
             upstream_id=upstream_id,
             tool=short(string(body.get("toolCallName")) or "unknown"),
             leg=self._leg,
-            owner=owner_of(body),
+            owner=subagent_of(body),
             message_id=self._messages.message_id(parent) if parent else None,
             metadata=with_metadata({}, body) or None,
         )

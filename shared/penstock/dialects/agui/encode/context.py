@@ -21,7 +21,7 @@ class Message:
     """An open message. `text` is kept only in a profile of complete messages."""
 
     role: str
-    owner: str | None  # The inner run of the message.
+    subrun_id: str | None  # The subrun of the message.
     sent: bool = False  # Whether a piece of the text was sent.
     text: list[str] = field(default_factory=list)
     started: JsonObject = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Call:
 
     tool: str
     message_id: str
-    owner: str | None
+    subrun_id: str | None
     args: JsonObject = field(default_factory=dict)
     text: list[str] = field(default_factory=list)
     sent: bool = False
@@ -41,15 +41,15 @@ class Call:
 
 @dataclass(slots=True)
 class Step:
-    """A step. The name is unique among the open steps of the same owner."""
+    """A step. The name is unique among the open steps of the same subrun."""
 
     name: str
-    owner: str | None
+    subrun_id: str | None
 
 
 @dataclass(slots=True)
 class Subagent:
-    """An inner run, with the fields of its start."""
+    """A subrun, with the fields of its start."""
 
     started: JsonObject
 
@@ -59,27 +59,27 @@ class Ledger:
     """Keeps the open parts by their canonical ids, in the order in which they began."""
 
     messages: dict[str, Message] = field(default_factory=dict)
-    # maps a reasoning id to the inner run
+    # maps a reasoning id to the subrun
     thoughts: dict[str, str | None] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
     steps: dict[str, Step] = field(default_factory=dict)
     subagents: dict[str, Subagent] = field(default_factory=dict)
     # the ids of subagents that were started in this AG-UI run
     known_subagents: set[str] = field(default_factory=set)
-    # Maps the kind and id of each open or ended part to its inner run.
-    owners: dict[str, str | None] = field(default_factory=dict)
+    # Maps the kind and id of each open or ended part to its subrun.
+    subruns: dict[str, str | None] = field(default_factory=dict)
 
-    def owner_of(self, entity: str, owner: str | None) -> str | None:
-        """Return the inner run that first opened the part, or `owner` if the part is new.
+    def subrun_of(self, entity: str, subrun_id: str | None) -> str | None:
+        """Return the subrun that first opened the part, or `subrun_id` if the part is new.
 
-        In AG-UI, only the inner run that opened a part may continue the part.
+        In AG-UI, only the subrun that opened a part may continue the part.
         """
-        return self.owners.setdefault(entity, owner)
+        return self.subruns.setdefault(entity, subrun_id)
 
-    def step_name(self, step_id: str, description: str, owner: str | None) -> str:
+    def step_name(self, step_id: str, description: str, subrun_id: str | None) -> str:
         """Return a name for a step, which is the description, made unique among the open steps of
-        the owner."""
-        taken = {step.name for step in self.steps.values() if step.owner == owner}
+        the subrun."""
+        taken = {step.name for step in self.steps.values() if step.subrun_id == subrun_id}
         name = description or step_id
         while name in taken:
             name = f"{name} ({step_id})"
@@ -96,7 +96,7 @@ NO_FACTS: Final[JsonObject] = {}
 class Context:
     """The context of one run.
 
-    `current_type` and `current_owner` are the type and the inner run of the event that the encoder
+    `current_type` and `current_subrun` are the type and the subrun of the event that the encoder
     is encoding.
     """
 
@@ -105,7 +105,7 @@ class Context:
     open: Ledger = field(default_factory=Ledger)
     names: Names = field(default_factory=Names)
     current_type: str = ""
-    current_owner: str | None = None
+    current_subrun: str | None = None
 
     @property
     def scope(self) -> str:
@@ -125,16 +125,16 @@ class Context:
         value = {**data, **ids} if ids else data
         return (
             EventType.CUSTOM,
-            self.with_inner_run({"name": f"penstock.{self.current_type}", "value": value}),
+            self.with_subrun({"name": f"penstock.{self.current_type}", "value": value}),
             NO_FACTS,
         )
 
-    def with_inner_run(self, fields: JsonObject) -> JsonObject:
-        """Add the inner run of the current event to the fields, if the client knows subagents."""
-        return self.tagged(fields, self.current_owner)
+    def with_subrun(self, fields: JsonObject) -> JsonObject:
+        """Add the subrun of the current event to the fields, if the client knows subagents."""
+        return self.tagged(fields, self.current_subrun)
 
-    def tagged(self, fields: JsonObject, owner: str | None) -> JsonObject:
-        """Add the inner run `owner` to the fields, if the client knows subagents."""
-        if owner is not None and self.modern:
-            fields["subagentRunId"] = owner
+    def tagged(self, fields: JsonObject, subrun_id: str | None) -> JsonObject:
+        """Add the subrun `subrun_id` to the fields, if the client knows subagents."""
+        if subrun_id is not None and self.modern:
+            fields["subagentRunId"] = subrun_id
         return fields

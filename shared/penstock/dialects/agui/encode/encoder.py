@@ -154,7 +154,7 @@ class AguiEncoder:
         if phase is _WAITING and event_type not in _ENDS_A_WAIT:
             return ()
         subrun = event.get("subrun")
-        context.current_owner = subrun.get("id") if subrun else None
+        context.current_subrun = subrun.get("id") if subrun else None
         emitted = [] if phase is _RUNNING else list(self._begin(event))
         if self.profile.step is not None:
             emitted += self._steps.enter(data)

@@ -70,8 +70,8 @@ class Messages:
         if not self._context.profile.complete:
             for part_id, message in self._open.messages.items():
                 yield self._message_start(part_id, message)
-        for part_id, owner in self._open.thoughts.items():
-            yield from self._thought_starts(part_id, owner)
+        for part_id, subrun_id in self._open.thoughts.items():
+            yield from self._thought_starts(part_id, subrun_id)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
         """End open messages and thoughts.
@@ -86,9 +86,9 @@ class Messages:
 
     def _open_message(self, part_id: str, data: JsonObject) -> Iterator[Emitted]:
         role = data.get("role")
-        owner = self._open.owner_of(f"message {part_id}", self._context.current_owner)
+        subrun_id = self._open.subrun_of(f"message {part_id}", self._context.current_subrun)
         started = {name: data[name] for name in ("name", "metadata") if data.get(name)}
-        message = Message(role if role in TEXT_ROLES else "assistant", owner, started=started)
+        message = Message(role if role in TEXT_ROLES else "assistant", subrun_id, started=started)
         self._open.messages[part_id] = message
         self._context.names.begin(part_id)
         if not self._context.profile.complete:
@@ -101,7 +101,7 @@ class Messages:
             fields["name"] = name
         return (
             EventType.TEXT_MESSAGE_START,
-            self._context.tagged(fields, message.owner),
+            self._context.tagged(fields, message.subrun_id),
             message.started,
         )
 
@@ -123,8 +123,8 @@ class Messages:
         part_id = data["reasoning_id"]
         if data["thought"]:
             if part_id not in self._open.thoughts:
-                self._open.thoughts[part_id] = self._context.current_owner
-                yield from self._thought_starts(part_id, self._context.current_owner)
+                self._open.thoughts[part_id] = self._context.current_subrun
+                yield from self._thought_starts(part_id, self._context.current_subrun)
             fields = {"messageId": self._context.names.of(part_id), "delta": data["thought"]}
             yield EventType.REASONING_MESSAGE_CONTENT, fields, data
         if data.get("final") and part_id in self._open.thoughts:
@@ -138,16 +138,16 @@ class Messages:
         if self._open.thoughts:
             mine = [
                 part_id
-                for part_id, owner in self._open.thoughts.items()
-                if owner == self._context.current_owner
+                for part_id, subrun_id in self._open.thoughts.items()
+                if subrun_id == self._context.current_subrun
             ]
             for part_id in mine:
                 yield from self._thought_ends(part_id)
 
-    def _thought_starts(self, part_id: str, owner: str | None) -> Iterator[Emitted]:
-        owner = self._open.owner_of(f"thought {part_id}", owner)
+    def _thought_starts(self, part_id: str, subrun_id: str | None) -> Iterator[Emitted]:
+        subrun_id = self._open.subrun_of(f"thought {part_id}", subrun_id)
         self._context.names.begin(part_id)
-        span = self._context.tagged({"messageId": self._context.names.of(part_id)}, owner)
+        span = self._context.tagged({"messageId": self._context.names.of(part_id)}, subrun_id)
         yield EventType.REASONING_START, span, NO_FACTS
         yield EventType.REASONING_MESSAGE_START, {**span, "role": "reasoning"}, NO_FACTS
 

@@ -22,7 +22,7 @@ class Passthrough:
     def snapshot(self, data: JsonObject) -> Iterator[Emitted]:
         yield (
             EventType.STATE_SNAPSHOT,
-            self._context.with_inner_run({"snapshot": data["snapshot"]}),
+            self._context.with_subrun({"snapshot": data["snapshot"]}),
             NO_FACTS,
         )
 
@@ -30,7 +30,7 @@ class Passthrough:
         if is_patch(data["delta"]):
             yield (
                 EventType.STATE_DELTA,
-                self._context.with_inner_run({"delta": data["delta"]}),
+                self._context.with_subrun({"delta": data["delta"]}),
                 NO_FACTS,
             )
         else:
@@ -66,15 +66,15 @@ class Passthrough:
         )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
-        """Take the inner runs of messages and calls from a snapshot, because a client does so,
+        """Take the subruns of messages and calls from a snapshot, because a client does so,
         too."""
         for message in messages:
-            owner = message.get("subagentRunId")
+            subrun_id = message.get("subagentRunId")
             kind = "thought" if message["role"] == "reasoning" else "message"
             entities = [(kind, message), *(("call", call) for call in message.get("toolCalls", ()))]
             for entity, each in entities:
                 part_id = unscoped(each["id"])
-                self._open.owners[f"{entity} {part_id}"] = owner
+                self._open.subruns[f"{entity} {part_id}"] = subrun_id
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
         """Handle custom.event.

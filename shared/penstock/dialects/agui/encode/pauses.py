@@ -41,7 +41,7 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
     """Return the `Interrupt` for one item. `approval` is the data of `approval.requested`.
 
     `names` maps the tool call's id to the id that the client has. A `modern` client also gets the
-    inner run.
+    subrun.
     """
     kind = item["kind"]
     call_id = item.get("tool_call_id")

@@ -1,6 +1,6 @@
-"""Encodes steps and inner runs.
+"""Encodes steps and subruns.
 
-Steps and inner runs continue over a pause, but an AG-UI run ends at a pause.
+Steps and subruns continue over a pause, but an AG-UI run ends at a pause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval
 # begins.
 _BEFORE_ITS_STEPS: Final = INTERNAL_EVENTS | {"RUN_STARTED"}
 
-# Maps the canonical fields that name an inner run's origin to AG-UI's fields. Only AG-UI servers
+# Maps the canonical fields that name a subrun's origin to AG-UI's fields. Only AG-UI servers
 # send these fields.
 _PARENTS: Final = {
     "parent_tool_call_id": "parentToolCallId",
@@ -38,7 +38,7 @@ _PARENTS: Final = {
 
 
 class Steps:
-    """Encodes the steps and inner runs of a run."""
+    """Encodes the steps and subruns of a run."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -55,12 +55,14 @@ class Steps:
         elif data["step_id"] not in self._open.steps:
             if ours := self._open.steps.pop(PROFILE_STEP, None):
                 yield self._step(EventType.STEP_FINISHED, ours)
-            owner = self._context.current_owner if self._context.modern else None
+            subrun_id = self._context.current_subrun if self._context.modern else None
             if self._context.profile.step:
                 name = data["description"]
             else:
-                name = self._open.step_name(data["step_id"], data.get("description") or "", owner)
-            step = self._open.steps[data["step_id"]] = Step(name, owner)
+                name = self._open.step_name(
+                    data["step_id"], data.get("description") or "", subrun_id
+                )
+            step = self._open.steps[data["step_id"]] = Step(name, subrun_id)
             yield self._step(EventType.STEP_STARTED, step, data)
 
     def _is_contracts(self, data: JsonObject) -> bool:
@@ -96,13 +98,13 @@ class Steps:
             yield self._step(EventType.STEP_FINISHED, step, data)
 
     def begin(self) -> None:
-        """Begin an AG-UI run. In this run, the client knows only the inner runs that continue."""
+        """Begin an AG-UI run. In this run, the client knows only the subruns that continue."""
         self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emit again the starts of inner runs and steps that continue."""
+        """Emit again the starts of subruns and steps that continue."""
         again: set[str] = set()
         for part_id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": part_id, **subagent.started}
@@ -116,9 +118,9 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step)
 
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
-        """Emit the ends of all steps and inner runs.
+        """Emit the ends of all steps and subruns.
 
-        The ledger keeps the steps and inner runs. If the run only waits, these steps and inner runs
+        The ledger keeps the steps and subruns. If the run only waits, these steps and subruns
         continue in the next AG-UI run.
         """
         for step in reversed(self._open.steps.values()):
@@ -135,10 +137,10 @@ class Steps:
 
     def _step(self, event_type: EventType, step: Step, facts: JsonObject = NO_FACTS) -> Emitted:
         self._had_step = True
-        return event_type, self._context.tagged({"stepName": step.name}, step.owner), facts
+        return event_type, self._context.tagged({"stepName": step.name}, step.subrun_id), facts
 
     def team_dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle dispatch.team. A team without an inner run of its own becomes CUSTOM."""
+        """Handle dispatch.team. A team without a subrun of its own becomes CUSTOM."""
         if data.get("subrun_id"):
             yield from self._begin(data["team_name"], data)
         else:
@@ -148,7 +150,7 @@ class Steps:
         yield from self._begin(data["worker_name"], data)
 
     def _begin(self, name: str, data: JsonObject) -> Iterator[Emitted]:
-        """Begin an inner run.
+        """Begin a subrun.
 
         If the client knows the id already, the event becomes CUSTOM, because a client accepts an id
         only once in an AG-UI run.
@@ -177,7 +179,7 @@ class Steps:
         fields: JsonObject = {"subagentRunId": part_id}
         status = data.get("status")
         if status in ("failed", "cancelled"):
-            message = data.get("error") or f"The inner run was {status}."
+            message = data.get("error") or f"The subrun was {status}."
             yield EventType.SUBAGENT_ERROR, {**fields, "message": message, "code": status}, data
             return
         if data.get("result") is not None:

@@ -82,7 +82,7 @@ class Tools:
         call = Call(
             tool=data["tool"],
             message_id=self._context.names.of(message_id),
-            owner=self._open.owner_of(f"call {call_id}", self._context.current_owner),
+            subrun_id=self._open.subrun_of(f"call {call_id}", self._context.current_subrun),
         )
         self._open.calls[call_id] = self._calls[call_id] = call
         return call
@@ -94,7 +94,7 @@ class Tools:
         }
         if call.message_id != self._context.names.of(call_id):
             fields["parentMessageId"] = call.message_id
-        tagged = self._context.tagged(fields, call.owner)
+        tagged = self._context.tagged(fields, call.subrun_id)
         return EventType.TOOL_CALL_START, tagged, _facts(call)
 
     def _end(self, call_id: str, call: Call, text: str, data: JsonObject) -> Iterator[Emitted]:
@@ -136,8 +136,8 @@ class Tools:
             "args": call.args if call else {},
             "text": text,
         }
-        owner = self._open.owner_of(f"call {call_id}", self._context.current_owner)
-        yield EventType.TOOL_CALL_RESULT, self._context.tagged(fields, owner), facts
+        subrun_id = self._open.subrun_of(f"call {call_id}", self._context.current_subrun)
+        yield EventType.TOOL_CALL_RESULT, self._context.tagged(fields, subrun_id), facts
 
 
 def _facts(call: Call) -> JsonObject:
