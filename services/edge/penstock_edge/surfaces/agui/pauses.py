@@ -17,74 +17,29 @@ from penstock.bus.subjects import is_run_id
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
-from penstock.dialects.agui.vocabulary import CLIENT_KINDS
 from penstock.lookups import look_until
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
-from penstock.web.bodies import has_many_values, is_deep
 from penstock.web.problems import Problem
 from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.runs.decide import approval_record, find_alias
 from penstock_edge.runs.tree_approvals import OpenApproval, approval_of, open_approvals
 from penstock_edge.sources.locate import ancestors_of, lifecycle_of, record_of
 from penstock_edge.sources.sessions import Session, records_of
+from penstock_edge.surfaces.agui.answers import (
+    decision_of,
+    earlier_tool_messages,
+    last_tool_messages,
+)
 from penstock_edge.surfaces.agui.request import (
-    ActivityMessage,
-    ReasoningMessage,
     ResumeEntry,
     RunAgentInput,
     ToolMessage,
-    text_of_content,
 )
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.items import type_of
 
 JsonObject = dict[str, Any]
-
-# The types of messages that only the user sees. They are not part of the conversation with the
-# agent.
-_SHOWN: Final = (ActivityMessage, ReasoningMessage)
-
-
-def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """Return the tool messages at the end of the conversation; these may answer a pause."""
-    messages = [each for each in asked.messages if not isinstance(each, _SHOWN)]
-    ends = (
-        at for at in range(len(messages), 0, -1) if not isinstance(messages[at - 1], ToolMessage)
-    )
-    return [each for each in messages[next(ends, 0) :] if isinstance(each, ToolMessage)]
-
-
-def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    last = last_tool_messages(asked)
-    return [each for each in asked.messages if isinstance(each, ToolMessage) and each not in last]
-
-
-def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """Return the decision that a tool message makes on an item, in the form of `pauses.decided`.
-
-    For an item of the kind `external`, the answer is the text of the message. For any other kind,
-    the answer is the JSON value in the text, or the text itself if it is not JSON.
-
-    Raises:
-        UnclearAnswer: the answer to a confirmation is neither yes nor no.
-    """
-    text = text_of_content(message.content)
-    payload = text if item["kind"] == "external" else _value(text)
-    if item["kind"] in CLIENT_KINDS and message.error and not text:
-        payload = message.error
-    return decided(item, {"status": "resolved", "payload": payload})
-
-
-def _value(text: str) -> Any:
-    if has_many_values(text.encode()):
-        return text
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
-    return text if is_deep(value) else value
-
 
 # The number of a thread's newest runs whose pauses are read. The pause of an earlier run is found
 # only by an item's id.
