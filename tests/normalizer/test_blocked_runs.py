@@ -170,15 +170,15 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
             stored async for stored in direct.replay(bus, streams.raw_for(run.run_id), pattern)
         ]
         context = RunContext(
-            bus,
-            DECODERS,
-            2**20,
-            RunIndex(bus),
-            Pauses(bus, 60),
-            Budget(2**20),
-            raises,
-            60,
-            asyncio.get_running_loop(),
+            bus=bus,
+            decoders=DECODERS,
+            max_frame_bytes=2**20,
+            index=RunIndex(bus),
+            pauses=Pauses(bus, 60),
+            budget=Budget(2**20),
+            give_up=raises,
+            max_blocked_s=60,
+            loop=asyncio.get_running_loop(),
         )
         worker = RunWorker(context, run.run_id, lambda _: None)
         missing = frames[3]  # the frame with the content "two"

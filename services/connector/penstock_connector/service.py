@@ -61,8 +61,8 @@ class ConnectorService(Service):
             self._settings,
             self._client,
             context.pod,
-            lambda: context.alone or self._lease.sees_others,
-            self._peers,
+            sees_others=lambda: context.alone or self._lease.sees_others,
+            peers=self._peers,
         )
         self._may_reap = asyncio.Event()
         ttl_s = self._settings.pod_ttl_s

@@ -141,7 +141,10 @@ class Service(ABC):
         letter = deadletters.letter_about(service, self.context.pod, stored, error)
         log.error(
             "%s: run %s: %s goes to the dead letters, traceback %s",
-            *(service, letter.run_id, stored.subject, letter.traceback_id),
+            service,
+            letter.run_id,
+            stored.subject,
+            letter.traceback_id,
             exc_info=error,
         )
         telemetry.DEADLETTERS.labels(service).inc()

@@ -121,7 +121,8 @@ def _row(change: Change) -> tuple[str, int, float, float, int] | None:
         log.warning(
             "stream token %s: its record in KV %s cannot be read; lists of tokens leave the token "
             "out. Delete the record",
-            *(change.key, BUCKET),
+            change.key,
+            BUCKET,
         )
         return None
     return change.key, number_of(owner), created, expires, change.sequence

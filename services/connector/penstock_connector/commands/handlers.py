@@ -40,6 +40,7 @@ class Commands:
         settings: ConnectorSettings,
         client: httpx.AsyncClient,
         pod: str,
+        *,
         sees_others: Callable[[], bool] = lambda: True,
         peers: Peers | None = None,
     ) -> None:
@@ -48,10 +49,25 @@ class Commands:
         self.registry = LegRegistry(settings.max_legs)
         self.runner = LegRunner(stores, settings, client, orders, self.registry)
         opener = LegOpener(stores, self.registry, self.runner)
-        takeover = Takeover(stores, config, settings, orders, self.registry, opener, self.runner)
+        takeover = Takeover(
+            stores,
+            config,
+            max_frame_bytes=settings.max_frame_bytes,
+            orders=orders,
+            registry=self.registry,
+            opener=opener,
+            runner=self.runner,
+        )
         context = CommandContext(
-            *(bus, config, stores, orders, self.registry, opener, takeover, self.runner),
-            Attempts(bus, "connector"),
+            bus=bus,
+            config=config,
+            stores=stores,
+            orders=orders,
+            registry=self.registry,
+            opener=opener,
+            takeover=takeover,
+            runner=self.runner,
+            attempts=Attempts(bus, "connector"),
         )
         self._max_waiting = settings.max_waiting_starts
         self.waiting = FairQueue(

@@ -75,7 +75,11 @@ class Diagnosis:
         facts = without_secrets(agent, {"url": url, "error": error})
         log.warning(
             "run %s: agent %s was called at %s: %s. What to change: %s",
-            *(run_id, agent.id, facts["url"], one_line(facts["error"]), advice),
+            run_id,
+            agent.id,
+            facts["url"],
+            one_line(facts["error"]),
+            advice,
         )
 
 

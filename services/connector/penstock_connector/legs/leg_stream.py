@@ -201,11 +201,11 @@ class LegStream:
             await spec.steps.remember(seen.run_id)
         body = ResponseBody(
             response,
-            spec.resources,
-            spec.agent,
-            spec.upstream,
-            progress,
-            self._store,
+            resources=spec.resources,
+            agent=spec.agent,
+            upstream=spec.upstream,
+            progress=progress,
+            store=self._store,
             reattached=reattached,
         )
         try:

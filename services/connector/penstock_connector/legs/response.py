@@ -65,12 +65,12 @@ class ResponseBody:
     def __init__(
         self,
         response: httpx.Response,
+        *,
         resources: Resources,
         agent: ServerAgent,
         upstream: Upstream[Any],
         progress: Progress,
         store: Store,
-        *,
         reattached: bool,
     ) -> None:
         self.has_frames = False  # whether at least one complete frame was received

@@ -25,7 +25,6 @@ from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.outcome import ended_as_cancelled, lost
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner, sending_state
-from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, holder_of, kind_of, leg_of
@@ -43,7 +42,8 @@ class Takeover:
         self,
         stores: Stores,
         config: Config,
-        settings: ConnectorSettings,
+        *,
+        max_frame_bytes: int,
         orders: Orders,
         registry: LegRegistry,
         opener: LegOpener,
@@ -51,7 +51,7 @@ class Takeover:
     ) -> None:
         self._stores = stores
         self._config = config
-        self._max_frame_bytes = settings.max_frame_bytes
+        self._max_frame_bytes = max_frame_bytes
         self._orders = orders
         self._registry = registry
         self._opener = opener

@@ -34,6 +34,7 @@ class CanonicalEvent:
 
 def canonical_event(
     draft: Draft,
+    *,
     run_id: str,
     sequence: int,
     timestamp: str,

@@ -341,7 +341,13 @@ class RunFold:
         sequence = self.sequence + 1
         try:
             event = canonical_event(
-                *(draft, self.run_id, sequence, self.timestamp, self.facts, self.leg, self.attempt)
+                draft,
+                run_id=self.run_id,
+                sequence=sequence,
+                timestamp=self.timestamp,
+                facts=self.facts,
+                leg=self.leg,
+                attempt=self.attempt,
             )
         except NotEncodable as error:
             return self._placed_instead(draft, str(error))

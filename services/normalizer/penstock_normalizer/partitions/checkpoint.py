@@ -72,7 +72,9 @@ class Checkpoint:
             log.warning(
                 "partition %d: EVENTS has lost events of later frames: RAW is read again from %d, "
                 "and not from %d",
-                *(self._partition, back + 1, self.position + 1),
+                self._partition,
+                back + 1,
+                self.position + 1,
             )
             value = str(back).encode()
             revision = await self._bucket.update(self._key, value, self._revision)

@@ -47,6 +47,7 @@ class Partition:
         settings: NormalizerSettings,
         budget: Budget,
         give_up: GiveUp,
+        *,
         shard: int = 0,
     ) -> None:
         self._bus = bus
@@ -55,15 +56,15 @@ class Partition:
         self._raw = streams.raw_of(shard)
         self._settings = settings
         context = RunContext(
-            bus,
-            DECODERS,
-            settings.max_frame_bytes,
-            RunIndex(bus),
-            Pauses(bus, settings.events_max_age_s),
-            budget,
-            give_up,
-            settings.max_blocked_s,
-            asyncio.get_running_loop(),
+            bus=bus,
+            decoders=DECODERS,
+            max_frame_bytes=settings.max_frame_bytes,
+            index=RunIndex(bus),
+            pauses=Pauses(bus, settings.events_max_age_s),
+            budget=budget,
+            give_up=give_up,
+            max_blocked_s=settings.max_blocked_s,
+            loop=asyncio.get_running_loop(),
         )
         self._checkpoint = Checkpoint(bus, shard, number)
         self._looked_at = time.monotonic()

@@ -36,7 +36,10 @@ async def end_expired_runs(bus: Bus, shard: int, partition: int, checkpoint: int
         return
     log.warning(
         "%s, partition %d: the frames %d to %d were deleted before they were read",
-        *(streams.raw_of(shard), partition, checkpoint + 1, state["first_seq"] - 1),
+        streams.raw_of(shard),
+        partition,
+        checkpoint + 1,
+        state["first_seq"] - 1,
     )
     count = await partitions(bus, shard)
     # The list of runs may be long, so the records are read in batches.

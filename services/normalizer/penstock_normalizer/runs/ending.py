@@ -55,7 +55,8 @@ class Ending:
         if ready.events and failure["code"] == "history_lost":
             log.error(
                 "run %s: frames before RAW %d have aged out or are lost; the run is ended",
-                *(self._run_id, frame.sequence),
+                self._run_id,
+                frame.sequence,
             )
             telemetry.HISTORY_LOST.inc()
         await self._output.publish(fold, ready, overrule_record=True)

@@ -144,7 +144,8 @@ class Feeder:
         if fold.error is not None:
             log.error(
                 "run %s: RAW %d cannot be decoded",
-                *(self._run_id, stored.sequence),
+                self._run_id,
+                stored.sequence,
                 exc_info=fold.error,
             )
             await self._give_up(stored, fold.error)

@@ -303,7 +303,8 @@ class Run:
                 delay_s = self._count_failure() or MAX_BLOCKED_S
                 log.exception(
                     "run %s: unexpected failure; it is tried again in %.0f s",
-                    *(self.run_id, delay_s),
+                    self.run_id,
+                    delay_s,
                 )
                 await asyncio.sleep(delay_s)
         self._task = None
@@ -332,7 +333,10 @@ class Run:
         log.log(
             logging.ERROR if is_first else logging.WARNING,
             "run %s: it is blocked at RAW %d, and tried again in %.0f s: %r",
-            *(self.run_id, stored.sequence, delay_s, error),
+            self.run_id,
+            stored.sequence,
+            delay_s,
+            error,
             exc_info=error if is_first else None,
         )
         if delay_s:

@@ -138,7 +138,8 @@ class RunIndex:
                     spans.record(span_of(record, facts, event["data"]))
                 log.warning(
                     "run %s: its record was behind its events; it is %s now",
-                    *(run_id, changes["status"]),
+                    run_id,
+                    changes["status"],
                 )
                 return
 

@@ -69,7 +69,9 @@ def handler_of_advisories(
             log.warning(
                 "the consumer %s of %s gave up its message %d, which is gone: it was processed "
                 "meanwhile, or has expired",
-                *(consumer, stream, advisory["stream_seq"]),
+                consumer,
+                stream,
+                advisory["stream_seq"],
             )
             return
         message.delivered = advisory["deliveries"]

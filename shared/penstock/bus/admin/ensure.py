@@ -77,7 +77,9 @@ async def ensure(bus: Buckets, retention: Retention) -> Shards:
         log.warning(
             "new runs are divided among %d shards, not %d as PENSTOCK_SHARDS says. `penstock "
             "streams migrate --shards %d` changes the number",
-            *(found.used, retention.shards, retention.shards),
+            found.used,
+            retention.shards,
+            retention.shards,
         )
     return found
 
@@ -210,7 +212,9 @@ async def _ensure(bus: Buckets, wanted: Configuration, found: Configuration | No
             "the stream %s deletes its oldest messages beyond %d bytes, read or not. An account "
             "that is full (max_file_store) holds everything back instead: `nats stream edit %s "
             "--max-bytes=-1`",
-            *(found["name"], found["max_bytes"], found["name"]),
+            found["name"],
+            found["max_bytes"],
+            found["name"],
         )
     return False
 
@@ -230,7 +234,9 @@ async def _upgrade(bus: Buckets, wanted: Configuration) -> Configuration:
     ]
     log.info(
         "the stream %s is brought from schema %d to %d%s",
-        *(found["name"], schema_of(found), streams.SCHEMA),
+        found["name"],
+        schema_of(found),
+        streams.SCHEMA,
         "".join(f"; {change}" for change in changes),
     )
     mark = dict(wanted["metadata"])
@@ -257,7 +263,9 @@ def _check(wanted: Configuration, found: Configuration) -> None:
             )
         log.info(
             "the stream %s has schema %d, newer than this service's %d: left as it is",
-            *(found["name"], schema_of(found), streams.SCHEMA),
+            found["name"],
+            schema_of(found),
+            streams.SCHEMA,
         )
     elif other := differences(wanted, found, streams.STRUCTURE):
         raise _not_ours(found, other)

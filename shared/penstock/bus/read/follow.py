@@ -341,7 +341,10 @@ class Follow:
             if None not in (last_number, number_before) and number_before != last_number:
                 log.warning(
                     "%s: no message is left between %d and %d of %s",
-                    *(self._followed.pattern, sequence, stored.sequence, self._followed.stream),
+                    self._followed.pattern,
+                    sequence,
+                    stored.sequence,
+                    self._followed.stream,
                     extra=run_of(self._followed.pattern),
                 )
             sequence, last_number = stored.sequence, number
