@@ -128,6 +128,9 @@ class Watch:
             return USAGE
         try:
             with closing(self._api.changes()) as changes:
+                # The first frame says that the stream is open. Without it, a service that is
+                # restarted right after the first look would end this command.
+                next(changes)
                 told = False
                 while True:
                     approval = self._next()
