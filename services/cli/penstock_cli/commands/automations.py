@@ -312,11 +312,8 @@ def _apply(api: Api, output: Output, file: str, rule: FileRule) -> int:
         for line in _refusals(rule, error):
             output.notice(f"{file}:{line}")
         return FAILED
-    if output.as_json:
-        output.json_line({"outcome": what.partition(",")[0], **stored})
-    else:
-        output.text(f"{rule.id}: {what}")
-        _show_secrets(output, stored)
+    output.result({"outcome": what.partition(",")[0], **stored}, f"{rule.id}: {what}")
+    _show_secrets(output, stored)
     return DONE
 
 
@@ -345,11 +342,12 @@ def _refusals(rule: FileRule, error: ApiError) -> list[str]:
 
 def _show(output: Output, rule: Record) -> None:
     output.record(rule, hidden=("new_secrets",))
-    if not output.as_json:
-        _show_secrets(output, rule)
+    _show_secrets(output, rule)
 
 
 def _show_secrets(output: Output, rule: Record) -> None:
+    if output.as_json:
+        return  # the record has them
     for part, secret in rule.get("new_secrets", {}).items():
         output.notice(f"the secret of the {part} of {rule['id']}, which is shown only now:")
         output.text(secret)
@@ -403,10 +401,7 @@ def _repeat_one(api: Api, output: Output, what: Repeat, rule: str, delivery: str
     except ApiError as error:
         output.notice(f"{delivery}: {error}")
         return FAILED
-    if output.as_json:
-        output.json_line({"outcome": _DONE[what], **found})
-    else:
-        output.text(f"{delivery}: is {_SAID[what]}")
+    output.result({"outcome": _DONE[what], **found}, f"{delivery}: is {_SAID[what]}")
     return DONE
 
 

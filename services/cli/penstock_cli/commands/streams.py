@@ -158,10 +158,7 @@ async def _make(bus: Bus, output: Output) -> int:
     made = [name for name in _names(bus) if name not in before]
     made += await subscribers.ensure(bus)
     for name in made:
-        if output.as_json:
-            output.json_line({"made": name})
-        else:
-            output.text(f"{name}: made")
+        output.result({"made": name}, f"{name}: made")
     if not made and not output.as_json:
         output.notice("nothing is missing")
     return DONE
@@ -197,18 +194,16 @@ def _report(output: Output, changes: list[Difference], what: str) -> None:
     if not output.as_json and not changes:
         output.notice("all streams have these settings already")
     for change in changes:
-        if output.as_json:
-            output.json_line(
-                {
-                    "stream": change.stream,
-                    "field": change.field,
-                    "from": change.found,
-                    "to": change.wanted,
-                    "outcome": what,
-                }
-            )
-        else:
-            output.text(f"{change.stream}: {what} {change.field}: {change.found} → {change.wanted}")
+        output.result(
+            {
+                "stream": change.stream,
+                "field": change.field,
+                "from": change.found,
+                "to": change.wanted,
+                "outcome": what,
+            },
+            f"{change.stream}: {what} {change.field}: {change.found} → {change.wanted}",
+        )
 
 
 def _cell(value: object) -> str:

@@ -132,7 +132,8 @@ async def _make(bus: Bus, output: Output, durable: Durable) -> int:
         output.notice(f"NATS refuses the durable {durable.name}: {error}")
         return FAILED
     for stream in made:
-        _report(output, "made", f"the durable {durable.name} of {stream}")
+        name = f"the durable {durable.name} of {stream}"
+        output.result({"made": name}, f"{name}: made")
     infos = [info for info in await subscribers.listed(bus) if info["name"] == durable.name]
     if not made:
         taken = infos[0]["config"].get("filter_subjects") or [] if infos else []
@@ -157,17 +158,11 @@ async def _delete(bus: Bus, output: Output, name: str) -> int:
     """
     deleted = await subscribers.delete(bus, name)
     for stream in deleted:
-        _report(output, "deleted", f"the durable {name} of {stream}")
+        found = f"the durable {name} of {stream}"
+        output.result({"deleted": found}, f"{found}: deleted")
     if not deleted:
         output.notice(f"there is no subscriber's durable {name}: see `penstock subscribers list`")
     return DONE if deleted else FAILED
-
-
-def _report(output: Output, what: str, name: str) -> None:
-    if output.as_json:
-        output.json_line({what: name})
-    else:
-        output.text(f"{name}: {what}")
 
 
 def _cell(value: object) -> str:

@@ -91,10 +91,7 @@ def _make(
     if config.audience is not None:
         claims["aud"] = config.audience
     token = jwt.encode(claims, config.jwt_secret, config.pinned[0])
-    if output.as_json:
-        output.json_line({"token": token, "claims": claims})
-    else:
-        output.text(token)
+    output.result({"token": token, "claims": claims}, token)
     may = ", ".join(scopes) if scopes else "those of a token that names none"
     output.notice(
         f"penstock: for development only: user {user}, scopes: {may}; expires in {lifetime_s} s, "

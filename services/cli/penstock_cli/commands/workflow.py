@@ -203,10 +203,7 @@ def _show_checked(output: Output, files: Sequence[Checked]) -> int:
     """Show the mistakes of files as file:line:column; return the exit code."""
     for each in files:
         for problem in each.problems:
-            if output.as_json:
-                output.json_line({"file": str(each.path), **problem})
-            else:
-                output.text(_line(each.path, problem))
+            output.result({"file": str(each.path), **problem}, _line(each.path, problem))
         if not each.problems and not output.as_json:
             name, version = each.value["name"], each.value["version"]
             output.notice(f"{each.path}: {name}, version {version}, has no mistakes")

@@ -101,8 +101,5 @@ async def take_anchor(bus: Bus, output: Output, key: str | None) -> int:
         output.notice("penstock: the audit has no records yet, so there is nothing to anchor")
         return FAILED
     facts = {"anchor": anchor.hash, "at": anchor.record.get("at"), "n": anchor.n}
-    if output.as_json:
-        output.json_line(facts)
-    else:
-        output.text(anchor.hash)
+    output.result(facts, anchor.hash)
     return DONE

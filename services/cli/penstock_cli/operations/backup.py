@@ -127,7 +127,7 @@ def _parts(path: Path) -> Iterator[bytes]:
 
 
 def _report(output: Output, stream: str, state: dict[str, Any], size: int) -> None:
-    if output.as_json:
-        output.json_line({"stream": stream, "messages": state["messages"], "bytes": size})
-    else:
-        output.text(f"{stream}: {state['messages']} messages, {size} bytes")
+    output.result(
+        {"stream": stream, "messages": state["messages"], "bytes": size},
+        f"{stream}: {state['messages']} messages, {size} bytes",
+    )

@@ -47,6 +47,13 @@ class Output:
         """Write a line to stdout, unchanged."""
         print(line, flush=True)
 
+    def result(self, found: Record, text: str) -> None:
+        """Write a text for people, or the record as a JSON line."""
+        if self.as_json:
+            self.json_line(found)
+        else:
+            self.text(text)
+
     def listing(
         self,
         found: Iterable[Record],
