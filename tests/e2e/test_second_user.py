@@ -38,7 +38,7 @@ WITH_API = ("edge", "approvals", "automations", "workflows")
 MOST_S = 1.0
 # On a machine that has no time, everything takes longer also without an attack. There, nothing may
 # take longer than so many times what the slowest thing takes without one.
-TIMES = 5
+TIMES = 8
 SETTINGS = {
     "auth_jwt_secret": SECRET,
     "webhook_allow_hosts": "127.0.0.1",
@@ -59,7 +59,7 @@ class Site:
 
     async def measure_alone(self) -> None:
         waits_s = await self.user.act(1)
-        self.alone_s = max(map(p99, waits_s.values()))
+        self.alone_s = max(self.alone_s, *map(p99, waits_s.values()))
 
     @asynccontextmanager
     async def attacked(self, name: str, scale: float) -> AsyncIterator[Counter[str]]:
