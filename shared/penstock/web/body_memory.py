@@ -111,9 +111,9 @@ class BodyMemory:
             return
         del of_address[body]
         self.size_bytes -= body.size_bytes
-        left = self._sizes.get(body.address, 0) - body.size_bytes
-        self._sizes[body.address] = left
-        if not left:
+        rest_bytes = self._sizes.get(body.address, 0) - body.size_bytes
+        self._sizes[body.address] = rest_bytes
+        if not rest_bytes:
             del self._sizes[body.address]
         if not of_address:
             del self._bodies[body.address]

@@ -32,11 +32,11 @@ def decoded(value: str) -> str:
 def keeping_segments(app: ASGIApp) -> ASGIApp:
     """Wrap an app so that marks replace the encoded slashes in paths."""
 
-    async def kept(scope: Scope, receive: Receive, send: Send) -> None:
+    async def marking(scope: Scope, receive: Receive, send: Send) -> None:
         raw = scope.get("raw_path") or b""
         if b"%" in raw and _ENCODED.search(raw):
             marked = _ENCODED.sub(lambda match: _MARKS[match[0].lower()], raw)
             scope["path"] = unquote(marked.decode("ascii"))
         await app(scope, receive, send)
 
-    return kept
+    return marking

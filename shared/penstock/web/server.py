@@ -174,8 +174,8 @@ class Server:
         async def closing_connections(scope: Scope, receive: Receive, send: Send) -> None:
             async def send_with_close(message: Message) -> None:
                 if self._draining and message["type"] == "http.response.start":
-                    kept = [each for each in message["headers"] if each[0] != b"connection"]
-                    message["headers"] = [*kept, (b"connection", b"close")]
+                    headers = [each for each in message["headers"] if each[0] != b"connection"]
+                    message["headers"] = [*headers, (b"connection", b"close")]
                 await send(message)
 
             # Only requests during the drain get `send_with_close`. A request from before the drain

@@ -31,16 +31,16 @@ def missing_credentials() -> Refused:
     return Refused(401, "say who you are: Authorization: Bearer", {"www-authenticate": REALM})
 
 
-def invalid_token(why: str) -> Refused:
-    """Return 401 for an invalid credential. `why` must not contain a part of the token."""
-    challenge = f'{REALM}, error="invalid_token", error_description="{why}"'
-    return Refused(401, why, {"www-authenticate": challenge})
+def invalid_token(reason: str) -> Refused:
+    """Return 401 for an invalid credential. `reason` must not contain a part of the token."""
+    challenge = f'{REALM}, error="invalid_token", error_description="{reason}"'
+    return Refused(401, reason, {"www-authenticate": challenge})
 
 
-def invalid_request(why: str) -> Refused:
-    challenge = f'{REALM}, error="invalid_request", error_description="{why}"'
-    return Refused(400, why, {"www-authenticate": challenge})
+def invalid_request(reason: str) -> Refused:
+    challenge = f'{REALM}, error="invalid_request", error_description="{reason}"'
+    return Refused(400, reason, {"www-authenticate": challenge})
 
 
-def unavailable(why: str) -> Refused:
-    return Refused(503, why, {"retry-after": "1"})
+def unavailable(reason: str) -> Refused:
+    return Refused(503, reason, {"retry-after": "1"})

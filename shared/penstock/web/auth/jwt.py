@@ -23,7 +23,7 @@ _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
 # Surrogates are excluded, because a lone surrogate (`\ud800` in JSON) cannot be encoded as UTF-8.
 _SUBJECT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 
-_WHY: Final[dict[type[jwt.PyJWTError], str]] = {
+_REASONS: Final[dict[type[jwt.PyJWTError], str]] = {
     jwt.ExpiredSignatureError: "the token has expired",
     jwt.ImmatureSignatureError: "the token is not valid yet",
     jwt.InvalidIssuedAtError: "the token was issued in the future",
@@ -195,9 +195,9 @@ def looks_like_jwt(text: str) -> bool:
 
 
 def _refusal(error: jwt.PyJWTError) -> Refused:
-    for kind, why in _WHY.items():
+    for kind, reason in _REASONS.items():
         if isinstance(error, kind):
-            return invalid_token(why)
+            return invalid_token(reason)
     return invalid_token("the token is not valid")
 
 

@@ -22,13 +22,13 @@ RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
 
 
-def limit_refusal(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
+def limit_refusal(limit: Limit, reason: str, retry_s: int = RETRY_S) -> Refused:
     """Count a refusal, and return it as a 429.
 
     The response names the limit and says when to try again.
     """
     LIMITED.labels(limit).inc()
-    return Refused(429, why, {"retry-after": str(retry_s)}, limit=limit)
+    return Refused(429, reason, {"retry-after": str(retry_s)}, limit=limit)
 
 
 class OpenCounts:
@@ -38,7 +38,7 @@ class OpenCounts:
         self._limit: Limit = limit
         self._most = most
         self._what = what
-        self._held: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
         """Count one more connection or stream.
@@ -48,16 +48,16 @@ class OpenCounts:
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
-        if self._held[user_id] >= self._most:
+        if self._open[user_id] >= self._most:
             raise limit_refusal(
                 self._limit, f"this user has {self._most} {self._what} already; end some"
             )
-        self._held[user_id] += 1
+        self._open[user_id] += 1
 
         def give_back() -> None:
-            self._held[user_id] -= 1
-            if not self._held[user_id]:
-                del self._held[user_id]
+            self._open[user_id] -= 1
+            if not self._open[user_id]:
+                del self._open[user_id]
 
         return give_back
 
