@@ -58,23 +58,31 @@ _BOUNDS: Final[Mapping[str, tuple[Callable[[Any, Any], bool], str]]] = {
     "exclusiveMaximum": (lambda value, bound: value < bound, "less than"),
 }
 _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
-_NOTES: Final = ("$schema", "$id", "$comment", "title", "description", "default", "examples")
-_MORE_NOTES: Final = ("format", "deprecated", "readOnly", "writeOnly")
+_NOTES: Final = """
+    $schema $id $comment title description default examples format deprecated readOnly writeOnly
+"""
 # The keywords of definitions of workflows.
 KEYWORDS: Final = (
-    *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
-    *("pattern", *_BOUNDS, *_LENGTHS, *_ALTERNATIVES, *_NOTES, *_MORE_NOTES),
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "enum",
+    "const",
+    "pattern",
+    *_BOUNDS,
+    *_LENGTHS,
+    *_ALTERNATIVES,
+    *_NOTES.split(),
 )
 
 # The keywords of the specification that `misfits` does not know. It knows `KEYWORDS`, `$ref`,
 # `$defs`, `definitions`, `propertyNames`, `if`, `then` and `else`.
-_UNSUPPORTED: Final = frozenset(
-    [
-        *("$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired"),
-        *("dependentSchemas", "multipleOf", "not", "patternProperties"),
-        *("prefixItems", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
-    ]
-)
+_UNSUPPORTED: Final = """
+    $dynamicRef $recursiveRef contains dependencies dependentRequired dependentSchemas multipleOf
+    not patternProperties prefixItems unevaluatedItems unevaluatedProperties uniqueItems
+"""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The types of CEL for the types of a schema, and for lists of them.
 _VARIABLE_TYPES: Final[Mapping[str, VariableType]] = {
@@ -163,7 +171,7 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
 def _own_mistakes(path: Path, schema: Mapping[str, Any], is_foreign: bool) -> Iterator[Misfit]:
     for name, value in schema.items():
         place = (*path, str(name))
-        is_known = name not in _UNSUPPORTED if is_foreign else name in KEYWORDS
+        is_known = name not in _UNSUPPORTED.split() if is_foreign else name in KEYWORDS
         if not is_known:
             guess = did_you_mean(str(name), KEYWORDS)
             yield Misfit(place, f"the keyword {name!r} is not supported{guess}")

@@ -135,69 +135,73 @@ class _Reader:
         self.count += 1
         self.depth += 1
         fields = _fields(data)
-        id = next((value for number, value in fields if number == 2), 0)
+        node_id = next((value for number, value in fields if number == 2), 0)
         if self.count > MAX_NODES:
-            raise self._refused(id, f"the expression has more than {MAX_NODES} parts")
+            raise self._refused(node_id, f"the expression has more than {MAX_NODES} parts")
         if self.depth > MAX_DEPTH:
-            raise self._refused(id, f"the expression is nested more than {MAX_DEPTH} deep")
+            raise self._refused(node_id, f"the expression is nested more than {MAX_DEPTH} deep")
         for number, value in fields:
             if number in _KINDS:
-                found = _KINDS[number](self, id, value)
+                found = _KINDS[number](self, node_id, value)
                 self.depth -= 1
                 return found
-        raise self._refused(id, "this is not allowed in an expression")
+        raise self._refused(node_id, "this is not allowed in an expression")
 
-    def _refused(self, id: int, reason: str) -> ExpressionError:
-        return ExpressionError(reason, self.positions.get(id))
+    def _refused(self, node_id: int, reason: str) -> ExpressionError:
+        return ExpressionError(reason, self.positions.get(node_id))
 
-    def _constant(self, id: int, data: bytes) -> Node:
+    def _constant(self, node_id: int, data: bytes) -> Node:
         [(number, value)] = _fields(data) or [(1, None)]
         match number:
             case 1:
-                return Constant(id, None)
+                return Constant(node_id, None)
             case 2:
-                return Constant(id, bool(value))
+                return Constant(node_id, bool(value))
             case 3:
-                return Constant(id, value - 2**64 if value >= 2**63 else value)
+                return Constant(node_id, value - 2**64 if value >= 2**63 else value)
             case 5:
-                return Constant(id, float(struct.unpack("<d", value)[0]))
+                return Constant(node_id, float(struct.unpack("<d", value)[0]))
             case 6:
-                return Constant(id, value.decode())
-        raise self._refused(id, "unsigned numbers and bytes are not allowed")
+                return Constant(node_id, value.decode())
+        raise self._refused(node_id, "unsigned numbers and bytes are not allowed")
 
-    def _name(self, id: int, data: bytes) -> Node:
-        return Name(id, _text(_fields(data), 1))
+    def _name(self, node_id: int, data: bytes) -> Node:
+        return Name(node_id, _text(_fields(data), 1))
 
-    def _select(self, id: int, data: bytes) -> Node:
+    def _select(self, node_id: int, data: bytes) -> Node:
         fields = _fields(data)
         operand = self.node(_one(fields, 1))
-        return Select(id, operand, _text(fields, 2), any(number == 3 for number, _ in fields))
+        return Select(node_id, operand, _text(fields, 2), any(number == 3 for number, _ in fields))
 
-    def _call(self, id: int, data: bytes) -> Node:
+    def _call(self, node_id: int, data: bytes) -> Node:
         fields = _fields(data)
         arguments = [value for wanted in (1, 3) for number, value in fields if number == wanted]
-        return Call(id, _text(fields, 2), tuple(self.node(each) for each in arguments))
+        return Call(node_id, _text(fields, 2), tuple(self.node(each) for each in arguments))
 
-    def _list(self, id: int, data: bytes) -> Node:
-        return Listed(id, tuple(self.node(value) for number, value in _fields(data) if number == 1))
+    def _list(self, node_id: int, data: bytes) -> Node:
+        return Listed(
+            node_id, tuple(self.node(value) for number, value in _fields(data) if number == 1)
+        )
 
-    def _struct(self, id: int, data: bytes) -> Node:
+    def _struct(self, node_id: int, data: bytes) -> Node:
         fields = _fields(data)
         if any(number == 1 for number, _ in fields):
-            raise self._refused(id, "messages are not allowed; write a map, as in {'name': value}")
+            raise self._refused(
+                node_id, "messages are not allowed; write a map, as in {'name': value}"
+            )
         entries = [_fields(value) for number, value in fields if number == 2]
         return Mapped(
-            id,
+            node_id,
             tuple((self.node(_one(each, 3)), self.node(_one(each, 4))) for each in entries),
         )
 
-    def _loop(self, id: int, data: bytes) -> Node:
+    def _loop(self, node_id: int, data: bytes) -> Node:
         fields = _fields(data)
         found = _body(self.node(_one(fields, 6)), _text(fields, 3))
         if found is None or any(number == 8 for number, _ in fields):
-            raise self._refused(id, "this macro is not allowed in an expression")
+            raise self._refused(node_id, "this macro is not allowed in an expression")
         macro, each = found
-        return Loop(id, macro, _text(fields, 1), self.node(_one(fields, 2)), each)
+        return Loop(node_id, macro, _text(fields, 1), self.node(_one(fields, 2)), each)
 
 
 _KINDS: Final[Mapping[int, Callable[[_Reader, int, bytes], Node]]] = {

@@ -31,7 +31,7 @@ async def check_start(
     bus: Bus,
     name: str,
     version: str | None,
-    input: Mapping[str, Any] | None,
+    sent: Mapping[str, Any] | None,
     message: str = "",
 ) -> WorkflowRecord:
     """Check a start of a workflow, and return the definition's record.
@@ -48,7 +48,7 @@ async def check_start(
     """
     latest = await _latest_version(bus, name)  # raises Problem if the workflow is retired
     record = await find_workflow(bus, name, version or latest)
-    check_input(record, input, message)
+    check_input(record, sent, message)
     return record
 
 
@@ -84,13 +84,13 @@ async def _latest_version(bus: Bus, name: str) -> str:
     return latest.version
 
 
-def check_input(record: WorkflowRecord, input: Mapping[str, Any] | None, message: str) -> None:
+def check_input(record: WorkflowRecord, sent: Mapping[str, Any] | None, message: str) -> None:
     """Check the input of a start.
 
     Raises:
         Problem: 422 if the input does not fit the definition's schema, or is too large.
     """
-    given = input_of(record.input_schema, input, message)
+    given = input_of(record.input_schema, sent, message)
     if len(orjson.dumps(given)) > MAX_INPUT_BYTES:
         raise Problem(422, f"input: must have at most {MAX_INPUT_BYTES} bytes")
     try:
@@ -106,7 +106,7 @@ def check_input(record: WorkflowRecord, input: Mapping[str, Any] | None, message
 
 
 def input_of(
-    schema: Mapping[str, Any], input: Mapping[str, Any] | None, message: str
+    schema: Mapping[str, Any], sent: Mapping[str, Any] | None, message: str
 ) -> dict[str, Any]:
     """Return the variable `input` of a workflow's expressions.
 
@@ -114,7 +114,7 @@ def input_of(
     names. A message becomes the field `message`, unless the input already has this field or the
     schema forbids the field.
     """
-    given = dict(input or {})
+    given = dict(sent or {})
     allows = "message" in schema.get("properties", {}) or schema.get("additionalProperties", True)
     if message and "message" not in given and allows is not False:
         given["message"] = message

@@ -130,11 +130,11 @@ class _Compiler:
         match getattr(step, step.kind):
             case Run() as run:
                 message = self._required((*path, "run", "message"), run.message, "text", names)
-                input = self._expression((*path, "run", "input"), run.input, "object", names)
-                return compiled.Run(run.agent, message, input, run.session)
+                given = self._expression((*path, "run", "input"), run.input, "object", names)
+                return compiled.Run(run.agent, message, given, run.session)
             case SubWorkflow() as sub:
-                input = self._expression((*path, "workflow", "input"), sub.input, "object", names)
-                action: compiled.Action = compiled.SubWorkflow(sub.workflow, sub.version, input)
+                given = self._expression((*path, "workflow", "input"), sub.input, "object", names)
+                action: compiled.Action = compiled.SubWorkflow(sub.workflow, sub.version, given)
             case Approve() as ask:
                 title = self._required((*path, "approve", "title"), ask.title, "text", names)
                 show = self._expression((*path, "approve", "show"), ask.show, "object", names)

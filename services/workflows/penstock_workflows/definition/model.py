@@ -15,14 +15,12 @@ from penstock.validation import check_url
 
 # The words that CEL reserves, and the names that CEL gives to types. CEL could not read an
 # expression that uses a step of such a name.
-CEL_WORDS: Final = frozenset(
-    [
-        *("as", "break", "const", "continue", "else", "false", "for", "function", "if", "import"),
-        *("in", "let", "loop", "namespace", "null", "package", "return", "true", "var", "void"),
-        *("while", "bool", "bytes", "double", "duration", "dyn", "google", "int", "list", "map"),
-        *("null_type", "string", "timestamp", "type", "uint"),
-    ]
-)
+_CEL_WORDS: Final = """
+    as break const continue else false for function if import in let loop namespace null package
+    return true var void while bool bytes double duration dyn google int list map null_type string
+    timestamp type uint
+"""
+CEL_WORDS: Final = frozenset(_CEL_WORDS.split())
 # The variables that Penstock itself gives to expressions.
 OWN_VARIABLES: Final = ("input", "now", "result")
 # The words that `on_failure` accepts besides the names of steps.

@@ -13,13 +13,13 @@ from penstock_workflows.engine.state import State
 _NS_PER_MS: Final = 1_000_000
 
 
-def context_of(state: State, id: str) -> str | None:
+def context_of(state: State, child_or_call: str) -> str | None:
     """Return the trace context for the child or the call with this id.
 
     The result is the context of the span of the step's attempt. While tracing is off, or if no step
     waits for this id, the result is the context with which the workflow's run was started.
     """
-    key = state.keys.get(id)
+    key = state.keys.get(child_or_call)
     opened = state.open.get(key) if key is not None else None
     if opened is None:
         started_with: str | None = state.started.command.get("traceparent")

@@ -150,7 +150,8 @@ class Decisions:
         if run.state is None and isinstance(given, _OF_A_RUN):
             log.warning(
                 "run %s has no journal (any more), so %s changes nothing",
-                *(run.run_id, type(given).__name__),
+                run.run_id,
+                type(given).__name__,
             )
         if run.state is not None and (decision.records or repeated):
             await self._do(run, open_effects(run.state) if repeated else decision.effects)

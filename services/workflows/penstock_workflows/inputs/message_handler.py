@@ -242,7 +242,9 @@ class MessageHandler:
             except Exception:
                 log.exception(
                     "run %s: it cannot be ended after %s was given up (%r); cancel the run",
-                    *(run_id, stored.subject, error),
+                    run_id,
+                    stored.subject,
+                    error,
                 )
 
     async def _concerned(self, stored: Stored) -> list[str]:
