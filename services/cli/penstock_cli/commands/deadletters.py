@@ -1,4 +1,4 @@
-"""`penstock deadletters`."""
+"""`penstock deadletters`: the messages that could not be processed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+MAX_SHOWN_CHARACTERS = 20_000
+MAX_HEX_BYTES = 512
+
 Numbers = Annotated[list[int] | None, typer.Argument(help="The numbers of dead letters.")]
 All = Annotated[
     bool, typer.Option("--all", help="All dead letters that match, instead of numbers.")
@@ -38,6 +41,31 @@ OfRun = Annotated[str | None, typer.Option("--run", help="Only those of this run
 Since = Annotated[
     str | None, typer.Option("--since", help="Only newer ones: 15m, 2h, 3d, or an ISO 8601 time.")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The dead letters that a command selects, either by number, or as all that match the
+    filters."""
+
+    numbers: Sequence[int] = ()
+    service: str | None = None
+    run_id: str | None = None
+    since: datetime | None = None
+
+    async def found(self, bus: Bus) -> tuple[list[Letter], list[int]]:
+        """Return the selected dead letters, and those given numbers that have no dead letter.
+
+        Raises BusError.
+        """
+        if not self.numbers:
+            matching = bus_letters.letters(bus, self.service or "*", self.run_id or "*", self.since)
+            return [letter async for letter in matching], []
+        looked_up = {number: await bus_letters.find(bus, number) for number in self.numbers}
+        return (
+            [letter for letter in looked_up.values() if letter is not None],
+            [number for number, letter in looked_up.items() if letter is None],
+        )
 
 
 @app.command("list")
@@ -126,35 +154,6 @@ def _selection(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--since") from None
     return Selection(numbers, service, run, time)
-
-
-MAX_SHOWN_CHARACTERS = 20_000
-MAX_HEX_BYTES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The dead letters that a command selects, either by number, or as all that match the
-    filters."""
-
-    numbers: Sequence[int] = ()
-    service: str | None = None
-    run_id: str | None = None
-    since: datetime | None = None
-
-    async def found(self, bus: Bus) -> tuple[list[Letter], list[int]]:
-        """Return the selected dead letters, and those given numbers that have no dead letter.
-
-        Raises BusError.
-        """
-        if not self.numbers:
-            matching = bus_letters.letters(bus, self.service or "*", self.run_id or "*", self.since)
-            return [letter async for letter in matching], []
-        looked_up = {number: await bus_letters.find(bus, number) for number in self.numbers}
-        return (
-            [letter for letter in looked_up.values() if letter is not None],
-            [number for number, letter in looked_up.items() if letter is None],
-        )
 
 
 async def _show_list(bus: Bus, output: Output, selection: Selection) -> int:

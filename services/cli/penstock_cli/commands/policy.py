@@ -1,4 +1,4 @@
-"""`penstock policy`."""
+"""`penstock policy`: the policy of approvals, and its rulings on cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock streams`."""
+"""`penstock streams`: shows, makes, changes, copies and restores the streams."""
 
 from __future__ import annotations
 

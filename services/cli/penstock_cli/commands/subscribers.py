@@ -1,4 +1,4 @@
-"""`penstock subscribers`."""
+"""`penstock subscribers`: the durable consumers of subscribers."""
 
 from __future__ import annotations
 
