@@ -302,9 +302,12 @@ async def test_a_connector_that_dies_before_it_gives_up_its_turn_blocks_nobody(
     report = await play(round_, tmp_path, {"agno": agno_server, "adk": adk_server})
     if fixed:
         settle(report, completed=0.4)
-    else:
-        print(report)
-        assert {"end", "queues"} <= {violation.check for violation in report.violations}
+        return
+    print(report)
+    found = {violation.check for violation in report.violations}
+    if not found and report.load.starved:
+        pytest.skip("starved: the decision came after a connector had looked for the ended one")
+    assert {"end", "queues"} <= found
 
 
 @pytest.mark.chaos
