@@ -308,7 +308,7 @@ async def test_a_leg_that_was_taken_over_during_a_loss_does_nothing_to_its_new_h
     upstream.script(slow)
     async with pipeline(nats_server.url, agents(upstream)) as penstock:
         run_id = await penstock.start_run("agno", "hello", session_id="s-overtaken")
-        await penstock.events_until(run_id, "lifecycle.started")
+        await penstock.events_until(run_id, "custom.event")  # the frame with STARTED is stored
         await upstream.called()
         held = connector_of(penstock)._commands.registry.legs[run_id]
         holder = await RawWriter.resume(penstock.bus, run_id, "upstream", "another/1")
