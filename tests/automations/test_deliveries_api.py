@@ -345,8 +345,9 @@ async def test_a_waiting_delivery_is_tried_at_once_past_the_breaker(api: Automat
 
 
 async def test_what_waits_for_a_silent_receiver_is_listed_with_the_reason(
-    api: AutomationsApi,
+    api: AutomationsApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(one_delivery, "LISTED_AFTER_S", 1.0)
     api.receiver.usual["/hook"] = hangs()
     await api.make("hook", "llm.tool_call", webhook={"concurrency": 1, "timeout_s": 20})
     run = await api.run()

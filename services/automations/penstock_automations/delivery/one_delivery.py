@@ -63,8 +63,9 @@ _SPREAD = 0.1  # delays are varied by up to this part
 # whose owner has no place in this process.
 PAUSED_S, NO_PLACE_S = (10.0, 3600.0), (1.0, 60.0)
 # Seconds after which a delivery that waits for its receiver gets a record, so that lists have it.
-# A delivery to a receiver that works waits no longer (`AHEAD_S`), and needs one write less.
-LISTED_AFTER_S = 5.0
+# A delivery to a receiver that works waits no longer (`AHEAD_S`), and needs one write less
+# (decision 0276).
+LISTED_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
