@@ -67,6 +67,13 @@ ACT_AS = ["read", "decide", "act-as"]
         (STARTED, who_is("bot", roles=["finance"], token_maker="eve"), False, False),
         (FINANCE, who_is("bot", roles=["finance"], token_maker="ada"), False, False),
         (FINANCE, who_is("bot", roles=["finance"], token_maker="root"), True, True),
+        (
+            approval(Deciders(excluded=["requester"])),
+            who_is("bot", token_maker="ada"),
+            False,
+            False,
+        ),
+        (approval(Deciders(excluded=["eve"])), who_is("bot", token_maker="eve"), False, False),
         (DEFAULT, who_is("bot", on_behalf_of="ada", token_id="t", token_maker="ada"), True, True),
         (NAMED, who_is("bot", on_behalf_of="carla", token_id="t", token_maker="ada"), True, True),
         (
