@@ -118,9 +118,10 @@ class Checkpoint:
     async def _remember(self, done_up_to: int) -> None:
         self._remembered_at = time.monotonic()
         # `done_up_to` was read before this request. So at this time, EVENTS has the events of all
-        # frames up to `done_up_to`.
+        # frames up to `done_up_to`, unless it has lost its end and nobody has noticed this yet.
         state = (await self._bus.api(f"STREAM.INFO.{self._events}"))["state"]
-        self._history.add(done_up_to, state["last_seq"])
+        if state["last_seq"] >= self._bus.continuity.highest(self._events):
+            self._history.add(done_up_to, state["last_seq"])
         value = self._history.dump()
         revision = await self._bucket.update(self._history_key, value, self._history_revision)
         if revision is not None:

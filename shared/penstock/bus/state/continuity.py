@@ -177,7 +177,7 @@ class Continuity:
             # A conflict needs no retry, since another process has just recorded the ends.
             await self._bus.bucket(BUCKET).update(MARKS, orjson.dumps(marks), look.revision)
 
-    def _own(self, stream: str) -> int:
+    def highest(self, stream: str) -> int:
         """Return the highest sequence of the stream that this process has seen; 0 without one."""
         return max(self._known.get(stream, 0), self._bus.publisher.stored.get(stream, 0))
 
@@ -186,7 +186,7 @@ class Continuity:
         # So in the other order, a known sequence could be newer than the end, and a complete stream
         # would look too short.
         look = Snapshot(
-            own={stream: self._own(stream) for stream in numbered_streams(self._shards.made)},
+            own={stream: self.highest(stream) for stream in numbered_streams(self._shards.made)},
             shards=self._shards,
         )
         for entry in await self._bus.bucket(BUCKET).entries():
@@ -256,7 +256,7 @@ class Continuity:
         more = {
             stream: known
             for stream in behind
-            if is_numbered(stream) and (known := self._own(stream)) > look.marks.get(stream, 0)
+            if is_numbered(stream) and (known := self.highest(stream)) > look.marks.get(stream, 0)
         }
         if more:
             value = orjson.dumps({**look.marks, **more})
