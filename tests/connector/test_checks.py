@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -232,6 +234,28 @@ async def test_a_redirected_agui_url_is_told_with_where_it_leads() -> None:
         finding = await found(f"{wrong.url}/agent", "agui")
         assert finding.text.endswith(f"set `url: {wrong.url}/agent/`")
     assert not finding.is_fine
+
+
+class OnlyPost(BaseHTTPRequestHandler):
+    """A server of Python's standard library that knows only POST: it answers a GET with 501."""
+
+    def do_POST(self) -> None:  # noqa: N802 - the name that the library calls
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_an_agui_server_that_knows_no_get_is_unproven_and_not_wrong() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OnlyPost) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            finding = await found(f"http://127.0.0.1:{server.server_port}/agent", "agui")
+        finally:
+            server.shutdown()
+    assert (finding.verdict, finding.is_fine) == ("unproven", True)
+    assert finding.text.endswith("/agent takes no GET; whether it speaks AG-UI, only a run shows")
 
 
 async def test_an_agui_path_with_a_parameter_is_recognised() -> None:

@@ -1,8 +1,9 @@
 """Checks an AG-UI server, with a GET.
 
 AG-UI has only one request: a POST to one URL, which starts a run. The check must not start a run,
-so it sends a GET to this URL. An AG-UI server answers a GET with 405. If the server publishes an
-OpenAPI document, the check reads there which body the POST takes.
+so it sends a GET to this URL. An AG-UI server answers a GET with 405; a server that knows no GET at
+all answers 501. If the server publishes an OpenAPI document, the check reads there which body the
+POST takes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from penstock_connector.checks.probe import Answer, NotReached, Probe
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NOT_ALLOWED = 405
+_NOT_IMPLEMENTED = 501
 
 
 async def check(probe: Probe, agent: ServerAgent) -> Finding:
@@ -37,9 +39,10 @@ async def check(probe: Probe, agent: ServerAgent) -> Finding:
         return Finding(agent.id, "wrong_agent", text)
     others = listed(probe.origin + path for path in paths)
     # The OpenAPI document may not name this path, although an AG-UI endpoint is there.
-    if _takes_post(answer):
+    if _may_take_post(answer):
         more = f" (its OpenAPI document names {others})" if paths else ""
-        text = f"{probe.url} takes a POST; whether it speaks AG-UI, only a run shows{more}"
+        says = "takes a POST" if answer.status == _NOT_ALLOWED else "takes no GET"
+        text = f"{probe.url} {says}; whether it speaks AG-UI, only a run shows{more}"
         return Finding(agent.id, "unproven", text)
     if paths:
         text = f"{answer}: AG-UI runs are taken at {others}. Set `url` to one of them"
@@ -57,9 +60,9 @@ def _leads_to(path: str, url: str) -> bool:
     return re.fullmatch(pattern, urlsplit(url).path or "/") is not None
 
 
-def _takes_post(answer: Answer) -> bool:
+def _may_take_post(answer: Answer) -> bool:
     allowed = answer.headers.get("allow", "POST").upper()
-    return answer.status == _NOT_ALLOWED and "POST" in allowed
+    return answer.status in (_NOT_ALLOWED, _NOT_IMPLEMENTED) and "POST" in allowed
 
 
 async def _paths(probe: Probe) -> list[str]:
