@@ -443,6 +443,15 @@ def test_one_vote_of_two_does_not_wait_for_the_other_without_a_terminal(
     assert "your vote counts: 1 of 2" in result.stderr
 
 
+@pytest.mark.parametrize("text", ["NaN", "1e400"])
+def test_a_value_that_is_no_json_is_sent_as_text(
+    penstock: Invoke, api: PenstockApi, text: str
+) -> None:
+    assert penstock("approvals", "approve", APPROVAL_ID, "--value", f"i1={text}").exit_code == 0
+    [decision] = decisions(api)
+    assert {"item_id": "i1", "decision": "approve", "value": text} in decision["items"]
+
+
 def test_a_value_for_no_item_is_a_mistake(penstock: Invoke, api: PenstockApi) -> None:
     assert penstock("approvals", "approve", APPROVAL_ID, "--value", "Rome").exit_code == 2
     assert api.sent(DECISION) == []

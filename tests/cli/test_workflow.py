@@ -195,6 +195,16 @@ async def test_an_input_that_does_not_fit_is_refused_with_its_path(
         assert "--input" in wrong.stderr
 
 
+@pytest.mark.parametrize("text", ['{"x": 1e400}', '{"x": NaN}', '{"x": "\\ud800"}', "[" * 5000])
+async def test_an_input_that_cannot_be_sent_is_refused_in_one_sentence(
+    invoke: Invoke, text: str
+) -> None:
+    refused = await invoke("run", "outer", "--input", text)
+    assert refused.exit_code == 2
+    assert isinstance(refused.exception, SystemExit)  # a traceback is another exception
+    assert "this is not JSON" in refused.stderr
+
+
 async def test_an_input_comes_from_a_file(invoke: Invoke, folder: Path) -> None:
     await invoke("apply", str(folder))
     (folder / "input").write_text('{"who": "Bob"}')

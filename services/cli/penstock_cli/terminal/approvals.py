@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import Api
@@ -115,7 +116,7 @@ def parse_values(given: Sequence[str]) -> dict[str, Any]:
 def parse_value(text: str) -> Any:
     """Return the JSON value in the text; the text itself if it is no JSON."""
     try:
-        return json.loads(text)
+        return orjson.loads(text)  # not `json`, which reads NaN and 1e400, which cannot be sent
     except ValueError:
         return text
 
