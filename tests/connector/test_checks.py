@@ -239,7 +239,7 @@ async def test_a_redirected_agui_url_is_told_with_where_it_leads() -> None:
 class OnlyPost(BaseHTTPRequestHandler):
     """A server of Python's standard library that knows only POST: it answers a GET with 501."""
 
-    def do_POST(self) -> None:  # noqa: N802 - the name that the library calls
+    def do_POST(self) -> None:
         self.send_response(200)
         self.end_headers()
 
