@@ -481,7 +481,7 @@ runpy.run_module("penstock_cli", run_name="__main__", alter_sys=True)
 
 def spawn(api: PenstockApi, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", INTERRUPTIBLE, *arguments, "--url", api.url]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, **more)
+    return subprocess.Popen(command, **{"stderr": subprocess.PIPE, **more})
 
 
 def test_a_pause_that_others_decide_is_waited_out(api: PenstockApi) -> None:
@@ -513,16 +513,31 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(api: PenstockAp
 def test_a_person_at_the_terminal_is_asked(api: PenstockApi) -> None:
     api.events = events(STARTED, PAUSED, COMPLETED)
     ours, theirs = pty.openpty()
-    with spawn(api, *RUN, stdin=theirs, stdout=theirs) as process:
+    with spawn(api, *RUN, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         read_until(ours, b"approve? ")
         os.write(ours, b"perhaps\n")
-        read_until(ours, b"approve? ")
+        read_until(ours, b"perhaps is no answer: begin with y or n")
         os.write(ours, b"n too risky\n")
         assert process.wait(60) == 0
     os.close(ours)
     [decision] = api.sent(DECISION)
     assert decision["items"] == [{"item_id": "i1", "decision": "reject", "note": "too risky"}]
+
+
+def test_a_person_who_leaves_the_decision_to_others_is_told_that_the_command_stays(
+    api: PenstockApi,
+) -> None:
+    api.events = events(STARTED, PAUSED)
+    ours, theirs = pty.openpty()
+    with spawn(api, *RUN, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        read_until(ours, b"approve? ")
+        os.write(ours, b"\n")
+        read_until(ours, b"follows the run until others decide; Ctrl-C leaves it")
+        process.kill()
+    os.close(ours)
+    assert api.sent(DECISION) == []
 
 
 def test_what_was_typed_before_the_question_is_no_answer_to_it(api: PenstockApi) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from penstock_cli.demo.script import Call, Fail, Say, Think
 from penstock_cli.local.child import StartFailed
 from penstock_workflows.definition import Definition, compile
 from penstock_workflows.definition.compiled import Run, SubWorkflow
+from support.real.up import AS_A_COMMAND, Up
 from support.real.upstreams import AGNO
 
 WORKFLOWS = Path(demo.__file__).parent / "workflows"
-AGNO_DEMO, ADK_DEMO = RECIPES
+AGNO_DEMO, _ = RECIPES
 
 
 def played(message: str, *results: str) -> tuple[str, list[script.Step]]:
@@ -104,12 +106,19 @@ def test_the_definitions_of_the_demo_use_its_agents_and_each_other() -> None:
                     assert workflow in {each.name for each in definitions}
 
 
-async def test_a_missing_environment_says_what_to_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_demo_in_another_folder_says_where_it_can_start(
+    make_up: Callable[..., Up], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_DEMO_ADK_PYTHON", str(tmp_path / "python"))
-    with pytest.raises(StartFailed, match="run `make upstreams`, or start without --demo"):
-        await DemoServer(ADK_DEMO).start(tmp_path)
+    for name in ("AGNO", "ADK"):
+        monkeypatch.delenv(f"PENSTOCK_DEMO_{name}_PYTHON", raising=False)
+    monkeypatch.chdir(tmp_path)
+    up = make_up("--demo", program=AS_A_COMMAND)
+    up.begin()
+    assert up.process is not None
+    assert up.process.wait(60) != 0
+    told = up.log()
+    assert "start in the repository's folder, after `make upstreams` there" in told
+    assert "or set PENSTOCK_DEMO_AGNO_PYTHON to a Python that has the server's packages" in told
 
 
 @pytest.mark.real

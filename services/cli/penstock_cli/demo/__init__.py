@@ -48,7 +48,7 @@ class Recipe:
 
     @property
     def python(self) -> Path:
-        """The path of Python in the environment; `PENSTOCK_DEMO_<NAME>_PYTHON` overrides it."""
+        """The path of Python in the environment; `variable` overrides it."""
         return Path(self._override or self.environment / "bin" / "python").absolute()
 
     @property
@@ -68,8 +68,13 @@ class Recipe:
         return True
 
     @property
+    def variable(self) -> str:
+        """The name of the variable that overrides the path of Python."""
+        return f"PENSTOCK_DEMO_{self.name.upper()}_PYTHON"
+
+    @property
     def _override(self) -> str | None:
-        return os.environ.get(f"PENSTOCK_DEMO_{self.name.upper()}_PYTHON")
+        return os.environ.get(self.variable)
 
 
 RECIPES = (
@@ -138,7 +143,9 @@ class DemoServer:
         if not recipe.is_complete and not recipe.is_being_made:
             raise StartFailed(
                 f"no environment for the demo {recipe.name} server ({recipe.python} is missing): "
-                "run `make upstreams`, or start without --demo"
+                "start in the repository's folder, after `make upstreams` there; or set "
+                f"{recipe.variable} to a Python that has the server's packages; or start without "
+                "--demo"
             )
         self._data = data
         listener = socket.create_server(("127.0.0.1", 0))

@@ -155,6 +155,7 @@ def _ask(output: Output) -> Item | None:
         decision, note = parse_answer(answer)
         if decision is not None:
             return {"decision": decision} | ({"note": note} if note else {})
+        output.notice(f"{render.short(answer)} is no answer: begin with y or n")
 
 
 def wants_value(item: Record) -> bool:

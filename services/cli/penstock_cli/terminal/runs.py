@@ -116,6 +116,8 @@ class Follower:
             f"To refuse: {command(url, 'approvals', 'reject', approval_id)}"
         )
         if self._wait:
+            if self._output.is_interactive:
+                self._notice("This command follows the run until others decide; Ctrl-C leaves it.")
             return None
         since = ("--after", self._cursor) if self._cursor else ()
         self._notice(
