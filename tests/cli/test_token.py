@@ -89,6 +89,15 @@ def test_without_a_secret_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -
     assert "of that issuer alone" in CliRunner().invoke(app, ["token"]).stderr
 
 
+def test_a_secret_that_is_too_short_is_told_without_words_of_a_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_AUTH_JWT_SECRET", "short")
+    refused = CliRunner().invoke(app, ["token"])
+    assert refused.exit_code == 2
+    assert "PENSTOCK_AUTH_JWT_SECRET: must have at least 32 bytes" in refused.stderr
+
+
 @pytest.mark.timeout(120)
 def test_a_penstock_with_a_secret_takes_it_and_the_terminal_says_what_is_missing(
     make_up: Callable[..., Up],

@@ -78,7 +78,52 @@ def test_an_error_names_the_protocols(tmp_path: Path, given: dict[str, str]) -> 
 
 def test_an_error_names_the_place_in_the_file(tmp_path: Path) -> None:
     assert "agents.0.timeout_s: " in refused(tmp_path, protocol="agno", timeout_s=0)
-    assert "agents.0.url: " in refused(tmp_path, protocol="agui", url="nowhere")
+    assert "agents.0.url: " in refused(tmp_path, protocol="agui", url="http://")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("localhost:9000", "http:// or https://: write http://localhost:9000"),
+        ("ftp://files", "must begin with http:// or https://"),
+        ("me:secret@files", "must begin with http:// or https://"),
+    ],
+)
+def test_a_url_without_its_scheme_is_told_as_it_must_be(
+    tmp_path: Path, url: str, told: str
+) -> None:
+    assert refused(tmp_path, protocol="agno", url=url).endswith(told)
+
+
+def test_an_unset_variable_hides_no_other_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    (tmp_path / "penstock.yaml").write_text(
+        """\
+agent: []
+agents:
+- id: one
+  protocol: agno
+  url: ${NO_SUCH}
+- id: two
+  protocol: adk
+  url: http://127.0.0.1:9
+  header: {}
+  headers:
+    X-Key: a ${NO_SUCH} ${NO_SUCH}
+"""
+    )
+    with pytest.raises(ConfigurationError) as error:
+        load_config(tmp_path / "penstock.yaml")
+    _, *lines = str(error.value).splitlines()
+    assert sorted(lines) == [
+        "  line 11: agents.1.headers.X-Key: the environment has no value for NO_SUCH",
+        '  line 1: agent: there is no such field: did you mean "agents"?',
+        "  line 5: agents.0.url: the environment has no value for NO_SUCH",
+        "  line 6: agents.1: agent two (protocol adk): there is no field `header`: did you mean "
+        '"headers"?',
+    ]
 
 
 @pytest.mark.parametrize(("protocol", "kept"), [("agno", URL), ("adk", URL), ("agui", f"{URL}/")])

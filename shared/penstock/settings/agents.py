@@ -31,6 +31,8 @@ from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
 
 MAX_NAMED = 20  # the number of agents that an error text lists
 
+_Place: TypeAlias = tuple[int | str, ...]  # the path of a value in the file
+
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Protocol: TypeAlias = Literal["agno", "adk", "agui", "workflow"]
@@ -113,6 +115,12 @@ class AgentOfServer(AgentBase):
     @field_validator("url")
     @classmethod
     def _is_url(cls, value: str, info: ValidationInfo) -> str:
+        if not value.lower().startswith(("http://", "https://")):
+            # The text may contain a password, which the error must not show.
+            is_host = "://" not in value and "@" not in value
+            raise ValueError(
+                "must begin with http:// or https://" + (f": write http://{value}" * is_host)
+            )
         TypeAdapter(HttpUrl).validate_python(value)
         # For AG-UI, requests are sent to exactly this URL, because some servers redirect a URL
         # without its trailing slash.
@@ -311,21 +319,33 @@ def load_config(path: Path) -> Config:
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
     if twice:
         raise ConfigurationError("\n".join([f"{path}:", *twice]))
+    unset: dict[_Place, str] = {}
+    mistakes: list[tuple[_Place, str]] = []
+    value = _expanded(document or {}, (), unset)
     try:
-        return Config.model_validate(_expanded(document or {}, path))
+        config = Config.model_validate(value)
     except ValidationError as error:
-        lines = [f"  {_line(each, root)}" for each in error.errors()]
-        raise ConfigurationError("\n".join([f"{path}:", *lines])) from error
+        mistakes = [each for each in map(_explained, error.errors()) if each[0] not in unset]
+    if unset or mistakes:
+        lines = [f"  {_line(*each, root)}" for each in (*unset.items(), *mistakes)]
+        raise ConfigurationError("\n".join([f"{path}:", *lines]))
+    return config
 
 
-def _line(problem: ErrorDetails, root: yaml.Node | None) -> str:
-    """Return one line with the place and the text of a problem. pydantic's tag of the union is
-    removed from the place."""
+def _explained(problem: ErrorDetails) -> tuple[_Place, str]:
+    """Return the place and the text of a problem. pydantic's tag of the union is removed from the
+    place."""
     place, text = problem["loc"], reason_of(problem)
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
         place, text = (*place, "protocol"), f"must be one of {', '.join(MODELS)}"
+    elif problem["type"] == "extra_forbidden" and len(place) == 1:
+        text += did_you_mean(str(place[0]), Config.model_fields)
     elif place[:1] == ("agents",) and place[2:3] in [(tag,) for tag in MODELS]:
         place = (*place[:2], *place[3:])
+    return place, text
+
+
+def _line(place: _Place, text: str, root: yaml.Node | None) -> str:
     number = line_of(root, place)
     at = f"line {number}: " if number else ""
     return f"{at}{'.'.join(map(str, place)) or 'file'}: {text}"
@@ -338,20 +358,20 @@ def did_you_mean(asked: str, known: Iterable[str]) -> str:
     return f': did you mean "{folded[close[0]]}"?' if close else ""
 
 
-def _expanded(value: Any, path: Path) -> Any:
+def _expanded(value: Any, place: _Place, unset: dict[_Place, str]) -> Any:
+    """Return the value with the environment's values in place of `${NAME}`.
+
+    A text that names unset variables stays as it is, and `unset` gets its place with an error text.
+    """
     if isinstance(value, str):
-        return _VARIABLE.sub(lambda match: _variable(match[1], path), value)
+        missing = [name for name in _VARIABLE.findall(value) if name not in os.environ]
+        if missing:
+            names = ", ".join(dict.fromkeys(missing))
+            unset[place] = f"the environment has no value for {names}"
+            return value
+        return _VARIABLE.sub(lambda match: os.environ[match[1]], value)
     if isinstance(value, dict):
-        return {key: _expanded(item, path) for key, item in value.items()}
+        return {key: _expanded(each, (*place, key), unset) for key, each in value.items()}
     if isinstance(value, list):
-        return [_expanded(item, path) for item in value]
+        return [_expanded(each, (*place, i), unset) for i, each in enumerate(value)]
     return value
-
-
-def _variable(name: str, path: Path) -> str:
-    try:
-        return os.environ[name]
-    except KeyError:
-        raise ConfigurationError(
-            f"{path} names ${{{name}}}, which is not set in the environment"
-        ) from None

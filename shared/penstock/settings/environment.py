@@ -8,6 +8,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsError
 
+from penstock.validation import reason_of
+
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
@@ -64,7 +66,7 @@ def explained(
     # contains only the problems of this group.
     groups = {each.__name__: each for each in _settings_types(settings_type)}
     owner = groups.get(error.title, settings_type)
-    return [_variable_of(owner, problem["loc"]) + problem["msg"] for problem in error.errors()]
+    return [_variable_of(owner, each["loc"]) + reason_of(each) for each in error.errors()]
 
 
 def variable_name(settings_type: type[BaseSettings], field_name: str) -> str:
