@@ -3,7 +3,7 @@
 A schema may name other schemas by URL, refer to itself without end, or have a pattern that takes
 hours. So this module fetches nothing, supports only keywords that can be checked in a limited time,
 and evaluates patterns with RE2. A check takes at most `MAX_STEPS` steps of about a microsecond each
-(decision 0271).
+(decision 0271). An event loop checks with `LOOP_STEPS` only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ MAX_DEPTH: Final = 12  # Levels of nested schemas.
 # The greatest number of schemas in a definition's schema, which is counted, too.
 MAX_SCHEMAS: Final = 500
 MAX_STEPS: Final = 300_000
+LOOP_STEPS: Final = 15_000  # of a check that an event loop waits for
 MAX_MISFITS: Final = 10
 MAX_FURTHER: Final = 50  # References that are followed one inside another.
 SHOWN: Final = 60  # The number of characters of a value that an error text shows.
@@ -115,7 +116,7 @@ class Misfit(NamedTuple):
 
 
 class TooMuchWork(ValueError):
-    """The error for a check that would take more than `MAX_STEPS` steps."""
+    """The error for a check that would take more steps than it may."""
 
 
 class UnknownReference(ValueError):
@@ -208,18 +209,18 @@ def _keyword_mistake(name: str, value: Any) -> str | None:
     return reason
 
 
-def misfits(schema: Mapping[str, Any], value: Any) -> list[Misfit]:
+def misfits(schema: Mapping[str, Any], value: Any, max_steps: int = MAX_STEPS) -> list[Misfit]:
     """Return the mistakes of a value, at most `MAX_MISFITS`; an empty list if the value fits the
     schema.
 
     The schema must have passed `schema_mistakes`.
 
     Raises:
-        TooMuchWork: the check would take more than `MAX_STEPS` steps.
+        TooMuchWork: the check would take more than `max_steps` steps.
         UnknownReference: the schema has a reference that cannot be followed.
     """
     found: list[Misfit] = []
-    for each in _Check(schema).misfits(schema, value, ()):
+    for each in _Check(schema, max_steps).misfits(schema, value, ()):
         found.append(each)
         if len(found) == MAX_MISFITS:
             break
@@ -231,12 +232,13 @@ class _Check:
     """Checks a value against a schema, and counts the steps of the check."""
 
     root: Any
+    max_steps: int
     steps: int = 0
     references: int = 0  # how many references are being followed
 
     def _count(self, steps: int = 1) -> None:
         self.steps += steps
-        if self.steps > MAX_STEPS:
+        if self.steps > self.max_steps:
             raise TooMuchWork("it is too large to be checked against the input's schema")
 
     def misfits(self, schema: Any, value: Any, path: Path) -> Iterator[Misfit]:

@@ -33,7 +33,7 @@ from penstock.bus.write.objects import wrap
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_runs import list_run
 from penstock.runs.session_shards import SessionShards
-from penstock.runs.workflows import check_start, input_of
+from penstock.runs.workflows import check_start
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.tracing.requests import traceparent
 from penstock.web.problems import Problem
@@ -436,9 +436,14 @@ async def checked_workflow(bus: Bus, start: Start) -> Start:
     """
     agent = start.agent
     assert isinstance(agent, WorkflowAgent)
-    record = await check_start(bus, agent.agent, agent.version, start.input, start.message)
+    record, whole_input = await check_start(
+        bus,
+        agent.agent,
+        agent.version,
+        sent=start.input,
+        message=start.message,
+        user_id=start.user_id,
+    )
     return replace(
-        start,
-        agent=agent.model_copy(update={"version": record.version}),
-        input=input_of(record.input_schema, start.input, start.message),
+        start, agent=agent.model_copy(update={"version": record.version}), input=whole_input
     )

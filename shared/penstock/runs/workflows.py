@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from penstock.bus import Bus
 from penstock.bus.records import LatestWorkflow, WorkflowRecord
-from penstock.json_schema import TooMuchWork, misfits, shown_path, with_numbers
+from penstock.json_schema import (
+    LOOP_STEPS,
+    MAX_STEPS,
+    TooMuchWork,
+    misfits,
+    shown_path,
+    with_numbers,
+)
+from penstock.off_loop import OFF_LOOP
 from penstock.web.problems import Problem
 
 BUCKET: Final = "workflows"
 MAX_INPUT_BYTES: Final = 512 * 1024
+_LOOP_BYTES: Final = 32 * 1024  # of an input that is converted and checked on the event loop
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 VERSION: Final = re.compile(r"(?=.{1,32}\Z)[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
 
@@ -27,14 +37,23 @@ def latest_key(name: str) -> str:
     return f"latest.{name}"
 
 
+class CheckedStart(NamedTuple):
+    """A workflow that a start may begin, and the whole input of its run."""
+
+    record: WorkflowRecord
+    input: dict[str, Any]
+
+
 async def check_start(
     bus: Bus,
     name: str,
     version: str | None,
+    *,
     sent: Mapping[str, Any] | None,
     message: str = "",
-) -> WorkflowRecord:
-    """Check a start of a workflow, and return the definition's record.
+    user_id: str,
+) -> CheckedStart:
+    """Check a start of a workflow.
 
     Without a version, the latest version is used.
 
@@ -48,8 +67,7 @@ async def check_start(
     """
     latest = await _latest_version(bus, name)  # raises Problem if the workflow is retired
     record = await find_workflow(bus, name, version or latest)
-    check_input(record, sent, message)
-    return record
+    return CheckedStart(record, await checked_input(record, sent, message, user_id=user_id))
 
 
 async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRecord:
@@ -84,25 +102,43 @@ async def _latest_version(bus: Bus, name: str) -> str:
     return latest.version
 
 
-def check_input(record: WorkflowRecord, sent: Mapping[str, Any] | None, message: str) -> None:
-    """Check the input of a start.
+async def checked_input(
+    record: WorkflowRecord, sent: Mapping[str, Any] | None, message: str, *, user_id: str
+) -> dict[str, Any]:
+    """Return the whole input of a start.
+
+    A check of a large input or by a costly schema takes up to 0.3 s. It is made in the thread for
+    long work, in the user's turn, since every other request would wait for it here.
 
     Raises:
         Problem: 422 if the input does not fit the definition's schema, or is too large.
     """
-    given = input_of(record.input_schema, sent, message)
-    if len(orjson.dumps(given)) > MAX_INPUT_BYTES:
+    size_bytes = len(orjson.dumps(sent or {})) + len(message.encode())
+    if size_bytes > MAX_INPUT_BYTES:
         raise Problem(422, f"input: must have at most {MAX_INPUT_BYTES} bytes")
+    if size_bytes <= _LOOP_BYTES:
+        try:
+            return _checked(record, sent, message, LOOP_STEPS)
+        except TooMuchWork:
+            pass
+    check = partial(_checked, record, sent, message, MAX_STEPS)
     try:
-        found = misfits(record.input_schema, given)
+        return await OFF_LOOP.run(user_id, check)
     except TooMuchWork as error:
         raise Problem(422, f"input: {error}") from None
-    if found:
+
+
+def _checked(
+    record: WorkflowRecord, sent: Mapping[str, Any] | None, message: str, max_steps: int
+) -> dict[str, Any]:
+    checked = input_of(record.input_schema, sent, message)
+    if found := misfits(record.input_schema, checked, max_steps):
         errors = [{"field": shown_path(each.path), "message": each.reason} for each in found]
         texts = "; ".join(map(str, found))
         raise Problem(
             422, f"the input does not fit the workflow {record.name}: {texts}", errors=errors
         )
+    return checked
 
 
 def input_of(

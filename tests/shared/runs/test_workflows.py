@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +11,13 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.records import LatestWorkflow, WorkflowRecord
-from penstock.runs.workflows import check_start, input_of, latest_key, version_key
+from penstock.runs.workflows import (
+    check_start,
+    checked_input,
+    input_of,
+    latest_key,
+    version_key,
+)
 from penstock.web.problems import Problem
 from support.drive.bus import connected
 from support.real.nats import NatsServer
@@ -17,20 +25,24 @@ from support.real.nats import NatsServer
 SCHEMA = {"type": "object", "required": ["diff"], "properties": {"diff": {"type": "string"}}}
 
 
+def _record(version: str, input_schema: dict[str, Any]) -> WorkflowRecord:
+    return WorkflowRecord(
+        name="code_review",
+        version=version,
+        digest="0",
+        definition={},
+        input_schema=input_schema,
+        created_at="2026-11-22T00:00:00Z",
+        created_by="alice",
+    )
+
+
 @pytest.fixture(scope="module")
 async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
     async with connected(nats_server.url) as bus:
         bucket = bus.bucket("workflows")
         for version in ("1", "1.2"):
-            record = WorkflowRecord(
-                name="code_review",
-                version=version,
-                digest="0",
-                definition={},
-                input_schema=SCHEMA,
-                created_at="2026-11-22T00:00:00Z",
-                created_by="alice",
-            )
+            record = _record(version, SCHEMA)
             await bucket.create(version_key("code_review", version), record.dump())
         latest = LatestWorkflow(version="1.2").dump()
         await bucket.create(latest_key("code_review"), latest)
@@ -39,8 +51,10 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 
 async def test_a_start_takes_the_latest_version_or_the_named_one(bus: Bus) -> None:
-    assert (await check_start(bus, "code_review", None, {"diff": "x"})).version == "1.2"
-    assert (await check_start(bus, "code_review", "1", {"diff": "x"})).version == "1"
+    for version, taken in ((None, "1.2"), ("1", "1")):
+        start = await check_start(bus, "code_review", version, sent={"diff": "x"}, user_id="ada")
+        assert start.record.version == taken
+        assert start.input == {"diff": "x"}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +79,7 @@ async def test_an_unknown_workflow_is_refused(
     bus: Bus, name: str, version: str | None, told: str
 ) -> None:
     with pytest.raises(Problem) as refused:
-        await check_start(bus, name, version, {"diff": "x"})
+        await check_start(bus, name, version, sent={"diff": "x"}, user_id="ada")
     assert refused.value.status == 404
     assert told in refused.value.detail
 
@@ -73,15 +87,39 @@ async def test_an_unknown_workflow_is_refused(
 @pytest.mark.parametrize("given", [None, {}, {"diff": 1}])
 async def test_an_input_that_does_not_fit_is_refused_with_its_path(bus: Bus, given: Any) -> None:
     with pytest.raises(Problem) as refused:
-        await check_start(bus, "code_review", None, given, "a message")
+        await check_start(bus, "code_review", None, sent=given, message="a message", user_id="ada")
     assert refused.value.status == 422
     [error] = refused.value.more["errors"]
     assert error["field"] == "input.diff"
 
 
+async def test_a_long_check_of_one_users_input_does_not_hold_up_the_event_loop() -> None:
+    each = {"anyOf": [*[{"type": "string", "minLength": 9}] * 20, {"type": "string"}]}
+    record = _record("1", {"properties": {"texts": {"items": each}}})
+    turns, longest_s = 0, 0.0
+
+    async def count_turns() -> None:
+        nonlocal turns, longest_s
+        while True:
+            before_s = time.thread_time()
+            await asyncio.sleep(0)
+            turns, longest_s = turns + 1, max(longest_s, time.thread_time() - before_s)
+
+    counting = asyncio.create_task(count_turns())
+    try:
+        with pytest.raises(Problem, match="too large to be checked"):
+            await checked_input(record, {"texts": ["x"] * 20_000}, "", user_id="ada")
+        few = {"texts": ["x"] * 2_000}
+        assert await checked_input(record, few, "", user_id="ada") == few
+    finally:
+        counting.cancel()
+    assert turns > 10
+    assert longest_s < 0.1  # of this thread's CPU time; the first check takes three times as long
+
+
 async def test_an_input_that_is_too_large_is_refused(bus: Bus) -> None:
     with pytest.raises(Problem, match="must have at most 524288 bytes"):
-        await check_start(bus, "code_review", None, {"diff": "x" * 600_000})
+        await check_start(bus, "code_review", None, sent={"diff": "x" * 600_000}, user_id="ada")
 
 
 def test_the_message_is_part_of_the_input_unless_the_schema_forbids_it() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.json_schema import (
+    LOOP_STEPS,
     TooMuchWork,
     UnknownReference,
     misfits,
@@ -20,12 +21,13 @@ from penstock.json_schema import (
 def misfit(schema: dict[str, Any], value: Any) -> str | None:
     """Return where and why the value does not fit the schema, such as `value.days: is missing`.
 
-    Return None if the value fits, or if the schema has mistakes or keywords that are not supported.
+    Return None if the value fits, if the schema has mistakes or keywords that are not supported, or
+    if the check would take longer than an event loop may wait.
     """
     if schema_mistakes(schema, is_foreign=True):
         return None
     try:
-        found = misfits(schema, value)
+        found = misfits(schema, value, LOOP_STEPS)
     except (TooMuchWork, UnknownReference, RecursionError):
         return None
     return f"{shown_path(found[0].path, 'value')}: {found[0].reason}" if found else None

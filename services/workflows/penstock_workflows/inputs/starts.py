@@ -11,7 +11,7 @@ from penstock.bus import Bus
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.dialects.workflow import PROTOCOL
 from penstock.off_loop import OFF_LOOP
-from penstock.runs.workflows import check_input, find_workflow, input_of
+from penstock.runs.workflows import checked_input, find_workflow
 from penstock.settings import Config, WorkflowAgent
 from penstock.web.problems import Problem
 from penstock_workflows.definition import InvalidDefinition
@@ -48,8 +48,9 @@ class Starts:
             # If the command has a version, the service that published the command has checked the
             # input.
             if command.version is None:
-                check_input(found, command.input, command.message)
-                given = input_of(found.input_schema, command.input, command.message)
+                given = await checked_input(
+                    found, command.input, command.message, user_id=command.user_id
+                )
             # The plan of a large definition takes a second to make. It is kept for the decisions.
             await OFF_LOOP.run(command.user_id, partial(plan_of_json, found.definition))
             definition = found.definition
