@@ -225,6 +225,17 @@ async def test_a_peer_on_this_machine_needs_none(guarded: Guarded) -> None:
     assert response.status_code == 200
 
 
+@pytest.mark.parametrize("wrong", [["x"], [""], ["x", "x"]], ids=["wrong", "empty", "two"])
+async def test_a_wrong_token_from_this_machine_is_refused(
+    guarded: Guarded, wrong: list[str]
+) -> None:
+    cookie = ("cookie", f"{CREDENTIAL}={token()}; {CSRF}=x")
+    headers = [cookie, *(("x-csrf-token", each) for each in wrong)]
+    response = await guarded.http.post("/v1/runs", headers=headers)
+    assert response.status_code == 403
+    assert "X-CSRF-Token" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "localhost:8000"])
 async def test_what_host_says_makes_nobody_local(browser: Browser, host: str) -> None:
     assert (await browser.request(host=host)).status_code == 403

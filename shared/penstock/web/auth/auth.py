@@ -178,7 +178,9 @@ class Auth:
             raise Problem(
                 403, "the page that sent this is neither ours nor among PENSTOCK_AUTH_CORS_ORIGINS"
             )
-        if scope["type"] == "websocket" or identity.kind != "cookie" or is_local(scope):
+        if scope["type"] == "websocket" or identity.kind != "cookie":
+            return
+        if is_local(scope) and not headers_of(scope, csrf.HEADER):
             return
         header = header_of(scope, csrf.HEADER)
         if not self.csrf.holds(identity.session, header, cookie_of(scope, self._csrf_cookie)):
