@@ -21,6 +21,8 @@ def reason_of(error: Mapping[str, Any]) -> str:
     """Return the reason for one error of pydantic, without the field's name."""
     if error["type"] == "extra_forbidden":
         return UNKNOWN_FIELD
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "must be an object"
     return str(error["msg"]).removeprefix("Value error, ")
 
 

@@ -281,9 +281,8 @@ class Config(BaseModel):
     def no_agent(self, agent_id: str) -> str:
         """Return the error text for an unknown agent id. The text lists the configured agents."""
         ids = [agent.id for agent in self.agents]
-        more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
-        listed = ", ".join(ids[:MAX_NAMED]) + more if ids else "none is configured"
-        return f"there is no agent {agent_id[:128]}{did_you_mean(agent_id, ids)} (agents: {listed})"
+        similar = did_you_mean(agent_id, ids)
+        return f"there is no agent {agent_id[:128]}{similar} (agents: {_listed(ids)})"
 
     def by_topology(self, topology_id: int) -> AgentConfig | None:
         """Return the agent with this `topology_id`; None if there is none.
@@ -291,6 +290,11 @@ class Config(BaseModel):
         The executions contract names agents by these numbers.
         """
         return next((a for a in self.agents if a.topology_id == topology_id), None)
+
+    def no_topology(self, topology_id: int) -> str:
+        """Return the error text for an unknown topology id. The text lists the configured ones."""
+        known = [f"{a.topology_id} ({a.id})" for a in self.agents if a.topology_id is not None]
+        return f"there is no topology {topology_id} (topologies: {_listed(known)})"
 
     def by_app_name(self, app_name: str) -> AgentConfig | None:
         """Return the ADK agent with this `appName`; None without such an agent."""
@@ -349,6 +353,11 @@ def _line(place: _Place, text: str, root: yaml.Node | None) -> str:
     number = line_of(root, place)
     at = f"line {number}: " if number else ""
     return f"{at}{'.'.join(map(str, place)) or 'file'}: {text}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more if names else "none is configured"
 
 
 def did_you_mean(asked: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ handler can forget a check.
 
 from __future__ import annotations
 
+import difflib
 import re
 import time
 from collections.abc import Iterable
@@ -113,6 +114,12 @@ class Table:
                 return candidate, values
         return None
 
+    def nothing_at(self, path: str) -> str:
+        """Return the error text for a path that has no route."""
+        similar = difflib.get_close_matches(path[:128], self._fixed, n=1)
+        guess = f": did you mean {similar[0]}?" if similar else ""
+        return f"there is nothing at {path[:128]}{guess}"
+
 
 class Router:
     """Finds the operation of each request, authenticates the caller, and runs the handler.
@@ -202,7 +209,8 @@ class Router:
             await RedirectResponse(str(url))(scope, receive, send)
         else:
             _count(None, 404)
-            await refuse(Problem(404, "Not Found"), PROBLEM, scope, receive, send)
+            problem = Problem(404, self._table.nothing_at(scope["path"]))
+            await refuse(problem, PROBLEM, scope, receive, send)
 
 
 def _count(operation: Operation | None, code: int) -> None:

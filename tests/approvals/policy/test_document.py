@@ -59,8 +59,8 @@ def test_a_mistake_is_named_with_its_line(line: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "Input should be a valid dictionary"),
-        ("[]", "Input should be a valid dictionary"),
+        ("", "must be an object"),
+        ("[]", "must be an object"),
         ("rules: []", "version: Field required"),
         ("version: 0", "version: Input should be greater than or equal to 1"),
         ("version: '7'", "version: Input should be a valid integer"),

@@ -216,7 +216,7 @@ async def test_a_topology_may_be_a_workflow(make_edge: MakeEdge, bus: Bus) -> No
 async def test_an_unknown_topology_is_404(edge: Client) -> None:
     status, code, message = await refused(edge, TRIGGER, json={**EXAMPLE, "topologyId": 999999})
     assert (status, code) == (404, "NOT_FOUND")
-    assert "999999" in message
+    assert message.startswith("topologyId: there is no topology 999999 (topologies: 123 (")
 
 
 @pytest.mark.parametrize("wrong", ["", "  ", "\n\t\u2003", 5, None, "missing"])

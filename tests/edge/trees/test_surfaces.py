@@ -193,7 +193,11 @@ async def test_the_canonical_events_are_those_of_one_run_unless_the_request_asks
     assert not any("agent_message" in event["type"] for event in none["events"])
 
 
-@pytest.mark.parametrize("query", [{"include": "all"}, {"include": "children", "dialect": "raw"}])
+@pytest.mark.parametrize(
+    "query",
+    [{"include": "all"}, {"include": "children", "dialect": "raw"}, {"dialect": "raw"}],
+    ids=["unknown", "raw with children", "raw"],
+)
 async def test_an_invalid_include_starts_nothing(
     edge: Client, workflows: PretendWorkflows, query: dict[str, str]
 ) -> None:
@@ -203,6 +207,20 @@ async def test_an_invalid_include_starts_nothing(
     assert answer.status_code == 422
     assert "include" in answer.json()["detail"]
     assert workflows.trees == []
+
+
+async def test_a_workflows_run_has_no_raw_bytes(
+    edge: Client, bus: Bus, workflows: PretendWorkflows
+) -> None:
+    body = {"agent": "diagnosis", "message": "Hello"}
+    accept = {"accept": "text/event-stream"}
+    async with Stream(edge, "POST", "/v1/runs", json=body, headers=accept) as stream:
+        await decide(bus, workflows)
+        await stream.rest()
+    for include in ("", "&include=none", "&include=children"):
+        answer = await edge.get(f"/v1/runs/{stream.run_id}/events?dialect=raw{include}")
+        assert answer.status_code == 422, answer.text
+        assert "make no common stream" in answer.json()["detail"]
 
 
 async def test_agno_pauses_with_the_call_of_a_worker_and_continues_with_the_answer(

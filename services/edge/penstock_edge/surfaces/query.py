@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 from starlette.requests import HTTPConnection
@@ -91,20 +91,35 @@ def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
     return default if text is None else text == "on"
 
 
-def include_of(request: HTTPConnection, dialect: str) -> str | None:
+def dialect_of(request: HTTPConnection, known: Collection[str]) -> str:
+    """Return the value of the parameter `dialect`; `canonical` if the request does not have it.
+
+    Raises:
+        Problem: 422 for a dialect that is not among `known`.
+    """
+    # In a query, `+` stands for a space. So `agui+runs` arrives as `agui runs`, unless the client
+    # has encoded the `+`.
+    dialect = request.query_params.get("dialect", "canonical").replace(" ", "+")
+    if dialect not in known:
+        raise Problem(422, f"dialect: must be one of {', '.join(known)}")
+    return dialect
+
+
+def include_of(request: HTTPConnection, dialect: str, *, of_workflow: bool) -> str | None:
     """Return the value of the parameter `include`; None if the request does not have it.
 
     Raises:
-        Problem: 422 for an unknown value, or if the dialect cannot show the events of several runs.
+        Problem: 422 for an unknown value, or if the dialect cannot show the events of the run: a
+            workflow's run and several runs have no bytes of one agent server.
     """
     given = request.query_params.get("include")
     if given not in (None, *INCLUDES):
         raise Problem(422, f"include: must be {' or '.join(INCLUDES)}")
-    if given == CHILDREN and dialect == RAW_DIALECT:
+    if dialect == RAW_DIALECT and (of_workflow or given == CHILDREN):
         raise Problem(
             422,
-            "include: the bytes of several agent servers make no common stream; ask for the bytes "
-            "of each run by itself, or for another dialect",
+            "dialect, include: the bytes of several agent servers make no common stream; ask for "
+            "the bytes of each step's run by itself, or for another dialect",
         )
     return given
 
@@ -145,8 +160,11 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
         return None
     known = CLIENT_DIALECTS.get(dialect)
     if known is None or known.select_types is None:
+        typed = ", ".join(name for name, each in CLIENT_DIALECTS.items() if each.select_types)
         raise Problem(
-            422, f"category, type: frames of the dialect {dialect} have no types; leave both out"
+            422,
+            f"category, type: frames of the dialect {dialect} have no types; leave both out, or "
+            f"ask for dialect={typed}",
         )
     try:
         return known.select_types(categories, types)

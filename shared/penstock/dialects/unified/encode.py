@@ -54,14 +54,16 @@ def selected_types(categories: Collection[str] = (), types: Collection[str] = ()
     No categories means all categories, and no types means all types.
 
     Raises:
-        ValueError: A category or type is unknown. The error's text names the unknown category or
-            type.
+        ValueError: A category or type is unknown. The error's text names it and lists
+            the known ones.
     """
     known = set(CATEGORY_OF.values())
     if unknown := sorted({*categories} - known):
-        raise ValueError(f"no such category: {', '.join(unknown)}")
+        raise ValueError(
+            f"no such category: {', '.join(unknown)} (categories: {', '.join(sorted(known))})"
+        )
     if unknown := sorted({*types} - CATEGORY_OF.keys()):
-        raise ValueError(f"no such type: {', '.join(unknown)}")
+        raise ValueError(f"no such type: {', '.join(unknown)} (types: {', '.join(CATEGORY_OF)})")
     return frozenset(
         event_type
         for event_type, category in CATEGORY_OF.items()

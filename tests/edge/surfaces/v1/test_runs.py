@@ -131,6 +131,34 @@ async def test_a_start_streams_in_the_dialect_that_is_asked_for(edge: Client, bu
         assert (await stream.event())["data"] == {}
 
 
+@pytest.mark.parametrize("plus", ["+", "%2B"])
+async def test_the_plus_of_a_dialect_may_be_encoded_or_not(
+    edge: Client, bus: Bus, plus: str
+) -> None:
+    headers = {"Accept": "text/event-stream"}
+    path = f"/v1/runs?dialect=agui{plus}runs"
+    async with Stream(edge, "POST", path, json=START, headers=headers) as stream:
+        run = PretendRun(bus, stream.run_id)
+        await run.started()
+        assert (await stream.event())["type"] == "RUN_STARTED"
+    session = await edge.get(f"/v1/sessions/s/events?dialect=agui{plus}runs")
+    assert "must be one of" in session.json()["detail"]
+    run_events = f"/v1/runs/{run.run_id}/events?dialect=agui{plus}runs&limit=1"
+    page = await edge.get(run_events, headers={"Accept": "application/json"})
+    assert page.status_code == 200, page.text
+
+
+async def test_a_type_that_cannot_be_selected_is_422_with_the_ways_to_select(
+    edge: Client, run: PretendRun
+) -> None:
+    path = f"/v1/runs/{run.run_id}/events?type=nope"
+    untyped = (await edge.get(path)).json()["detail"]
+    assert untyped.endswith("leave both out, or ask for dialect=unified")
+    unknown = (await edge.get(f"{path}&dialect=unified")).json()["detail"]
+    assert "no such type: nope (types: " in unknown
+    assert "agent_thought" in unknown
+
+
 async def test_an_unknown_agent_is_404(edge: Client) -> None:
     answer = await start(edge, agent="nobody")
     assert answer.status_code == 404
@@ -166,6 +194,13 @@ async def test_a_body_that_is_no_json_object_is_422(edge: Client, body: bytes) -
     headers = {"Content-Type": "application/json"}
     answer = await edge.post("/v1/runs", content=body, headers=headers)
     assert answer.status_code == 422
+    if body == b"[1]":
+        assert answer.json()["detail"] == "body: must be an object"
+
+
+async def test_a_path_that_is_not_served_is_404_and_names_a_similar_one(edge: Client) -> None:
+    detail = (await edge.get("/v1/run")).json()["detail"]
+    assert detail == "there is nothing at /v1/run: did you mean /v1/runs?"
 
 
 async def test_another_media_type_is_415(edge: Client) -> None:

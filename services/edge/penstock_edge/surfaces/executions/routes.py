@@ -103,7 +103,7 @@ class TriggerAndCancel:
         asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)
         agent = edge.config.by_topology(asked.topology_id)
         if agent is None:
-            raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
+            raise Problem(404, f"topologyId: {edge.config.no_topology(asked.topology_id)}")
         with unaccepted_as_422():
             start_fields.refuse_answers(asked.model_extra)
         edge.streams.require_room(request.scope)

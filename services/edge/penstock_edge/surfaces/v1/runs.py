@@ -40,7 +40,7 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.deliveries import deliveries_of
 from penstock_edge.runs.run_access import require_dialect, run_of
-from penstock_edge.runs.trees import unfinished_descendants
+from penstock_edge.runs.trees import is_workflow, unfinished_descendants
 from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.histories import newest_sequence_of
 from penstock_edge.sources.locate import (
@@ -55,6 +55,7 @@ from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.parameters import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
+    dialect_of,
     include_of,
     number,
     switch,
@@ -116,6 +117,9 @@ class Runs:
             method="POST",
             path="/v1/runs",
             summary="Start a run",
+            description="With `Accept: text/event-stream`, the answer is the run's stream, in "
+            "`dialect`. Otherwise it is the run's record: 202, or 200 if an earlier request with "
+            "the same idempotency key has started the run; `dialect` then has no effect.",
             answers={
                 200: Answer(
                     "The stream, or the first run of the same idempotency key",
@@ -154,7 +158,7 @@ class Runs:
         depth = depth_of_request(request.headers.get(HEADER), MAX_DEPTH)
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)
-        include = include_of(request, dialect)
+        include = include_of(request, dialect, of_workflow=agent.protocol == "workflow")
         if streams:
             require_dialect(who, dialect)
             edge.streams.require_room(request.scope)
@@ -277,7 +281,8 @@ class Runs:
         as_page = wants_page(request)
         if not as_page:
             edge.streams.require_room(request.scope)
-        children = with_children(include_of(request, dialect), dialect, record)
+        include = include_of(request, dialect, of_workflow=is_workflow(record))
+        children = with_children(include, dialect, record)
         framing = PageItems() if as_page else Sse(named)
         view = edge.view(record.run_id, dialect, framing, types, children=children)
         place = await locate(edge.bus, view, cursor_of(request), record)
@@ -356,7 +361,4 @@ def _key(request: Request, asked: StartRequest) -> str | None:
 
 
 def _dialect(request: Request) -> tuple[str, bool]:
-    dialect = request.query_params.get("dialect", "canonical")
-    if dialect not in DIALECTS:
-        raise Problem(422, f"dialect: must be one of {', '.join(DIALECTS)}")
-    return dialect, switch(request, "names", default=True)
+    return dialect_of(request, DIALECTS), switch(request, "names", default=True)

@@ -38,7 +38,15 @@ from penstock_edge.stream.responses.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
-from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, until_idle, wants_page
+from penstock_edge.surfaces.query import (
+    cursor_of,
+    dialect_of,
+    number,
+    switch,
+    types_of,
+    until_idle,
+    wants_page,
+)
 from penstock_edge.surfaces.responses import json_response
 from penstock_edge.surfaces.session_start import SessionStart, ending
 from penstock_edge.surfaces.v1.events import position_of
@@ -125,9 +133,7 @@ class SessionEvents:
         agent = query.get("agent")
         if agent is not None:
             agent_by_id(self._edge.config, agent)
-        dialect = query.get("dialect", "canonical")
-        if dialect not in CLIENT_DIALECTS:
-            raise Problem(422, f"dialect: must be one of {', '.join(CLIENT_DIALECTS)}")
+        dialect = dialect_of(request, CLIENT_DIALECTS)
         agents = (agent,) if agent else self._edge.shards.agents
         session = Session(owner, session_id, agents, any_agent=agent is None)
         return StreamParameters(session, dialect, types_of(request, dialect), until_idle(request))
