@@ -413,6 +413,19 @@ def test_a_step_that_takes_too_long_fails_and_its_child_is_cancelled() -> None:
     world.check()
 
 
+def test_a_child_is_cancelled_although_the_process_died_right_after_it_recorded_the_timeout() -> (
+    None
+):
+    steps = {"a": run_step(timeout="5s", on_failure="continue")}
+    world = World(workflow(steps), script=lambda _: None)
+    drain(world)
+    assert world.ring()
+    world.append(world.decide(world.inputs.pop(0), world.state))
+    assert not world.cancelled  # the effects of the decision were not carried out
+    world.redo()
+    assert [*world.cancelled] == [*world.started]
+
+
 def test_a_step_that_took_too_long_may_be_tried_again() -> None:
     steps = {"a": run_step(timeout="5s", retry={"attempts": 2, "codes": ["timeout"]})}
     seen: list[str] = []
