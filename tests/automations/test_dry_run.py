@@ -10,7 +10,7 @@ import orjson
 from penstock.bus import Bus, Message, messages, subjects
 from penstock.bus.records import RunRecord
 from penstock_automations.matching.dry_run import dry_run
-from penstock_automations.rules.records import CompiledRule, RuleRecord, compile_rule
+from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
 from support.drive.automations import rule
 from support.drive.bus import connected, new_run_id
 from support.real.nats import NatsServer
@@ -19,7 +19,11 @@ from support.real.nats import NatsServer
 def compiled(*types: str, where: str | None = None, **fields: Any) -> CompiledRule:
     made = rule("dry", "https://hook.example/x", *types, where=where)
     record = RuleRecord(
-        rule=made, uid="1", created_at="", updated_at="", **{"owner": "u1", **fields}
+        rule=made,
+        uid="1",
+        created_at="",
+        updated_at="",
+        **{"owner": Owner(user_id="u1"), **fields},
     )
     return compile_rule(record, 1)
 
@@ -62,7 +66,8 @@ async def test_past_events_are_tried_for_the_owner_in_order(fresh_nats: NatsServ
             (mine, 3, "matched"),
             (mine, 4, "condition"),
         ]
-        everybody = await dry_run(bus, compiled("llm.tool_call", all_users=True, owner=""), begin)
+        of_all = compiled("llm.tool_call", all_users=True, owner=Owner(user_id=""))
+        everybody = await dry_run(bus, of_all, begin)
         assert dict(everybody.counts) == {"matched": 4}
         failing = compiled("llm.tool_call", where="1 / event.data.n == 1")
         failed = await dry_run(bus, failing, begin)
