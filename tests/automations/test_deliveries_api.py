@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
+import orjson
 import pytest
 import pytest_asyncio
 
+from penstock.bus import streams, subjects
+from penstock.bus.read import direct
 from penstock.bus.state import deadletters
 from penstock_automations.actions.webhook.breaker import Breaker
 from penstock_automations.delivery import one_delivery
@@ -344,6 +347,31 @@ async def test_a_waiting_delivery_is_tried_at_once_past_the_breaker(api: Automat
     assert "replay makes it again" in over.json()["detail"]
 
 
+async def test_every_waiting_delivery_is_tried_at_once_although_the_receiver_still_fails(
+    api: AutomationsApi,
+) -> None:
+    api.receiver.usual["/hook"] = answers(500, retry_after="3600")
+    await api.make("hook", "llm.tool_call", webhook={"concurrency": 1})
+    run = await api.run()
+    await run.open()
+    for number in range(9):  # five failures open the breaker
+        await run.tool(number)
+    await until(api, "waiting", 9)
+    await eventually(partial(_waits_for, api, {"retry", "breaker"}), what="the reasons")
+    never_tried = {each["id"] for each in await listed(api) if each["attempts"] == 0}
+    assert never_tried
+    before = len(api.receiver.requests)
+    retried = await api.ask("POST", "/hook/retry-now", body={})
+    assert retried.json()["retried"] == 9
+    await api.receiver.count(before + 9, "/hook")
+    await eventually(partial(_waits_for, api, {"retry", None}), what="the results")
+    made = {each["id"]: each["attempts"] for each in await listed(api)}
+    assert {made[id] for id in never_tried} == {1}
+    await run.tool(9)
+    [put_off] = await until_put_off(api, "breaker", 1)
+    assert put_off["attempts"] == 0, "for all others, the breaker is still open"
+
+
 async def test_what_waits_for_a_silent_receiver_is_listed_with_the_reason(
     api: AutomationsApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,16 +446,33 @@ async def test_a_deleted_rule_keeps_its_history_and_makes_no_dead_letter(
     api.receiver.usual["/hook"] = answers(500, retry_after="3600")
     run = await api.run()
     await run.open()
-    for number in range(8):
+    for number in range(7):
         await run.tool(number)
+    await until(api, "waiting", 7)
+    await run.tool(7)  # while the breaker is open, so nothing of this delivery has begun
     await until(api, "waiting", 8)
     before = await _dead_letters(api)
     assert (await api.ask("DELETE", "/hook")).status_code == 204
-    dropped = await until(api, "failed", 8)
-    assert {each["last"]["code"] for each in dropped} == {"rule_deleted"}
+    failed = await until(api, "failed", 8)
+    assert {each["last"]["code"] for each in failed} == {"rule_deleted"}
+    assert 0 in {each["attempts"] for each in failed}, "the breaker has stopped some"
+    await eventually(partial(_outcomes_are, api, run.run_id, failed), what="the outcomes")
     assert len(await listed(api)) == 8, "the history can be read until it expires"
     assert (await api.ask("GET", "/hook/deliveries", caller("bob"))).status_code == 404
     assert await _dead_letters(api) == before
+
+
+async def _outcomes_are(api: AutomationsApi, run_id: str, failed: list[dict[str, Any]]) -> bool:
+    """Return whether each delivery has its outcome, and no other, on the timeline of the run."""
+    pattern = subjects.event("automation.failed", run_id)
+    events = [
+        orjson.loads(each.payload)
+        async for each in direct.replay(api.bus, streams.events_for(run_id), pattern)
+    ]
+    outcomes = Counter(
+        (each["data"]["delivery_id"], each["data"]["error"]["code"]) for each in events
+    )
+    return outcomes == Counter((each["id"], "rule_deleted") for each in failed)
 
 
 async def _dead_letters(api: AutomationsApi) -> int:

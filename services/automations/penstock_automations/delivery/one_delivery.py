@@ -393,10 +393,9 @@ class Delivery:
                 await publish(self._bus, first)
 
     async def _drop(self) -> None:
-        """End a delivery of a deleted rule, with an outcome event only if it may have begun."""
+        """End a delivery of a deleted rule with its outcome, but without a dead letter."""
         telemetry.DELIVERIES.labels("dropped").inc()
-        if self._record.announced or self._record.made or self._stored.delivered > 1:
-            await self._announce_outcome()
+        await self._announce_outcome()
 
     async def _tell_outcome(self) -> None:
         job, record = self._job, self._record
@@ -430,7 +429,6 @@ class Delivery:
             await write_once(
                 timeline, self._job, what="triggered", type_="automation.triggered", data=data
             )
-            self._record.announced = True
 
     async def _announce_outcome(self) -> bool:
         """Write the outcome to the timeline; return False if an earlier call has written it.

@@ -54,7 +54,6 @@ class DeliveryRecord(Record):
     ended_at: float | None = None
     next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")
     waits_for: WaitsFor | None = Field(None, description="What a waiting delivery waits for")
-    announced: bool = Field(False, description="Whether `automation.triggered` was written")
     job: dict[str, Any] = Field({}, description="The job of this replay's first attempt")
     answer: str | None = Field(
         None, description="Of a workflow's call: the first 64 KiB of the last answer"

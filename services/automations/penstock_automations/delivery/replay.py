@@ -44,7 +44,7 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
         raise CannotReplay("it still waits: retry-now sends it now")
     if failed.failure is not None:
         raise CannotReplay("the rule's condition failed, so there was nothing to deliver")
-    job = replace(failed.replayed(), ordered=False, woken_at=bus.clock.time())
+    job = replace(failed.replayed(), ordered=False)
     await publish(bus, job)
     if record.status == "failed":
         await deadletters.mark_key(bus, f"automations.{traceback_id(failed)}", "replayed")
@@ -63,7 +63,7 @@ async def retry_delivery(bus: Bus, record: DeliveryRecord) -> None:
     if record.status != "waiting":
         raise CannotReplay(f"it does not wait, it is {record.status}: replay makes it again")
     key = Job.parse(orjson.dumps(record.job)).key
-    await bring_forward(bus, f"{key}.*", lambda job: True)
+    await bring_forward(bus, f"{key}.*", lambda job: True, is_asked_for=True)
 
 
 async def replay_dead_letter(bus: Bus, stored: Stored) -> None:
@@ -81,5 +81,5 @@ async def replay_dead_letter(bus: Bus, stored: Stored) -> None:
     if record is not None and record.replay > job.replay:
         log.info("delivery %s was replayed before", job.webhook_id, extra=run_of(job.key))
         return
-    again = replace(job.replayed(), ordered=False, failure=None, woken_at=bus.clock.time())
+    again = replace(job.replayed(), ordered=False, failure=None)
     await publish(bus, again)

@@ -88,20 +88,26 @@ class Waking:
             log.warning("rule %s: deliveries wait until their own time: %s", rule_id, error)
             return
         if count and is_deleted:
-            log.info("rule %s was deleted: %d waiting deliveries are dropped", rule_id, count)
+            log.info("rule %s was deleted: %d waiting deliveries fail", rule_id, count)
         elif count:
             log.info("rule %s: %d deliveries that were put off are tried now", rule_id, count)
 
 
-async def bring_forward(bus: Bus, key: str, is_wanted: Callable[[Job], bool]) -> int:
+async def bring_forward(
+    bus: Bus, key: str, is_wanted: Callable[[Job], bool], *, is_asked_for: bool = False
+) -> int:
     """Let scheduled jobs become due, `PER_S` in each second; return their number.
 
-    `key` is the key of a delivery or a pattern of keys. Raises BusError; repeat the call.
+    `key` is the key of a delivery or a pattern of keys. If a person asked for the attempts, the
+    breaker stops none of them, also if others of them fail meanwhile. Raises BusError; repeat the
+    call.
     """
     begun, count = bus.clock.time(), 0
     async for stored, job in _scheduled(bus, key):
         if is_wanted(job):
-            count += await _reschedule(bus, stored, job, begun + count // PER_S)
+            asked_for = is_asked_for or job.is_asked_for
+            woken = replace(job, woken_at=bus.clock.time(), is_asked_for=asked_for)
+            count += await _reschedule(bus, stored, woken, begun + count // PER_S)
     return count
 
 
@@ -114,10 +120,9 @@ async def _scheduled(bus: Bus, key: str) -> AsyncIterator[tuple[Stored, Job]]:
 
 
 async def _reschedule(bus: Bus, stored: Stored, job: Job, at: float) -> bool:
-    payload = replace(job, woken_at=bus.clock.time()).dump()
     names = job.schedule_subject, job.due_subject
     try:
-        await reschedule(bus, *names, at, payload, stored.sequence, DUE_TTL_S)
+        await reschedule(bus, *names, at, job.dump(), stored.sequence, DUE_TTL_S)
     except FenceConflict:
         return False  # it is due already, or another process has brought it forward
     return True

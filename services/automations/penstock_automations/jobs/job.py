@@ -116,7 +116,8 @@ class Job:
     deferrals: int = 0  # how often the delivery was put off without an attempt
     replay: int = 0  # how often the delivery was replayed by a person
     since: float = 0.0  # when the delivery was begun or last paused, Unix seconds; 0: not yet
-    woken_at: float = 0.0  # when it was found that the receiver works, or a person asked to send
+    woken_at: float = 0.0  # when it was found that the receiver works
+    is_asked_for: bool = False  # whether a person asked for this attempt, past an open breaker
     failure: str | None = None  # the reason why the delivery fails at once, without an attempt
     failure_code: FailureCode = "condition"
 
@@ -189,16 +190,15 @@ class Job:
         return f"order.{self.rule}.{self.run_id}"
 
     def attempt_after(self, made: int, since: float) -> Job:
-        return replace(self, attempt=made + 1, deferrals=0, since=since)
+        return replace(self, attempt=made + 1, deferrals=0, since=since, is_asked_for=False)
 
     def deferred(self, since: float) -> Job:
         return replace(self, deferrals=self.deferrals + 1, since=since)
 
     def replayed(self) -> Job:
-        """Return the job of a replay, which begins with the first attempt."""
-        return replace(
-            self, attempt=1, deferrals=0, replay=self.replay + 1, since=0.0, woken_at=0.0
-        )
+        """Return the job of a replay, which a person asks for. It begins with the first attempt."""
+        again = replace(self, attempt=1, deferrals=0, replay=self.replay + 1)
+        return replace(again, since=0.0, woken_at=0.0, is_asked_for=True)
 
     def dump(self) -> bytes:
         """Return the job as JSON; fields with their default value are left out."""

@@ -58,8 +58,9 @@ class Breaker:
     def admit(self, now: float, woken: float = 0.0) -> float:
         """Return 0 if a request may be made now, otherwise the seconds to wait.
 
-        `woken` is when a person, or a success of another process, showed that the endpoint works.
-        The breaker does not stop such a request until a later request fails. If the result is 0,
+        `woken` is when a success, perhaps of another process, showed that the endpoint works. The
+        breaker does not stop such a request until a later request fails. With `math.inf`, the
+        breaker never stops the request. If the result is 0,
         the caller makes the request and records its result. If a caller never records the result of
         a probe, another probe is admitted later.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -113,7 +114,12 @@ class WebhookExecutor(ActionExecutor):
         return request, attempted
 
     def _woken(self, job: Job) -> float:
-        """Return on the monotonic clock when the job was woken."""
+        """Return on the monotonic clock when the job was woken.
+
+        If a person asked for the attempt, no failure is later: the breaker never stops it.
+        """
+        if job.is_asked_for:
+            return math.inf
         return time.monotonic() - (self._bus.clock.time() - job.woken_at) if job.woken_at else 0.0
 
     def _request(
