@@ -432,7 +432,7 @@ async def until_put_off(api: AutomationsApi, reason: str, count: int) -> list[di
     return found
 
 
-async def _waits_for(api: AutomationsApi, reasons: set[str]) -> bool:
+async def _waits_for(api: AutomationsApi, reasons: set[str | None]) -> bool:
     return {each["waits_for"] for each in await listed(api)} == reasons
 
 

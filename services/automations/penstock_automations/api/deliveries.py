@@ -189,7 +189,7 @@ class Deliveries:
         operation(
             method="GET",
             path="/v1/automations/{rule_id}/deliveries",
-            summary="The deliveries of a rule, the newest first; failed ones are its dead letters",
+            summary="The deliveries of a rule, the newest first",
             description="Also of a rule that was deleted, until its deliveries expire.",
             answers={200: json("A page", a_page("deliveries", DELIVERY))},
             parameters=(RULE_ID, *_FILTERS),

@@ -178,7 +178,7 @@ class RuleStore:
     async def delete(self, rule_id: str, expected: int | None = None) -> bool:
         """Delete a rule; return False if there is no such rule.
 
-        Its deliveries that wait are dropped. Its owner can read its deliveries until they expire.
+        Its deliveries that wait fail. Its owner can read its deliveries until they expire.
 
         Raises:
             VersionConflict: the rule has another revision than expected.

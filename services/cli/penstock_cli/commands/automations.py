@@ -86,7 +86,7 @@ def apply(
 
 @app.command("delete")
 def delete(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Delete a rule. Deliveries of the rule that still wait then fail."""
+    """Delete a rule. Its waiting deliveries fail, without dead letters."""
     with connected(url, as_json) as (api, output):
         api.call("DELETE", _path(rule), repeat=False)
         output.notice(f"{rule} is deleted")
@@ -134,9 +134,7 @@ def deliveries(
     delivery: Annotated[
         str | None, typer.Argument(help="The delivery that is shown with all its attempts.")
     ] = None,
-    status: Annotated[
-        str | None, typer.Option(help="waiting, delivered, or failed, which are dead letters.")
-    ] = None,
+    status: Annotated[str | None, typer.Option(help="waiting, delivered or failed.")] = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 100,
