@@ -55,6 +55,7 @@ def test_the_agents_of_a_server_are_listed(api_with_agents: PenstockApi) -> None
         ["agent", "name", "protocol", "kind", "answers"],
         ["a", "A", "agno", "agent", "yes"],
         ["b", "B", "adk", "agent", "no"],
+        ["c", "C", "adk", "agent", "is", "being", "set", "up"],
     ]
     lines = penstock("--url", api_with_agents.url, "--json").stdout.splitlines()
     assert [json.loads(line) for line in lines] == api_with_agents.agents
@@ -67,6 +68,10 @@ def api_with_agents() -> Iterator[PenstockApi]:
     api.agents = [
         {"id": "a", "name": "A", "protocol": "agno", "kind": "agent", "answers": True},
         {"id": "b", "name": "B", "protocol": "adk", "kind": "agent", "answers": False},
+        {
+            **{"id": "c", "name": "C", "protocol": "adk", "kind": "agent"},
+            **{"answers": False, "starting": True},
+        },
     ]
     api.start()
     yield api

@@ -71,6 +71,16 @@ def test_of_steps_that_speak_at_the_same_time_each_has_whole_lines() -> None:
     ) == ("ann: It rains.\nbob: I found two.\ndone: step_b\n")
 
 
+def test_an_agent_that_speaks_in_two_steps_is_named_with_the_second_step() -> None:
+    first, second = ({"id": f"r{n}", "name": "assistant"} for n in (1, 2))
+    assert said(
+        stream("One.", "a", subrun=first, step_id="step_a"),
+        event("llm.message_completed", {"content": "", "message_id": "a"}, subrun=first),
+        event("system.warning", {"message": "late"}, subrun=second, step_id="step_b"),
+        stream("Two.", "b", subrun=second, step_id="step_b"),
+    ) == ("assistant: One.\nassistant (step_b): ! late\nassistant (step_b): Two.")
+
+
 def test_a_text_that_is_held_is_shown_before_the_next_line_and_at_the_end() -> None:
     ann, bob = {"id": "r1", "name": "ann"}, {"id": "r2", "name": "bob"}
     both = stream("It ", "a", subrun=ann), stream("I ", "b", subrun=bob)

@@ -217,9 +217,20 @@ async def test_a_retired_workflow_does_not_run(invoke: Invoke, folder: Path) -> 
     (folder / "old.yaml").write_text(INNER.replace("inner", "old"))
     await invoke("apply", str(folder / "old.yaml"))
     assert (await invoke("retire", "old")).exit_code == 0
-    refused = await invoke("run", "old")
-    assert refused.exit_code == 2
-    assert "retired" in refused.stderr
+    told = "the workflow old is retired: it cannot be started before a new version is stored"
+    for words in (["run", "old"], ["show", "old"]):
+        refused = await invoke(*words)
+        assert refused.exit_code == 2
+        assert told in refused.stderr
+    again = await invoke("apply", str(folder / "old.yaml"))
+    assert (again.exit_code, again.stdout) == (0, "old: version 1 is stored\n")
+    assert told in again.stderr
+    assert "1" in (await invoke("show", "old", "--versions")).stdout
+    (folder / "old.yaml").write_text(INNER.replace("inner", "old").replace('"1"', '"2"'))
+    assert "stored and the latest" in (await invoke("apply", str(folder / "old.yaml"))).stdout
+    (folder / "old.yaml").write_text(INNER.replace("inner", "old"))
+    older = await invoke("apply", str(folder / "old.yaml"))
+    assert "version 2 stays the latest" in older.stderr
 
 
 async def test_the_server_names_what_this_machine_cannot_know(invoke: Invoke, folder: Path) -> None:

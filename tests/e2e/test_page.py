@@ -130,6 +130,31 @@ async def test_a_streamed_run_is_shown_as_it_comes(demo: Up) -> None:
         is_clean(page, demo.url)
 
 
+# Has the page get lists in which every run is still running, as from a service that lags behind.
+OLD_LISTS = """
+const fetched = window.fetch;
+window.fetch = async (path, options) => {
+  const answer = await fetched(path, options);
+  if (!path.startsWith("/v1/runs?")) return answer;
+  const text = (await answer.text()).replaceAll('"status":"completed"', '"status":"running"');
+  return new Response(text, { status: answer.status });
+};
+undefined
+"""
+
+
+async def test_a_run_that_its_card_shows_as_completed_is_not_running_in_the_list(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
+        await ready(page, "assistant")
+        await page.value(OLD_LISTS)
+        await starts(page, STREAMED, "assistant", "What is the weather in Oslo?")
+        await says(page, STREAMED, "completed with event")
+        row = "document.querySelector('#runs li').innerText"
+        await page.until(f"/weather in Oslo.*completed/s.test({row})")
+        others = "[...document.querySelectorAll('#runs li')].slice(1).map(each => each.innerText)"
+        assert not [each for each in await page.value(others) if "completed" in each]
+
+
 @pytest.mark.parametrize(
     ("button", "ends"), [("approve", "Done: report.txt is gone"), ("reject", "stays where it is")]
 )

@@ -98,7 +98,11 @@ async def _latest_version(bus: Bus, name: str) -> str:
         )
     latest = LatestWorkflow.model_validate_json(entry.value)
     if latest.version is None:
-        raise Problem(404, f"the workflow {name} is retired: it cannot be started")
+        raise Problem(
+            404,
+            f"the workflow {name} is retired: it cannot be started before a new version is stored "
+            f"(`penstock workflow show {name} --versions` lists the old ones)",
+        )
     return latest.version
 
 

@@ -121,7 +121,8 @@ def _check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> i
 
 
 def _row(columns: Sequence[str], agent: Record) -> list[str]:
-    return [_cell(agent.get(column)) for column in columns]
+    shown = {**agent, "answers": "is being set up"} if agent.get("starting") else agent
+    return [_cell(shown.get(column)) for column in columns]
 
 
 def _cell(value: object) -> str:

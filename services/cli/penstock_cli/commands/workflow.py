@@ -225,7 +225,18 @@ def _store(api: Api, output: Output, file: Checked) -> int:
     else:
         latest = " and the latest" if stored.get("is_latest") else ""
         output.text(f"{name}: version {version} is stored{latest}")
+        if not latest:
+            output.notice(f"penstock: {file.path}: {_no_latest(api, name)}")
     return 0
+
+
+def _no_latest(api: Api, name: str) -> str:
+    """Return why a version that was just stored is not the latest one: another is, or none."""
+    try:
+        latest = _version(api, name, None)["version"]
+    except ApiError as error:
+        return str(error)
+    return f"version {latest} stays the latest; a new version would become the latest"
 
 
 def _line(path: Path, problem: Record) -> str:

@@ -80,6 +80,7 @@ class View:
         self._open: _Text | None = None  # The text whose line has not ended yet.
         # Texts that wait until the open line ends, by their keys.
         self._held: dict[str, _Text] = {}
+        self._steps: dict[str, str] = {}  # The first step in which an agent spoke, by its name.
         self._shown: set[object] = set()  # Ids of messages whose text was shown.
         self._has_spoken = False  # Whether a text of the followed run itself was shown.
         self._latest = ""  # The text that was shown last.
@@ -89,7 +90,7 @@ class View:
         name = f"{event['event']['category']}.{event['event']['action']}"
         data: Data = event["data"]
         subrun = event.get("subrun") or {}
-        who, run = subrun.get("name"), subrun.get("id")
+        who, run = self._who(subrun.get("name"), event.get("step_id")), subrun.get("id")
         message_id = data.get("message_id")
         match name:
             case "lifecycle.started":
@@ -119,6 +120,12 @@ class View:
             pieces.append(("\n", ""))
             self._open = None
         return pieces
+
+    def _who(self, name: str | None, step: str | None) -> str | None:
+        """Return the name of an agent, with the step if the agent has spoken in another step."""
+        if name is None or step is None or self._steps.setdefault(name, step) == step:
+            return name
+        return f"{name} ({step})"
 
     def _needs_summary(self, summary: str | None) -> bool:
         """Return whether a run's summary must be shown.

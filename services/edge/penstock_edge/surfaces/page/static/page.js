@@ -28,6 +28,7 @@ const TRIALS = [
 ];
 
 const byId = (id) => document.getElementById(id);
+const ends = new Map(); // run id to how it ended: the run's stream says so before the list does
 const panels = new Map(); // approval id to {box, settle}
 
 function say(text) {
@@ -65,7 +66,8 @@ function showRuns(runs) {
       const row = make("li");
       const link = make("a", "", short(run.message, 60) || run.run_id);
       link.href = `#${run.run_id}`;
-      row.append(link, make("span", "tag", run.agent), make("span", run.status, run.status));
+      const status = ends.get(run.run_id) ?? run.status;
+      row.append(link, make("span", "tag", run.agent), make("span", status, status));
       return row;
     }),
   );
@@ -148,7 +150,8 @@ function lookIfSeen() {
   else look();
 }
 
-function changed() {
+function changed(endedRun, status) {
+  if (endedRun) ends.set(endedRun, status);
   clearTimeout(again);
   again = setTimeout(look, AFTER_A_CHANGE_MS);
 }

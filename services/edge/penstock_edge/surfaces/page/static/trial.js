@@ -38,7 +38,10 @@ const PIECES = {
   "llm.reasoning": (data) => ["dim", data.reasoning_id, data.thought],
 };
 
-/** Make a trial. It calls `changed` whenever the lists of runs or approvals may have changed. */
+/**
+ * Make a trial. It calls `changed` whenever the lists of runs or approvals may have changed; at the
+ * end of a run with the run's id and how it ended.
+ */
 export function trial({ title, about, message, leaves }, changed) {
   const card = document.getElementById("trial").content.firstElementChild.cloneNode(true);
   const part = (selector) => card.querySelector(selector);
@@ -129,7 +132,7 @@ export function trial({ title, about, message, leaves }, changed) {
       close();
       say(`${event.event.action} with event ${last}`);
       settle?.("the run has ended");
-      changed();
+      changed(runId, event.event.action);
       nameUndelivered(runId);
     }
     buttons();
