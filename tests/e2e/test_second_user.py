@@ -39,6 +39,9 @@ MOST_S = 1.0
 # On a machine that has no time, everything takes longer also without an attack. There, nothing may
 # take longer than so many times what the slowest thing takes without one.
 TIMES = 8
+# However slow the machine is, who waits so long is delayed by the attack: what is left of it also
+# delays what is measured without it.
+WORST_S = 10.0
 SETTINGS = {
     "auth_jwt_secret": SECRET,
     "webhook_allow_hosts": "127.0.0.1",
@@ -197,5 +200,6 @@ async def test_an_attack_keeps_no_second_user_waiting(
     print(f"alone {site.alone_s:.3f} s, beside {beside_s}, the attacker got {dict(statuses)}")
     if max(beside_s.values()) > max(MOST_S, TIMES * site.alone_s):
         await site.measure_alone()  # the machine may have become slower
-    slow = {k: each for k, each in beside_s.items() if each > max(MOST_S, TIMES * site.alone_s)}
+    most_s = min(max(MOST_S, TIMES * site.alone_s), WORST_S)
+    slow = {k: each for k, each in beside_s.items() if each > most_s}
     assert not slow, f"alone, the slowest took {site.alone_s:.3f} s"

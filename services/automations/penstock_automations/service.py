@@ -109,12 +109,13 @@ class AutomationsService(Service):
             "run": StartRunExecutor(self.bus, context.config, starter),
             "decide": DecideExecutor(self.bus),
         }
-        evaluations = Evaluations(self._store)
+        evaluations, places = Evaluations(self._store), Shares(settings.deliveries_at_once)
         self._matcher = Matcher(
             self.bus,
             self._rules,
             evaluations,
             order,
+            places,
             give_up=self.give_up,
             batch=settings.match_batch,
         )
@@ -130,7 +131,7 @@ class AutomationsService(Service):
             announcements=Announcements(self.bus, context.pod),
             records=records,
             failing=failing,
-            places=Shares(settings.deliveries_at_once),
+            places=places,
             delays_s=settings.retry_delays_s,
             max_age_s=settings.delivery_max_age_s,
         )

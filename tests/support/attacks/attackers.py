@@ -41,7 +41,8 @@ ITSELF = {
     "on_failure": "continue",
 }
 BODY_BYTES, SENT_BYTES = 260_000, 250_000
-SILENT = 28
+# Rules of a user, and how many runs with 50 events they get: 1,400 deliveries for each run.
+SILENT, SILENT_RUNS = 28, 40
 # Requests without a user, which each service answers on its port.
 OPEN_PATHS = {
     "edge": "/v1/runs",
@@ -195,6 +196,11 @@ async def failing_receiver(mallory: Attacker) -> None:
 
 
 async def silent_receivers(mallory: Attacker) -> None:
+    """Have more deliveries wait for receivers that never answer than a process has places.
+
+    The runs end, so that a deleted rule leaves no more deliveries than the next attack can bear.
+    """
+
     async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -203,7 +209,10 @@ async def silent_receivers(mallory: Attacker) -> None:
         server = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         await mallory.rule(f"silent-{number}", f"http://127.0.0.1:{port}/", "llm.stream")
-    await mallory.again_and_again(1, lambda: mallory.run("deltas-20"), 5)
+    runs = round(SILENT_RUNS * mallory.target.scale)
+    await asyncio.gather(*(mallory.run("deltas-50") for _ in range(runs)))
+    mallory.is_under_way = True
+    await asyncio.Event().wait()
 
 
 async def many_rules(mallory: Attacker) -> None:

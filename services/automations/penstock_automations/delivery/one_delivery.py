@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
-from penstock.bus.write.schedules import schedule
 from penstock.runs.calls import CallJob
 from penstock.tracing import spans
 from penstock_automations.actions.executor import (
@@ -44,9 +44,9 @@ from penstock_automations.delivery.outcomes import (
     waiting_user,
 )
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records, new_record
-from penstock_automations.jobs.job import DUE_TTL_S, CallSource, EventSource, Job, TriggerSource
+from penstock_automations.jobs.job import CallSource, EventSource, Job, TriggerSource
 from penstock_automations.jobs.order import Order
-from penstock_automations.jobs.publish import publish
+from penstock_automations.jobs.publish import postpone, publish
 from penstock_automations.rules.calls import CallRefused, CallSecret, rule_of_call
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
@@ -59,9 +59,8 @@ T = TypeVar("T")
 RETRY_S = 1.0
 MAX_RETRY_AFTER_S = 24 * 3600.0
 _SPREAD = 0.1  # delays are varied by up to this part
-# The first and the longest wait in seconds of a delivery whose rule is paused, and of a delivery
-# whose owner has no place in this process.
-PAUSED_S, NO_PLACE_S = (10.0, 3600.0), (1.0, 60.0)
+# The first and the longest wait in seconds of a delivery whose rule is paused.
+PAUSED_S = (10.0, 3600.0)
 # Seconds after which a delivery that waits for its receiver gets a record, so that lists have it.
 # A delivery to a receiver that works waits no longer (`AHEAD_S`), and needs one write less
 # (decision 0276).
@@ -204,7 +203,7 @@ class Delivery:
             return Failed("rule_deleted", text, unrecorded=True)
         self._record.name = rule.record.rule.name
         if not rule.matches_now:
-            return AttemptDeferred(deferral_delay_s(PAUSED_S, job.deferrals), "pause")
+            return AttemptDeferred(paused_delay_s(job.deferrals), "pause")
         return rule
 
     async def _rule_of_call(self, call: CallJob) -> CompiledRule | Failed:
@@ -226,7 +225,7 @@ class Delivery:
     async def _attempt_with_place(self, rule: CompiledRule) -> Result:
         owner, places = rule.record.owner.user_id, self._parts.places
         if not places.take(owner):
-            return AttemptDeferred(deferral_delay_s(NO_PLACE_S, self._job.deferrals))
+            return AttemptDeferred(places.reserve_wait_s(owner, time.monotonic()))
         try:
             executor = self._parts.executors[rule.record.rule.action.kind]
             async with executor.reserve_capacity(rule, self._job) as put_off:
@@ -331,7 +330,7 @@ class Delivery:
             record.wait(put_off.waits_for, None if is_short else at)
             # If another process has written the record meanwhile, its record is kept.
             await self._parts.records.put(job, record)
-        await self._schedule(job.deferred(self._since), at)
+        await postpone(self._bus, job.deferred(self._since), at)
 
     async def _fail(self, failed: Failed) -> None:
         record = self._record
@@ -373,7 +372,7 @@ class Delivery:
             # If the next attempt was put off already, its job is scheduled.
             if record.waits_for in (None, "retry"):
                 at = record.next_at or self._bus.clock.time()
-                await self._schedule(job.attempt_after(record.made, self._since), at)
+                await postpone(self._bus, job.attempt_after(record.made, self._since), at)
             return
         if isinstance(job.source, CallSource):
             call = job.source.call
@@ -463,10 +462,6 @@ class Delivery:
         if spans.is_on():
             spans.record(span_of(self._job, self._record, self._traceparent))
 
-    async def _schedule(self, job: Job, at: float) -> None:
-        names = job.schedule_subject, job.due_subject
-        await schedule(self._bus, *names, at, job.dump(), DUE_TTL_S)
-
     async def _occurrence(self) -> Occurrence | None:
         source = self._job.source
         if isinstance(source, TriggerSource):
@@ -518,7 +513,7 @@ def delay_s(
     return delays_s[attempt - 1] * (1 + _SPREAD * (2 * random - 1))
 
 
-def deferral_delay_s(first_and_longest_s: tuple[float, float], deferrals: int) -> float:
+def paused_delay_s(deferrals: int) -> float:
     """Return the seconds to wait, which double with each deferral up to the longest wait."""
-    first_s, longest_s = first_and_longest_s
+    first_s, longest_s = PAUSED_S
     return min(first_s * 2.0 ** min(deferrals, 20), longest_s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from penstock.bus import Bus, FenceConflict, Message, Stored
 from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.write import fence
-from penstock_automations.jobs.job import Job
+from penstock.bus.write.schedules import schedule
+from penstock_automations.jobs.job import DUE_TTL_S, Job
 
 
 async def publish(bus: Bus, job: Job) -> None:
@@ -16,6 +17,15 @@ async def publish(bus: Bus, job: Job) -> None:
     """
     headers = {"Nats-Msg-Id": job.message_id}
     await bus.publisher.publish(Message(job.subject, job.dump(), headers))
+
+
+async def postpone(bus: Bus, job: Job, at: float) -> None:
+    """Have a job come to DELIVERIES at the time `at`, in Unix seconds. A repeated call stores
+    nothing while the first job waits.
+
+    Raises BusError; repeat the call.
+    """
+    await schedule(bus, job.schedule_subject, job.due_subject, at, job.dump(), DUE_TTL_S)
 
 
 async def publish_due(bus: Bus, give_up: GiveUp, stored: Stored) -> None:

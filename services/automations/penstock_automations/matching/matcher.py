@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,9 +19,10 @@ from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock.expressions import Budget, TooMuch
+from penstock_automations.actions.shares import Shares
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
-from penstock_automations.jobs.publish import publish
+from penstock_automations.jobs.publish import postpone, publish
 from penstock_automations.matching.evaluations import LOOP_STEPS, Evaluations
 from penstock_automations.matching.facts import Facts, RunFacts
 from penstock_automations.matching.lanes import Lanes
@@ -104,6 +105,7 @@ class Matcher:
         rules: CurrentRules,
         evaluations: Evaluations,
         order: Order,
+        places: Shares,
         *,
         give_up: GiveUp,
         batch: int,
@@ -112,6 +114,7 @@ class Matcher:
         self._rules = rules
         self._evaluations = evaluations
         self._order = order
+        self._places = places
         self._give_up = give_up
         self._batch = batch
         self._facts = Facts(bus)
@@ -252,9 +255,25 @@ class Matcher:
         extended = (self._order.extend(queue, self._between) for queue in queues.values())
         first = [job for job in await asyncio.gather(*extended) if job is not None]
         unordered = [job for job in jobs if not job.ordered]
-        await asyncio.gather(*(publish(self._bus, job) for job in (*unordered, *first)))
+        await asyncio.gather(*self._entries((*unordered, *first)))
         for job in jobs:
             telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
+
+    def _entries(self, jobs: Iterable[Job]) -> Iterator[Awaitable[None]]:
+        """Yield a write for each job. A job whose owner has no room now is scheduled.
+
+        In DELIVERIES, it would only stand before the jobs of other owners.
+        """
+        room: dict[str, int] = {}
+        for job in jobs:
+            rule = self._rules.get(job.rule)
+            owner = rule.record.owner.user_id if rule is not None else ""
+            room[owner] = room.get(owner, self._places.room(owner)) - 1
+            if room[owner] >= 0:
+                yield publish(self._bus, job)
+            else:
+                wait_s = self._places.reserve_wait_s(owner, time.monotonic())
+                yield postpone(self._bus, job, self._bus.clock.time() + wait_s)
 
     async def _between(self, job: Job, after: int, upto: int) -> list[Job]:
         """Return the jobs of the job's rule and run for the events between two stream sequences."""
