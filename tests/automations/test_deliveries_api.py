@@ -15,6 +15,7 @@ import pytest_asyncio
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.state import deadletters
+from penstock.events import timestamp
 from penstock_automations.actions.webhook.breaker import Breaker
 from penstock_automations.delivery import one_delivery
 from penstock_automations.delivery.records import Attempt, DeliveryRecord
@@ -296,8 +297,20 @@ async def test_endpoints_that_get_no_requests_are_shown_to_the_owner_of_their_ru
     [endpoint] = await shown(caller())
     assert endpoint["endpoint"] == f"http://127.0.0.1:{api.receiver.port}"
     assert (endpoint["state"], endpoint["failures"] >= 5) == ("open", True)
+    assert endpoint["next_at"] > timestamp(int(api.bus.clock.time() * 1000))
     assert await shown(ADMIN) == [endpoint]
     assert await shown(caller("bob")) == []
+    bucket = api.bus.bucket("endpoints")
+    [entry] = await bucket.entries()
+    past = {**orjson.loads(entry.value), "next_at": "2023-11-14T22:13:20.000Z"}
+    await bucket.put(entry.key, orjson.dumps(past))
+    assert [each["next_at"] for each in await shown(caller())] == [None], "a request may be made"
+
+    async def is_gone() -> bool:
+        return await shown(ADMIN) == []
+
+    assert (await api.ask("DELETE", "/hook")).status_code == 204
+    await eventually(is_gone, what="the end of the deleted rule's endpoint")
 
 
 async def test_a_record_that_cannot_be_read_harms_no_list(

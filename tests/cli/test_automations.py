@@ -187,6 +187,32 @@ async def test_a_rule_is_tried(penstock: Invoke, api: AutomationsApi) -> None:
     assert dry.stdout.splitlines()[0].endswith("events: 1 matched")
 
 
+async def test_what_deliveries_wait_for_and_which_rules_endpoint_is_blocked_is_shown(
+    penstock: Invoke, api: AutomationsApi
+) -> None:
+    await api.make("blocked", "llm.tool_call", webhook={"concurrency": 1})
+    api.receiver.usual["/blocked"] = answers(503)
+    run = await api.run()
+    await run.open()
+    for number in range(7):  # five failures open the breaker
+        await run.tool(number)
+
+    async def rows() -> list[str]:
+        shown = await penstock("deliveries", "blocked", "--status", "waiting")
+        found = [line for line in shown.stdout.splitlines() if "breaker, until 20" in line]
+        return found if len(found) == 2 else []
+
+    await eventually(rows, what="two deliveries that wait for the breaker")
+
+    async def endpoint() -> str:
+        shown = await penstock("endpoints")
+        return shown.stdout if "open" in shown.stdout else ""
+
+    head, row = (await eventually(endpoint, what="the open breaker")).splitlines()
+    assert head.split()[:3] == ["endpoint", "rule", "state"]
+    assert row.split()[1:3] == ["blocked", "open"]
+
+
 async def test_deliveries_are_shown_and_made_again(penstock: Invoke, api: AutomationsApi) -> None:
     await api.make("hook")
     api.receiver.usual["/hook"] = answers(500, "broken")

@@ -136,7 +136,12 @@ class AutomationsService(Service):
             max_age_s=settings.delivery_max_age_s,
         )
         self._deliverer = Deliverer(parts, self.give_up)
-        self._waking = Waking(self.bus, self._rules, failing)
+
+        def forget(rule_id: str, uid: str) -> None:
+            failing.forget(rule_id)
+            webhooks.endpoints.forget(rule_id, uid)
+
+        self._waking = Waking(self.bus, self._rules, forget)
         webhooks.on_success = self._on_success
         self._schedules = Schedules(self.bus, self._rules, evaluations, self.give_up)
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)

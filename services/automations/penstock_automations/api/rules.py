@@ -135,7 +135,8 @@ class Rules:
                 owner,
                 all_users=everybody,
                 expected=0,
-                refusal=f"the id {asked.id} is taken; choose another",
+                refusal=f"the id {asked.id} is taken, perhaps by a rule of the operator or another "
+                "user, which you cannot see; choose another",
             )
         return await self._rules.respond_with(record, made_secrets(asked, record.rule, None), 201)
 

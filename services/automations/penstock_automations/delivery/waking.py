@@ -17,7 +17,6 @@ from penstock.bus import Bus, BusError, FenceConflict, Stored, subjects
 from penstock.bus.read import direct
 from penstock.bus.streams import SCHEDULES
 from penstock.bus.write.schedules import reschedule
-from penstock_automations.delivery.failing import FailingRules
 from penstock_automations.jobs.job import DUE_TTL_S, Job
 from penstock_automations.rules.store import CurrentRules
 
@@ -31,10 +30,10 @@ class Waking:
     """Wakes the waiting deliveries of rules that were resumed or deleted, or whose receiver works
     again."""
 
-    def __init__(self, bus: Bus, rules: CurrentRules, failing: FailingRules) -> None:
+    def __init__(self, bus: Bus, rules: CurrentRules, forget: Callable[[str, str], None]) -> None:
         self._bus = bus
         self._rules = rules
-        self._failing = failing
+        self._forget = forget  # called with the id and the `uid` of a rule that was deleted
         # by id and `uid`: whether the rule is active
         self._active: dict[tuple[str, str], bool] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -47,7 +46,7 @@ class Waking:
         }
         for rule, was_active in before.items():
             if rule not in self._active:
-                self._failing.forget(rule[0])
+                self._forget(*rule)
                 self._begin(rule, is_deleted=True)
             elif self._active[rule] and not was_active:
                 self._begin(rule)

@@ -150,7 +150,7 @@ def deliveries(
             return
         path = _path("deliveries") if rule is None else _path(rule, "deliveries")
         found, more = api.pages(path, "deliveries", "after", limit, filters)
-        columns = ("delivery", "began", "type", "status", "attempts", "last")
+        columns = ("delivery", "began", "type", "status", "waits for", "attempts", "last")
         output.listing(found, columns, _row_of_delivery, more=more)
 
 
@@ -251,8 +251,8 @@ def endpoints(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
         if not found and not as_json:
             output.notice("no endpoint is blocked by its circuit breaker")
             return
-        columns = ("endpoint", "state", "failures", "next_at", "process")
-        output.listing(found, columns, lambda each: [each[name] for name in columns])
+        columns = ("endpoint", "rule", "state", "failures", "next request", "process")
+        output.listing(found, columns, _row_of_endpoint)
 
 
 def _repeat(
@@ -444,4 +444,15 @@ def _row_of_delivery(found: Record) -> tuple[object, ...]:
     last = found["last"] or {}
     text = last.get("text") or last.get("status") or ""
     about = (found["id"], found["began_at"], found["type"], found["status"])
-    return (*about, found["attempts"], text)
+    return (*about, _wait(found), found["attempts"], text)
+
+
+def _wait(found: Record) -> str:
+    if found["next_at"] is None:
+        return found["waits_for"] or ""
+    return f"{found['waits_for']}, until {found['next_at']}"
+
+
+def _row_of_endpoint(found: Record) -> tuple[object, ...]:
+    about = (found["endpoint"], found["rule"], found["state"], found["failures"])
+    return (*about, found["next_at"] or "with the next delivery", found["process"])

@@ -143,8 +143,7 @@ class Endpoints:
         The webhook's concurrency and rate replace the endpoint's earlier concurrency and rate.
         """
         url, owner = origin(webhook.url), rule.record.owner.user_id
-        who = f"{rule.id} {owner if rule.id == CALLS else rule.record.uid}"
-        key = f"{who} {url}"
+        key = f"{rule.id} {owner if rule.id == CALLS else rule.record.uid} {url}"
         endpoint = self._known.get(key)
         if endpoint is None:
             endpoint = self._known[key] = Endpoint(rule.id, owner, url)
@@ -159,6 +158,11 @@ class Endpoints:
         else:
             endpoint.rate.per_s = webhook.rate_per_s
         return endpoint
+
+    def forget(self, rule_id: str, uid: str) -> None:
+        """Forget the endpoints of a rule that was deleted."""
+        for key in [key for key in self._known if key.startswith(f"{rule_id} {uid} ")]:
+            del self._known[key]
 
     @asynccontextmanager
     async def place_at_host(self, endpoint: Endpoint) -> AsyncIterator[None]:
