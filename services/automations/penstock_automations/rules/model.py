@@ -20,6 +20,7 @@ from pydantic import (
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ExpressionError
+from penstock.settings import did_you_mean
 from penstock.validation import Part, check_url, reason_of
 from penstock_automations.rules.actions import DecideAction, RunAction
 from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
@@ -41,7 +42,10 @@ TRIGGERS: Final = ("subjects", "schedule", "hook")
 # The words that no rule may have as its id, because they follow /v1/automations/ in other paths.
 RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay", "retry-now"})
 
-RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+_ID: Final = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+RuleId = Annotated[str, Field(pattern=_ID)]
+_REASONS: Final = {"list_type": "must be a list"}
+_PATTERNS: Final = {_ID: "use up to 63 of a to z, 0 to 9, - and _, with a letter or a digit first"}
 
 
 class BasicAuth(Part):
@@ -296,11 +300,19 @@ def types_of(subject: str) -> frozenset[str]:
         found = {subject} & _TYPES
     if not found:
         categories = ", ".join(sorted({type_.partition(".")[0] for type_ in _TYPES}))
+        guess = did_you_mean(subject, _TYPES) or ";"
         raise ValueError(
-            f"there are no events {subject!r}; use category.action or category.*, with a category "
-            f"of {categories}"
+            f"there are no events {subject!r}{guess} use category.action or category.*, with a "
+            f"category of {categories}"
         )
     return frozenset(found)
+
+
+_FIELDS: Final = {
+    "": Rule.model_fields,
+    "action": Action.model_fields,
+    "action.webhook": Webhook.model_fields,
+}
 
 
 def fields_of(error: ValidationError) -> list[dict[str, Any]]:
@@ -310,7 +322,12 @@ def fields_of(error: ValidationError) -> list[dict[str, Any]]:
 
 def _problem(each: Mapping[str, Any]) -> dict[str, Any]:
     cause = each.get("ctx", {}).get("error")
-    reason = reason_of(each)
+    reason = _REASONS.get(each["type"], reason_of(each))
+    if each["type"] == "string_pattern_mismatch":
+        reason = _PATTERNS.get(each["ctx"]["pattern"], reason)
+    elif each["type"] == "extra_forbidden":
+        *parents, name = map(str, each["loc"])
+        reason += did_you_mean(name, _FIELDS.get(".".join(parents), ()))
     problem: dict[str, Any] = {
         "field": ".".join(str(step) for step in each["loc"]),
         "reason": reason,
