@@ -86,7 +86,7 @@ export interface RequestedItem {
   input_schema?: Record<string, unknown> | null;
   /** The options that an answer may choose from. */
   options?: unknown[] | null;
-  /** Whether a decision may change the arguments. */
+  /** Whether the agent's server takes changed arguments. The policy may still forbid them: `editable` of the approval that a decider reads says both. */
   editable: boolean;
   /** The inner run that waits. */
   subrun?: Subrun | null;

@@ -168,3 +168,37 @@ async def test_administrators_show_and_replace_the_policy(fresh_nats: NatsServer
     assert stored.json()["policy"] == {"version": 1, **ALLOW}
     assert again.status_code == 409
     assert "give it the version 2" in again.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "editable", "status"),
+    [
+        (None, True, 200),
+        ("default: {outcome: ask}\n", False, 422),
+        ("default: {outcome: ask, edit: args.other}\n", True, 422),
+        ("default: {outcome: ask, edit: args.path}\n", True, 200),
+    ],
+    ids=["no policy", "no edit", "another argument", "this argument"],
+)
+async def test_an_item_is_editable_if_the_policy_lets_a_decision_change_arguments(
+    nats: NatsServer, tmp_path: Path, policy: str | None, editable: bool, status: int
+) -> None:
+    path = None if policy is None else written(tmp_path, policy)
+    async with pipeline(nats.url, Config(), ONE, policy=path) as penstock:
+        approval = await pause(penstock)
+        one = f"/v1/approvals/{approval.approval_id}"
+        shown = (await penstock.http.get(one)).json()
+        listed = (await penstock.http.get("/v1/approvals?status=pending")).json()["approvals"]
+        accept = {"accept": "application/json"}
+        page = (await penstock.http.get("/v1/approvals/events?after=0", headers=accept)).json()
+        [item] = shown["items"]
+        edited = {"item_id": item["item_id"], "decision": "approve", "args": {"path": "/y"}}
+        body = {"items": [edited], "digest": shown["digest"]}
+        answer = await penstock.http.post(f"{one}/decision", json=body)
+    records = [shown, *listed, *(each["approval"] for each in page["changes"])]
+    records = [each for each in records if each["approval_id"] == approval.approval_id]
+    assert len(records) >= 3
+    assert {each["items"][0]["editable"] for each in records} == {editable}
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert answer.json()["items"][0]["args"] == {"path": "/y"}

@@ -33,7 +33,7 @@ from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.lifecycle.restore import Restore
 from penstock_approvals.links.requests import LinkRequests
 from penstock_approvals.settings import ApprovalsSettings
-from penstock_approvals.store.hiding import without_credentials
+from penstock_approvals.store.hiding import as_shown
 from penstock_approvals.store.policies import Policies
 from penstock_approvals.store.records import ApprovalRecords, UnreadableRecord
 
@@ -192,7 +192,7 @@ class ApprovalsService(Service):
             log.warning("approval %s: %s", approval_id, error)
             return
         if reply.approval is not None:
-            reply = reply.model_copy(update={"approval": without_credentials(reply.approval)})
+            reply = reply.model_copy(update={"approval": as_shown(reply.approval)})
         answer = reply.dump()
         if len(answer) > MAX_MESSAGE_BYTES:
             answer = reply.model_copy(update={"approval": None}).dump()

@@ -381,7 +381,10 @@ class ApprovalRecord(Record):
     leg: int
     status: Literal["pending", "decided", "withdrawn", "expired"] = "pending"
     digest: str
-    items: list[dict[str, Any]] = Field(description="As in approval.requested")
+    items: list[dict[str, Any]] = Field(
+        description="As in approval.requested. An answer over HTTP has `editable: false` also "
+        "where the policy lets nobody change the arguments"
+    )
     requested_at: str
     updated_at: str
     decision: Decision | None = None

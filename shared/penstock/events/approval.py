@@ -37,7 +37,10 @@ class RequestedItem(Model):
     options: list[Any] | None = Field(
         default=None, description="The options that an answer may choose from."
     )
-    editable: bool = Field(description="Whether a decision may change the arguments.")
+    editable: bool = Field(
+        description="Whether the agent's server takes changed arguments. The policy may still "
+        "forbid them: `editable` of the approval that a decider reads says both."
+    )
     subrun: Subrun | None = Field(default=None, description="The inner run that waits.")
 
 

@@ -56,7 +56,7 @@ from penstock_approvals.inbox.listing import ListPosition, Page
 from penstock_approvals.inbox.visibility import may_see_approval, viewer_of
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.policy.kinds import NEEDS_VALUE
-from penstock_approvals.store.hiding import without_credentials
+from penstock_approvals.store.hiding import as_shown
 
 log = logging.getLogger(__name__)
 
@@ -203,9 +203,7 @@ class Api:
         page = await while_connected(request.receive, self._page(who, query))
         if page is None:
             return None
-        records = [
-            without_credentials(record).model_dump(exclude_none=True) for record in page.approvals
-        ]
+        records = [as_shown(record).model_dump(exclude_none=True) for record in page.approvals]
         return _json({"approvals": records, "next": page.next})
 
     @serves(
@@ -274,7 +272,7 @@ class Api:
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
         await or_problem(self._approvals.audit.viewed(record, seen_by, ip))
-        return _json(without_credentials(record))
+        return _json(as_shown(record))
 
     @serves(
         _operation(
@@ -363,7 +361,7 @@ class Api:
         reply = await or_problem(self._take_vote(record.approval_id, vote))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
-        return _json(without_credentials(reply.approval))
+        return _json(as_shown(reply.approval))
 
     async def _page(self, who: Identity, query: Query) -> Page:
         wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)

@@ -14,7 +14,7 @@ from penstock import sse
 from penstock.bus.records import ApprovalRecord
 from penstock.web.auth import wait_until_credential_ends
 from penstock_approvals.inbox.feed import Batch, BeyondEnd, Feed
-from penstock_approvals.store.hiding import without_credentials
+from penstock_approvals.store.hiding import as_shown
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any
         {
             "id": str(change.sequence),
             "event": name_of(change.record),
-            "approval": without_credentials(change.record).model_dump(exclude_none=True),
+            "approval": as_shown(change.record).model_dump(exclude_none=True),
         }
         for change in batch.changes
         if shows(change.record)
@@ -72,7 +72,7 @@ async def _frames(
         async for batch in feed.changes(after):
             frames = [
                 sse.encode(
-                    without_credentials(change.record).dump(),
+                    as_shown(change.record).dump(),
                     event=name_of(change.record),
                     id=str(change.sequence),
                 )

@@ -1,4 +1,4 @@
-"""Remove the values of credentials from records that are shown. Pure.
+"""Makes the records that are shown from the stored ones. Pure.
 
 A person who answers an item of the kind `credential` sends a secret for the agent's server. The
 record in KV holds the secret until the connector has sent the secret. No response, list, live
@@ -15,7 +15,22 @@ from penstock.bus.records import ApprovalRecord, Decided
 SECRET_KINDS: Final = frozenset({"credential"})
 
 
-def without_credentials(record: ApprovalRecord) -> ApprovalRecord:
+def as_shown(record: ApprovalRecord) -> ApprovalRecord:
+    """Return the record without credentials. An item is `editable` only if the policy lets a
+    decision change an argument of it.
+
+    The stored items say what the agent's server takes, because the check of a decision's values
+    depends on that, whatever the policy allows.
+    """
+    fixed = {each.item_id for each in record.rulings if not each.edit}
+    items = [
+        item | {"editable": False} if item["item_id"] in fixed and item.get("editable") else item
+        for item in record.items
+    ]
+    return _without_credentials(record.model_copy(update={"items": items}))
+
+
+def _without_credentials(record: ApprovalRecord) -> ApprovalRecord:
     if not _secret(record.items):
         return record
     update: dict[str, Any] = {
