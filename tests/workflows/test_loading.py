@@ -289,6 +289,68 @@ def test_an_operation_that_the_types_of_the_input_do_not_have_is_a_mistake(
     assert mistake in found
 
 
+SCALED = "steps:\n  scaled: {set: double(input.n) * 1.5}\n"
+
+
+@pytest.mark.parametrize(
+    ("step", "mistake"),
+    [
+        ("{needs: [scaled], wait: 1s, when: scaled.output}", "when: gives DOUBLE, must be true"),
+        (
+            "{needs: [scaled], set: '\"Go with \" + scaled.output'}",
+            "applied to '(string, double)'",
+        ),
+        ("{needs: [scaled], set: scaled.output * 2}", "applied to '(double, int)'"),
+    ],
+)
+def test_an_operation_that_the_type_of_an_output_does_not_have_is_a_mistake(
+    step: str, mistake: str
+) -> None:
+    # The step that reads the output may stand before the step that makes it.
+    for body in (f"{SCALED}  a: {step}\n", SCALED.replace("\n", f"\n  a: {step}\n", 1)):
+        [found] = told(f"{HEAD}{TYPED}{body}")
+        assert mistake in found
+
+
+@pytest.mark.parametrize(
+    "scaled",
+    ["when: input.n > 1", "on_failure: continue", "needs: [maybe]", "for_each: {in: input.names}"],
+)
+def test_an_output_that_may_be_null_or_a_list_has_no_type(scaled: str) -> None:
+    maybe = "  maybe: {set: '1', when: input.n > 2}\n"
+    null = "  a: {needs: [scaled], set: 'scaled.output == null'}\n"
+    body = SCALED.replace("{set", f"{{{scaled}, set") + maybe + null
+    load(f"{HEAD}{TYPED}{body}".encode())
+
+
+@pytest.mark.parametrize(
+    ("first", "read", "mistake"),
+    [
+        ("approve: {title: '\"?\"'}", "decison", "'decison': did you mean \"decision\"?"),
+        ("run: {agent: x, message: '\"?\"'}", "decision", "(text, data, status, run_id, usage)"),
+        ("wait: 1s", "txt", 'did you mean "text"?'),
+    ],
+)
+def test_a_field_that_an_output_cannot_have_is_a_mistake(
+    first: str, read: str, mistake: str
+) -> None:
+    [found] = told(steps(f"ok: {{{first}}}\na: {{needs: [ok], set: ok.output.{read}}}"))
+    assert "ok.output has no '" in found
+    assert mistake in found
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "approve: {title: '\"?\"'}, output: '{\"decison\": 1}'",
+        "set: '{\"decison\": 1}'",
+        "call: {url: 'https://x.invalid'}, output: result.data",
+    ],
+)
+def test_an_output_of_its_own_may_have_any_fields(first: str) -> None:
+    load(steps(f"ok: {{{first}}}\na: {{needs: [ok], set: ok.output.decison}}").encode())
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -170,7 +170,7 @@ class Scope:
             wanted = _GIVES[gives][2]
             raise ExpressionError(f"gives {found}, must be {wanted}", Position(1, 1))
         times = frozenset(name for name, type_ in self._variables.items() if type_ == "time")
-        return ValueExpression(text, gives, parsed.root, parsed.reads, times)
+        return ValueExpression(text, gives, parsed.root, parsed.reads, times, found)
 
     def _type_with_fields(self, text: str, parsed: Checked) -> str | None:
         """Return the type of an expression by the types of the fields that it reads; None if the
@@ -201,7 +201,8 @@ class Scope:
 class ValueExpression:
     """A compiled expression that gives a JSON value.
 
-    `reads` has the paths that the expression reads.
+    `reads` has the paths that the expression reads. `type` is the name of its CEL type, such as
+    `DOUBLE`, or `DYN` if the type is known only when the expression is evaluated.
     """
 
     def __init__(
@@ -211,10 +212,12 @@ class ValueExpression:
         root: Node,
         reads: frozenset[ReadPath],
         times: frozenset[str],
+        type_: str,
     ) -> None:
         self.text = text
         self.gives = gives
         self.reads = reads
+        self.type = type_
         self._program = program_of(root)
         self._times = times
 

@@ -17,6 +17,7 @@ from penstock_workflows.definition.problems import Path, Problem
 # The fields of a step, and of a run's result, that expressions may read.
 OF_STEP: Final = ("output", "error", "status")
 OF_RESULT: Final = ("text", "data", "status", "run_id", "usage")
+OF_APPROVAL: Final = (*OF_RESULT, "decision", "value", "note", "by")
 
 _RUNS: Final[Collection[StepKind]] = ("run", "workflow")
 _AGENTS: Final[Collection[StepKind]] = ["run"]
@@ -92,7 +93,11 @@ def misread(
     for variable, *fields in sorted(reads):
         known: Collection[str] | None = None
         owner = variable
-        if variable in definition.steps:
+        step = definition.steps.get(variable)
+        if step is not None and fields[:1] == ["output"]:
+            known, owner = _of_output(step), f"{variable}.output"
+            del fields[0]
+        elif step is not None:
             known, owner = OF_STEP, "a step"
         elif variable == "result" and kind in _RUNS:
             known = OF_RESULT
@@ -102,6 +107,13 @@ def misread(
             guess = did_you_mean(fields[0], known)
             listed = f" ({', '.join(known)})" if known and not guess else ""
             yield f"{owner} has no {fields[0]!r}{guess}{listed}"
+
+
+def _of_output(step: StepDefinition) -> Collection[str] | None:
+    """Return the fields of a step's output; None if only a run shows which fields it has."""
+    if step.output is not None or step.for_each is not None or step.kind == "set":
+        return None
+    return OF_APPROVAL if step.kind == "approve" else OF_RESULT
 
 
 def unknown_references(

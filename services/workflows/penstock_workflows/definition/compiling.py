@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
-from penstock.expressions import ExpressionError, Scope, ValueExpression, ValueType
+from penstock.expressions import (
+    ExpressionError,
+    ReadPath,
+    Scope,
+    ValueExpression,
+    ValueType,
+    VariableType,
+)
 from penstock.json_schema import types_of_fields
 from penstock.settings.agents import did_you_mean
 from penstock_workflows.definition import compiled
@@ -29,6 +36,14 @@ _UNDECLARED: Final = re.compile(r"undeclared reference to '([A-Za-z0-9_]+)[^']*'
 
 # Matches a text of plain words. Somebody who forgets the quotes that CEL needs writes such a text.
 _PLAIN: Final = re.compile(r"[A-Za-z][\w ,:;!?'-]*[.!?]?")
+
+# The types of variables for the CEL types that stay the same when a value is stored as JSON.
+_STORED_TYPES: Final[Mapping[str, VariableType]] = {
+    "BOOL": "boolean",
+    "INT": "integer",
+    "DOUBLE": "number",
+    "STRING": "text",
+}
 
 
 def compile(definition: Definition, *, is_new: bool = False) -> compiled.Workflow:
@@ -51,13 +66,19 @@ class _Compiler:
     problems: list[Problem] = field(default_factory=list)
     # the scopes, keyed by the names of their variables; kept because making a scope takes 0.2 ms
     scopes: dict[frozenset[str], Scope] = field(default_factory=dict)
+    # the steps that have completed whenever a step that needs them begins: none is skipped, and the
+    # failure of one ends the workflow
+    certain: set[str] = field(default_factory=set)
+    output_types: dict[ReadPath, VariableType] = field(default_factory=dict)
 
     def workflow(self) -> compiled.Workflow:
         ancestors = self._graph()
-        steps = {
-            name: self._step(name, each, ancestors[name])
-            for name, each in self.definition.steps.items()
+        # A step is compiled after those that it needs, because it may read their outputs.
+        found = {
+            name: self._step(name, self.definition.steps[name], ancestors[name])
+            for name in ancestors
         }
+        steps = {name: found[name] for name in self.definition.steps}
         output = self._expression(
             ("output",), self.definition.output, "any", set(self.definition.steps)
         )
@@ -108,7 +129,7 @@ class _Compiler:
         output = self._expression((*path, "output"), step.output, "any", {*inside, "result"})
         action = self._action(path, step, inside)
         dispatch = self._dispatch(path, step, inside)
-        return compiled.Step(
+        found = compiled.Step(
             name=name,
             kind=step.kind,
             action=action,
@@ -125,6 +146,19 @@ class _Compiler:
             dispatch=dispatch,
             role=step.role,
         )
+        self._learn(found)
+        return found
+
+    def _learn(self, step: compiled.Step) -> None:
+        """Add the step to those that always complete, and the type of its output, if it has one."""
+        may_be_skipped = step.when is not None or step.handles
+        if may_be_skipped or step.on_failure != "fail" or not self.certain.issuperset(step.needs):
+            return
+        self.certain.add(step.name)
+        if isinstance(step.action, compiled.Set) and step.for_each is None:
+            type_ = _STORED_TYPES.get((step.output or step.action.value).type)
+            if type_ is not None:
+                self.output_types[step.name, "output"] = type_
 
     def _action(self, path: Path, step: StepDefinition, names: Collection[str]) -> compiled.Action:
         match getattr(step, step.kind):
@@ -190,11 +224,14 @@ class _Compiler:
     def _scope(self, names: frozenset[str]) -> Scope:
         found = self.scopes.get(names)
         if found is None:
-            # A stored definition may be older than the types of its input's fields.
-            fields = types_of_fields(self.definition.input, ("input",)) if self.is_new else ()
-            found = Scope(
-                {"input": "any", "now": "time", **dict.fromkeys(names, "any")}, dict(fields)
-            )
+            # A stored definition may be older than the types of fields.
+            fields: dict[ReadPath, VariableType] = {}
+            if self.is_new:
+                fields |= types_of_fields(self.definition.input, ("input",))
+                fields |= {
+                    path: type_ for path, type_ in self.output_types.items() if path[0] in names
+                }
+            found = Scope({"input": "any", "now": "time", **dict.fromkeys(names, "any")}, fields)
             self.scopes[names] = found
         return found
 
