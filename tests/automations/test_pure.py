@@ -81,7 +81,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("subjects", "llm.*", "subjects", "must be a list"),
         ("subjects", ["*.*"], "subjects", "there are no events"),
         ("subjects", [">"], "subjects", "there are no events"),
-        ("where", "evnt.data == 1", "where", "undeclared reference to 'evnt.data'"),
+        ("where", "evnt.data == 1", "where", "'evnt.data': did you mean \"event\"?"),
         ("where", "event.sequence", "where", "compare it"),
         ("wher", "true", "wher", 'there is no such field: did you mean "where"?'),
         ("action.webhok", {}, "action.webhok", 'there is no such field: did you mean "webhook"?'),

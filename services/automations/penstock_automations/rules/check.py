@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import re
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
 from penstock.expressions import ExpressionError
+from penstock.settings import did_you_mean
 from penstock_automations.rules.model import Rule, fields_of
 from penstock_automations.rules.records import CONDITIONS
+
+_UNDECLARED: Final = re.compile(r"undeclared reference to '([A-Za-z0-9_]+)[^']*'")
 
 R = TypeVar("R", bound=Rule)
 
@@ -38,11 +42,16 @@ def read_rule(value: Any, model: type[R]) -> R:
         try:
             CONDITIONS.compile(rule.where)
         except ExpressionError as error:
-            problem: dict[str, Any] = {"field": "where", "reason": error.reason}
+            problem: dict[str, Any] = {"field": "where", "reason": _explained(error.reason)}
             if error.position is not None:
                 problem |= {"line": error.position.line, "column": error.position.column}
             raise InvalidRule([problem]) from None
     return rule
+
+
+def _explained(reason: str) -> str:
+    match = _UNDECLARED.fullmatch(reason)
+    return reason if match is None else reason + did_you_mean(match[1], ["event"])
 
 
 def _line(problem: dict[str, Any]) -> str:
