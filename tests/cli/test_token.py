@@ -89,6 +89,13 @@ def test_without_a_secret_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -
     assert "of that issuer alone" in CliRunner().invoke(app, ["token"]).stderr
 
 
+def test_no_token_is_made_for_the_user_that_no_service_accepts() -> None:
+    refused = CliRunner().invoke(app, ["token", "--user", "anonymous"])
+    assert refused.exit_code == 2
+    assert refused.stdout == ""
+    assert "no service accepts this user in a token" in refused.stderr
+
+
 def test_a_secret_that_is_too_short_is_told_without_words_of_a_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from penstock.settings import AuthSettings, ConfigurationError, read_settings
 from penstock.web.auth import AuthConfig
+from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock.web.auth.scopes import SCOPES
 from penstock_cli.commands.options import AsJson, configuration
 from penstock_cli.terminal.output import Output
@@ -49,6 +50,8 @@ def make_token(
         scopes = parse_scopes(scope or [])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--scope") from None
+    if user == ANONYMOUS_USER:
+        raise typer.BadParameter("no service accepts this user in a token", param_hint="--user")
     output = Output(as_json)
     with configuration(output):
         _make(output, user, scopes, lifetime_s, role or [])
