@@ -310,7 +310,7 @@ def test_a_missing_demo_environment_is_reported(tmp_path: Path) -> None:
         *("--demo", "--data", str(tmp_path / "d")),
         PENSTOCK_DEMO_AGNO_PYTHON=str(tmp_path / "none"),
     )
-    assert "run `make upstreams`, or start without --demo" in told
+    assert "after `make upstreams` there; or set PENSTOCK_DEMO_AGNO_PYTHON" in told
     assert len(told.splitlines()) == 1
 
 

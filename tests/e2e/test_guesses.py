@@ -19,6 +19,10 @@ from support.real.nats import NatsServer
 pytestmark = pytest.mark.real
 STRANGERS, CONNECTIONS = 3, 4
 OWNERS = 25  # links and tokens that are used for the first time while the strangers guess
+ALONE = 5  # links and tokens that are used before
+# On a machine that has no time, a first use takes longer also without guesses: there, it may take
+# so many times as long as the slowest of these.
+TIMES = 8
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ async def test_guesses_of_strangers_do_not_deny_the_holder_of_a_link_or_a_token(
     async with connected(fresh_nats.url) as bus:
         helper = Secured(approvals, http, bus)
         approval_id = await helper.approval(await helper.live())
-    for number in range(OWNERS):
+    for number in range(ALONE + OWNERS):
         path = f"{approvals}/v1/approvals/{approval_id}/links"
         made = await http.post(path, json={"user": "alice"}, headers=root)
         assert made.status_code == 201, made.text
@@ -57,21 +61,24 @@ async def test_guesses_of_strangers_do_not_deny_the_holder_of_a_link_or_a_token(
             statuses.add((await http.get(link)).status_code)
             statuses.add((await http.get(f"{approvals}/v1/approvals", headers=token)).status_code)
 
+    async def use(link: str, token: str) -> float:
+        begun_s = time.monotonic()
+        assert (await http.get(link)).status_code == 200
+        headers = {"authorization": token}
+        listed = await http.get(f"{approvals}/v1/approvals", headers=headers)
+        assert listed.status_code == 200
+        return (time.monotonic() - begun_s) / 2
+
+    secrets = [*zip(links, tokens, strict=True)]
+    alone_s = max([await use(*each) for each in secrets[:ALONE]])
     guessing = [asyncio.create_task(guess()) for _ in range(STRANGERS * CONNECTIONS)]
-    latencies_s = []
     try:
         while next(numbers) < 500:  # more than any burst that a limit would allow
             await asyncio.sleep(0.05)
-        for link, token in zip(links, tokens, strict=True):
-            begun_s = time.monotonic()
-            assert (await http.get(link)).status_code == 200
-            headers = {"authorization": token}
-            listed = await http.get(f"{approvals}/v1/approvals", headers=headers)
-            assert listed.status_code == 200
-            latencies_s.append((time.monotonic() - begun_s) / 2)
+        latencies_s = [await use(*each) for each in secrets[ALONE:]]
     finally:
         for task in guessing:
             task.cancel()
         await asyncio.gather(*guessing, return_exceptions=True)
     assert statuses == {401, 404}
-    assert sorted(latencies_s)[-2] < 1, latencies_s
+    assert sorted(latencies_s)[-2] < max(1, TIMES * alone_s), latencies_s

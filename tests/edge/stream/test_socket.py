@@ -203,7 +203,9 @@ async def test_a_client_that_does_not_read_is_dropped_and_asked_to_reconnect(
     make_edge: MakeEdge, session_id: str, run: PretendRun
 ) -> None:
     before = slow_clients()
-    edge = await make_edge(keep_alive_s=0.6, max_pending_bytes=100_000, ring_bytes=1_000_000)
+    # Between the drop and the next ping, which the client may miss, it has a second to read the
+    # close.
+    edge = await make_edge(keep_alive_s=4, max_pending_bytes=100_000, ring_bytes=1_000_000)
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     small.connect((edge.base_url.host, edge.base_url.port))

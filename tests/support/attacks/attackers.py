@@ -249,7 +249,8 @@ async def cancelled_trees(mallory: Attacker) -> None:
 
 
 async def guesses(mallory: Attacker) -> None:
-    """Three strangers try secrets of service tokens, of links, and of hooks: hundreds at first."""
+    """Three strangers try secrets of service tokens, of links, and of hooks: a burst at first."""
+    burst = int(100 * mallory.target.scale)
 
     async def stranger(number: int) -> None:
         transport = httpx.AsyncHTTPTransport(local_address=f"127.0.0.{number + 2}")
@@ -263,7 +264,7 @@ async def guesses(mallory: Attacker) -> None:
                 await self.ask("approvals", "GET", "/v1/approvals", headers=headers)
                 await self.ask("automations", "POST", f"/v1/hooks/{secret}", json={}, headers={})
 
-            await asyncio.gather(*(guess() for _ in range(80)))
+            await asyncio.gather(*(guess() for _ in range(burst)))
             mallory.is_under_way = True
             await self.again_and_again(4, guess)
 
@@ -368,7 +369,7 @@ async def main(name: str, target: Target) -> None:
         mallory = Attacker(target, http, token(sub=name, scope=SCOPES))
         attack = asyncio.ensure_future(ATTACKS[name](mallory))
         while not attack.done():
-            if mallory.is_under_way:
+            if mallory.is_under_way and mallory.statuses:
                 print(json.dumps(mallory.statuses), flush=True)
             await asyncio.wait({attack}, timeout=0.2)
         await attack
