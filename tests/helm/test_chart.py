@@ -158,6 +158,7 @@ REFUSED = {
     "nats.existingSecret=": "nats.existingSecret: name the Secret with the passwords",
     "nats.insecure=true": "nats.insecure: remove it",
     "auth.existingSecret=": "auth: set auth.existingSecret or auth.jwksUrl",
+    "auth.jwksUrl=https://issuer.example/keys": "set one of auth.existingSecret and auth.jwksUrl",
     "auth.insecure=true": "auth.insecure: remove it",
     "edge.terminationGracePeriodSeconds=339": "GracePeriodSeconds is 339: it must be 340",
     "edge.drainSeconds=60,edge.terminationGracePeriodSeconds=120": "it must be 340 or more",
