@@ -26,7 +26,7 @@ from penstock.bus.admin.permissions import (
 from penstock.service import bus_settings
 from penstock_cli.main import app
 from penstock_cli.operations import connection
-from penstock_cli.operations.doctor import gather
+from penstock_cli.operations.doctor import gather, values
 from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, WAITING, run_checks
 from penstock_cli.operations.doctor.facts import (
     AnswerFact,
@@ -132,12 +132,28 @@ def test_a_check_that_was_not_made_is_not_reported_as_fine() -> None:
     ("wanted", "says"),
     [
         (Wanted(1, 3, 86_400, 604_800), "streams.replicas is 3, and EVENTS has 1"),
-        (Wanted(1, 1, 86_400, 60), "streams.eventsMaxAgeSeconds is 60, and EVENTS keeps"),
+        (Wanted(1, 1, 86_400, 60), "streams.eventsMaxAgeSeconds is 60, and EVENTS has"),
     ],
 )
 def test_streams_that_are_not_as_the_values_say_are_found(wanted: Wanted, says: str) -> None:
     found = run_checks(replace(HEALTHY, wanted=wanted))
     assert [each.text.startswith(says) for each in found if each.verdict == "wrong"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("stream", "loss"),
+    [
+        (replace(EVENTS, max_age_s=1_209_600), "has 1209600 (careful: a migration to the value"),
+        (replace(EVENTS, max_age_s=0), "has no limit (careful: a migration to the value deletes"),
+        (replace(EVENTS, replicas=3), "has 3 (careful: a migration to the value takes copies"),
+        (replace(EVENTS, max_age_s=60), "has 60"),
+    ],
+)
+def test_advice_that_would_lose_something_says_so(stream: StreamFact, loss: str) -> None:
+    found = run_checks(replace(HEALTHY, streams=[stream]))
+    (text,) = [each.text for each in found if each.verdict == "wrong"]
+    assert loss in text
+    assert ("careful" in text) == ("careful" in loss)
 
 
 def granted(user: User, shards: int = 1, **changes: Any) -> dict[str, Any]:
@@ -271,11 +287,37 @@ async def test_frames_that_no_normalizer_reads_and_streams_unlike_the_values_are
             texts.setdefault(each["check"], []).append(each["text"])
     assert set(texts) == {"partitions", "installation"}
     assert texts["partitions"][0].startswith("1 partitions of RAW have source frames")
-    assert "streams.replicas is 3, and EVENTS has 1" in texts["installation"]
-    assert (
-        "streams.rawMaxAgeSeconds is 60, and RAW keeps messages for 86400 s"
-        in (texts["installation"])
+    replicas, age = texts["installation"]
+    assert re.fullmatch(r"streams.replicas is 3, and \w+(, \w+){4} and \d+ more have 1", replicas)
+    assert age == (
+        "streams.rawMaxAgeSeconds is 60, and RAW has 86400 (careful: a migration to the value "
+        "deletes all older messages)"
     )
+
+
+def test_several_files_of_values_are_merged_in_their_order(nats: str, tmp_path: Path) -> None:
+    """A wrong value from one file alone would advise to delete events."""
+    chart = ROOT / "deploy/helm/penstock"
+    own = tmp_path / "mine.yaml"
+    own.write_text("streams: {replicas: 1}\n")
+    options = ["--chart", str(chart), "--values", str(chart / "values/usual.yaml")]
+    _, findings = said("--nats", nats, *options, "--values", str(own))
+    assert wrong(findings) == {}
+    own.write_text("image: {registry: registry.example.com}\n")
+    _, findings = said("--nats", nats, *options, "--values", str(own))
+    assert wrong(findings)["installation"].startswith("streams.replicas is 3, and ")
+
+
+def test_null_in_a_file_of_values_removes_the_default_and_a_later_file_sets_it_again(
+    tmp_path: Path,
+) -> None:
+    chart = ROOT / "deploy/helm/penstock"
+    files = [tmp_path / "null.yaml", tmp_path / "mine.yaml"]
+    files[0].write_text("streams: null\n")
+    files[1].write_text("streams: {replicas: 5}\n")
+    assert values.read(chart, files).wanted == Wanted(1, 5, 86_400, 604_800)
+    files[1].write_text("- no mapping\n")
+    assert values.read(chart, files).wrong == [f"{files[1]} has no mapping of values"]
 
 
 async def test_keys_of_an_issuer_that_cannot_be_used_are_found(

@@ -28,7 +28,10 @@ def doctor(
         list[str] | None,
         typer.Option(help="The URL of a service's probe port, e.g. http://edge:9000; repeatable."),
     ] = None,
-    values: Annotated[Path | None, typer.Option(help="Also check these values.")] = None,
+    values: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also check these values; repeatable, in the order of Helm's `-f`."),
+    ] = None,
     chart: Annotated[
         Path, typer.Option(help="The folder of the chart that the values are for.")
     ] = Path("deploy/helm/penstock"),
@@ -46,7 +49,7 @@ def doctor(
     from penstock_cli.operations.doctor.facts import Facts  # noqa: PLC0415
 
     output = Output(as_json)
-    places = gather.Places(config, probe or (), values, chart)
+    places = gather.Places(config, probe or (), values or (), chart)
     found: list[Facts] = []
 
     async def look(bus: Bus) -> int:

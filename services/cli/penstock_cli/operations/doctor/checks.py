@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Literal
 
 from penstock_cli.operations.doctor.facts import AnswerFact, Facts, PartitionFact, Wanted
@@ -22,6 +23,7 @@ BEHIND: Final = 5_000
 CLOCK_S: Final = 5.0
 # Secrets of CSRF tokens can only differ between so many services.
 SEVERAL: Final = 2
+SHOWN: Final = 5  # the greatest number of streams in one sentence
 # What a process says whose secret no other process has.
 OWN_SECRET: Final = "its own"
 
@@ -133,20 +135,43 @@ def _installed(facts: Facts) -> list[str] | None:
 def _differ(facts: Facts, wanted: Wanted) -> Iterator[str]:
     if facts.shards != wanted.shards:
         yield f"streams.shards is {wanted.shards}, and the installation has {facts.shards}"
+    streams = [each for each in facts.streams if each.exists]
+    yield from _unlike(
+        "replicas",
+        wanted.replicas,
+        {each.name: each.replicas for each in streams},
+        "takes copies of the messages away",
+    )
     ages = {
         "RAW": ("rawMaxAgeSeconds", wanted.raw_max_age_s),
         "EVENTS": ("eventsMaxAgeSeconds", wanted.events_max_age_s),
     }
-    for stream in facts.streams:
-        if not stream.exists:
-            continue
-        if stream.replicas != wanted.replicas:
-            said = f"{stream.name} has {stream.replicas}"
-            yield f"streams.replicas is {wanted.replicas}, and {said}"
-        name, age_s = ages.get(stream.name.partition("_")[0], ("", stream.max_age_s))
-        if stream.max_age_s != age_s:
-            said = f"{stream.name} keeps messages for {stream.max_age_s:g} s"
-            yield f"streams.{name} is {age_s:g}, and {said}"
+    for kind, (value, age_s) in ages.items():
+        of_shards = {
+            each.name: each.max_age_s or inf
+            for each in streams
+            if each.name.partition("_")[0] == kind
+        }
+        yield from _unlike(value, age_s, of_shards, "deletes all older messages")
+
+
+def _unlike(value: str, wanted: float, found: Mapping[str, float], loss: str) -> Iterator[str]:
+    """Yield one text for all streams that differ from the value in the same way.
+
+    `found` maps the names of streams to what they have (inf: no limit), and `loss` says what a
+    migration of a stream with more than `wanted` does.
+    """
+    names: dict[float, list[str]] = {}
+    for name, number in found.items():
+        if number != wanted:
+            names.setdefault(number, []).append(name)
+    for number, differing in names.items():
+        more = len(differing) - SHOWN
+        listed = ", ".join(differing[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        verb = "has" if len(differing) == 1 else "have"
+        shown = "no limit" if number == inf else f"{number:.12g}"
+        careful = f" (careful: a migration to the value {loss})" if wanted < number else ""
+        yield f"streams.{value} is {wanted:.12g}, and {listed} {verb} {shown}{careful}"
 
 
 def _letters(facts: Facts) -> list[str]:
@@ -213,7 +238,8 @@ CHECKS: Final = (
     Check(
         "settings",
         "retention and replicas of every stream are those of the environment",
-        "set the variables as the services have them, or run `penstock streams migrate`",
+        "set the variables as the services have them, or run `penstock streams migrate` (careful: "
+        "to a shorter age, it deletes all older messages)",
         _settings,
     ),
     Check(
@@ -313,7 +339,8 @@ CHECKS: Final = (
     Check(
         "installation",
         "shards, replicas and retention of the streams are those of the values",
-        "correct the values; or set PENSTOCK_REPLICAS, PENSTOCK_RAW_MAX_AGE_S and "
+        "name every file that Helm got with `-f`, in the same order, or correct the values; only "
+        "if the streams are wrong, set PENSTOCK_REPLICAS, PENSTOCK_RAW_MAX_AGE_S and "
         "PENSTOCK_EVENTS_MAX_AGE_S as the values say and run `penstock streams migrate` (shards: "
         "`penstock streams migrate --shards N`)",
         _installed,

@@ -42,11 +42,11 @@ PERMISSIONS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The files and URLs to check besides NATS. None means that there is nothing to check."""
+    """The files and URLs to check besides NATS. None or empty: there is nothing to check."""
 
     config: Path | None = None
     probes: Sequence[str] = ()
-    values: Path | None = None
+    values: Sequence[Path] = ()
     chart: Path | None = None
 
 
@@ -173,7 +173,7 @@ async def outside_nats(facts: Facts, settings: Settings, places: Places) -> Fact
             probes = await asyncio.gather(*(_probe(http, url) for url in places.probes))
         facts = replace(facts, probes=probes)
     auth = AuthConfig(**settings.auth.model_dump())
-    if places.values is not None and places.chart is not None:
+    if places.values and places.chart is not None:
         said = values.read(places.chart, places.values)
         facts = replace(facts, values=said.wrong, wanted=said.wanted)
         if not auth.is_configured:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ class Values:
     jwks_url: str | None = None
 
 
-def read(chart: Path, values: Path) -> Values:
-    """Read a file of values, merge it into the chart's defaults, and check the result.
+def read(chart: Path, files: Sequence[Path]) -> Values:
+    """Read files of values, merge them into the chart's defaults, and check the result.
+
+    A later file replaces the values of an earlier one, as with Helm's `-f`.
 
     Raises:
         ConfigurationError: a file cannot be read.
@@ -37,12 +40,15 @@ def read(chart: Path, values: Path) -> Values:
     try:
         schema = json.loads((chart / "values.schema.json").read_text())
         defaults = yaml.safe_load((chart / "values.yaml").read_text())
-        given = yaml.safe_load(values.read_text()) or {}
+        parsed = {path: yaml.safe_load(path.read_text()) or {} for path in files}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read the chart's values: {error}") from error
-    if not isinstance(given, dict):
-        return Values([f"{values} has no mapping of values"])
-    merged = _merged(defaults, given)
+    if wrong := [path for path, values in parsed.items() if not isinstance(values, dict)]:
+        return Values([f"{path} has no mapping of values" for path in wrong])
+    of_user: dict[str, Any] = {}
+    for path in files:
+        of_user = _merged(of_user, parsed[path], keeps_null=True)
+    merged = _merged(defaults, of_user)
     if found := misfits(schema, merged):
         return Values([f"{shown_path(each.path, '$')}: {each.reason[:300]}" for each in found])
     streams = merged["streams"]
@@ -55,16 +61,19 @@ def read(chart: Path, values: Path) -> Values:
     return Values([], wanted, merged["auth"]["jwksUrl"] or None)
 
 
-def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values merged into the defaults, as Helm does.
+def _merged(
+    earlier: dict[str, Any], later: dict[str, Any], *, keeps_null: bool = False
+) -> dict[str, Any]:
+    """Return the later values merged into the earlier ones, as Helm does.
 
-    A value that is null removes the default.
+    A value that is null removes the earlier one. Between the files of a user, null is kept, because
+    it must still remove the chart's default.
     """
-    merged = copy.deepcopy(defaults)
-    for key, value in given.items():
+    merged = copy.deepcopy(earlier)
+    for key, value in later.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merged(merged[key], value)
-        elif value is None:
+            merged[key] = _merged(merged[key], value, keeps_null=keeps_null)
+        elif value is None and not keeps_null:
             merged.pop(key, None)
         else:
             merged[key] = value
