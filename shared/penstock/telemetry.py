@@ -257,7 +257,7 @@ NATS_REFUSED = Counter(
 )
 NATS_LOST = Gauge(
     "penstock_nats_lost_messages",
-    "Acknowledged messages at the end of a stream that are known to be lost",
+    "Messages that a stream has lost at its end; a restore adds those that its --lost allows for",
     ["service", "stream"],
 )
 UNREADABLE_RECORDS = Counter(

@@ -56,9 +56,10 @@ MAX_KEPT = 50  # the most losses that are kept for each stream
 
 _NOTICE = (
     "NATS has lost data: {}. Runs whose source frames are gone end with code history_lost, "
-    "cursors of lost events get 410; events whose source frames are left are made again. If NATS "
-    "lost power, `sync_interval: always` in its configuration prevents this (shared/penstock/bus, "
-    "Power)"
+    "cursors of lost events get 410; events whose source frames are left are made again. After "
+    "`penstock streams restore` this is expected, the second number includes its --lost, and there "
+    "is nothing to do. If NATS lost power, set `sync_interval: always` in its configuration, which "
+    "prevents this (shared/penstock/bus, Power)"
 )
 _WAITS = (
     "NATS has lost the end of {}: nothing is sent or read until a normalizer has repaired that, "
