@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,3 +139,43 @@ async def test_what_does_not_change_by_itself_ends_the_start_in_one_clear_line(
         assert service.log[-1].startswith("penstock-approvals: ")
         assert says in service.log[-1]
         assert "Traceback" not in "\n".join(service.log)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("port", "Choose another port with PENSTOCK_PORT"),
+        ("probe_port", "Choose another port with PENSTOCK_PROBE_PORT (0 takes a free one)"),
+    ],
+)
+async def test_a_taken_port_is_told_with_its_variable_since_a_service_has_no_options(
+    fresh_nats: NatsServer, tmp_path: Path, setting: str, says: str
+) -> None:
+    await make_streams(fresh_nats.url)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        taken = str(listener.getsockname()[1])
+        async with starting(tmp_path, fresh_nats.url, **{setting: taken}) as service:
+            assert await service.ended() == 2
+    assert f"cannot listen on 127.0.0.1:{taken}" in service.log[-1]
+    assert service.log[-1].endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "says"),
+    [("--help", 0, "PENSTOCK_"), ("--probe-port=0", 2, "unrecognized arguments: --probe-port=0")],
+)
+def test_a_service_takes_no_arguments_and_shows_its_usage(
+    argument: str, code: int, says: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock_approvals", argument],
+        env=os.environ | {"PENSTOCK_CONFIG": os.devnull, "PENSTOCK_NATS_URL": "nats://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == code
+    assert told.startswith("usage: python -m penstock_approvals")
+    assert says in told

@@ -10,6 +10,7 @@ A third signal ends the process at once.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import logging
@@ -61,11 +62,14 @@ async def serve(
     until: Stop,
     on_ready: Callable[[], None] = lambda: None,
     alone: bool = False,
+    has_options: bool = False,
 ) -> None:
     """Run these services in this process until `until` is set, with the routes of all services
     under one port.
 
     The services start in this order and stop in the reverse order. `Context` describes `alone`.
+    `has_options` says whether the command of this process has the options `--port` and
+    `--probe-port`, so that an error may name them.
 
     Raises:
         StartUpError: NATS cannot be used, or did not become reachable in time.
@@ -82,7 +86,7 @@ async def serve(
         at_first.push_async_callback(stop, services)
         stack.push_async_callback(tracing.stop, exporter)
         stack.push_async_callback(_close_buses, services)
-        probes = _probes(service_types, settings, auth_config, probed)
+        probes = _probes(service_types, settings, auth_config, probed, has_options)
         stack.push_async_callback(probes.stop)
         await probes.start()
         for number, service_type in enumerate(service_types):
@@ -94,7 +98,7 @@ async def serve(
             probed[number] = services[number]
         for service in services:
             await service.run()
-        servers = await _serve_routes(services, settings, auth_config, stack)
+        servers = await _serve_routes(services, settings, auth_config, stack, has_options)
         _run_until_closed("measure", measure(services), stack)
         _run_until_closed("measure-turns", measure_turns(), stack)
         on_ready()
@@ -107,7 +111,11 @@ async def serve(
 
 
 async def _serve_routes(
-    services: Sequence[Service], settings: Settings, auth_config: AuthConfig, stack: AsyncExitStack
+    services: Sequence[Service],
+    settings: Settings,
+    auth_config: AuthConfig,
+    stack: AsyncExitStack,
+    has_options: bool,
 ) -> list[Server]:
     """Serve the routes of all services under one port until `stack` is closed; return the server,
     if there are routes.
@@ -132,6 +140,7 @@ async def _serve_routes(
         settings.insecure_bind == "yes",
         auth,
         min(service.ws_ping_s for service in services),
+        setting="--port (PENSTOCK_PORT)" if has_options else "PENSTOCK_PORT",
         body_memory=BodyMemory(
             settings.anonymous_body_bytes, settings.anonymous_body_bytes_per_address
         ),
@@ -156,6 +165,7 @@ def _probes(
     settings: Settings,
     auth: AuthConfig,
     probed: Sequence[Probed],
+    has_options: bool,
 ) -> Server:
     """Return the server of the probes, which need no authentication."""
     serves_api = any(service_type.operations for service_type in service_types)
@@ -173,7 +183,9 @@ def _probes(
         settings.probe_port,
         reachable,
         Auth(AuthConfig(hosts=("*",) if is_open else auth.hosts)),
-        setting="--probe-port (PENSTOCK_PROBE_PORT; 0 takes a free one)",
+        setting="--probe-port (PENSTOCK_PROBE_PORT; 0 takes a free one)"
+        if has_options
+        else "PENSTOCK_PROBE_PORT (0 takes a free one)",
         addresses=True,
     )
 
@@ -245,12 +257,17 @@ def tune_collector() -> None:
 
 
 def main(service_type: type[Service]) -> None:
-    """Run the process of one service.
+    """Run the process of one service. The process takes no arguments except `--help`.
 
     Raises:
-        SystemExit: the service cannot start. The exit code is 2, and one line on stderr says why.
+        SystemExit: the service cannot start. The exit code is 2, and stderr says why. Or the
+            process was asked for `--help`; the exit code is 0.
     """
-
+    argparse.ArgumentParser(
+        prog=f"python -m penstock_{service_type.name}",
+        description="Run this service until SIGTERM. Its settings are environment variables "
+        "(PENSTOCK_...), which the README of the service describes.",
+    ).parse_args()
     tune_collector()
 
     async def run() -> None:

@@ -39,7 +39,7 @@ def told() -> None:
 def main() -> None:
     """Run the service, with the kill in place."""
     told()
-    runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

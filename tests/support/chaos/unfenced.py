@@ -22,7 +22,7 @@ def main() -> None:
     """Leave the expected sequence out of every append, then run the service."""
     assert callable(fence._fenced), "the bus builds its fence elsewhere now"
     fence._fenced = _unfenced
-    runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -115,9 +115,9 @@ FIXES: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     """Take the fix out, then run the service."""
-    FIXES[sys.argv[1]]()
+    FIXES[sys.argv.pop(1)]()
     hurt_at.told()
-    runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ async def dying(self, *arguments):
 
 setattr(Approvals, method, arming)
 Publisher.publish = dying
+del sys.argv[1:]  # a service takes no arguments
 main(ApprovalsService)
 """
 

@@ -39,6 +39,7 @@ async def dying(self, message, *arguments):
     return await publish(self, message, *arguments)
 
 Publisher.publish = dying
+del sys.argv[1:]  # a service takes no arguments
 main(AutomationsService)
 """
 

@@ -61,4 +61,5 @@ if __name__ == "__main__":
     from penstock_connector.service import ConnectorService
 
     hurt_at(Step[sys.argv[1]], sys.argv[2], int(sys.argv[3]), signal.Signals[sys.argv[4]])
+    del sys.argv[1:]  # a service takes no arguments
     main(ConnectorService)

@@ -163,7 +163,15 @@ async def _run(
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
             alone = nats is not None
-            await serve(SERVICES, settings, config, until=until, on_ready=ready.set, alone=alone)
+            await serve(
+                SERVICES,
+                settings,
+                config,
+                until=until,
+                on_ready=ready.set,
+                alone=alone,
+                has_options=True,
+            )
             for helper in helpers:
                 helper.cancel()
 
