@@ -215,9 +215,13 @@ async def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
         found = {}
         for id in (*HOOKS, "nobody"):
             await calls(id, headers)  # the first request of each kind makes its metric
-            hashed = 0
-            found[id] = await calls(id, headers)
-            assert hashed == 2 * len(body)
+            counts = []
+            for _ in range(3):
+                hashed = 0
+                counts.append(await calls(id, headers))
+                assert hashed == 2 * len(body)
+            # A collection of garbage may call the finalizers of others' objects meanwhile.
+            found[id] = min(counts)
         # The rest of the difference, a few calls of `len`, takes less than a microsecond.
         assert max(found.values()) - min(found.values()) <= 5, found
 

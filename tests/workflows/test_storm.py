@@ -132,7 +132,7 @@ async def test_a_thousand_long_items_delay_no_other_user_and_end_at_the_limit_of
         assert len(beside_s) > 5, "the attack was over before it was measured"
         # Before a decision had a budget, a run waited for a minute. A busy machine may delay any
         # single run, so the last but one counts. On a quiet machine, none takes a second.
-        worst_s, limit_s = sorted(beside_s)[-2], max(1, 4 * max(alone_s))
+        worst_s, limit_s = sorted(beside_s)[-2], max(1, 8 * max(alone_s))
         assert worst_s < limit_s, (worst_s, alone_s)
         assert await longest_turn_s(http, penstock) < limit_s
         for each in attacks:
