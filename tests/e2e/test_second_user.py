@@ -1,5 +1,7 @@
-"""A user waits no longer than a second for anything while another user, or strangers, attack.
+"""A user does not wait for long for anything while another user, or strangers, attack.
 
+The limit is a second, or a multiple of what the slowest thing takes without an attack: so a short
+attack on a busy machine shows only long delays.
 The services are separate processes, or `penstock up`. The attacks are in `support.attacks`.
 """
 
