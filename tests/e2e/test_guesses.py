@@ -1,4 +1,4 @@
-"""Strangers who guess links and tokens lock out nobody who has one."""
+"""While strangers guess links and tokens, nobody with a valid one is refused or waits for long."""
 
 from __future__ import annotations
 
