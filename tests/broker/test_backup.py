@@ -18,8 +18,8 @@ from penstock.bus import Bus, BusSettings
 from penstock.bus.read import direct
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import shard_of
+from penstock_cli.commands.streams import INDEX
 from penstock_cli.main import app
-from penstock_cli.operations.backup import INDEX
 from support.drive.bus import connected, new_run_id, publish_events
 from support.drive.waiting import eventually
 from support.drive.workflows import define, definition

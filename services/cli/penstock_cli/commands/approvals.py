@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock_cli.commands.options import DATA, AsJson, Data, Nats, Url, connected, operate
+from penstock_cli.commands.options import (
+    DATA,
+    AsJson,
+    Data,
+    Nats,
+    Url,
+    client,
+    connected,
+    operate,
+    parser,
+)
 from penstock_cli.terminal import approvals
-from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.api import DEFAULT_URL, Api
 from penstock_cli.terminal.output import Output
 from penstock_cli.terminal.watch import Watch
 
@@ -24,7 +34,10 @@ Note = Annotated[
 
 
 @app.command("list")
+@client
 def list_approvals(
+    api: Api,
+    output: Output,
     status: Annotated[
         str | None, typer.Option(help="pending, decided, withdrawn, expired, or all.")
     ] = "pending",
@@ -33,15 +46,12 @@ def list_approvals(
         bool, typer.Option("--mine", help="Only those that wait for your decision.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="The largest number of approvals.")] = 100,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """List the approvals that wait for a decision."""
-    with connected(url, as_json) as (api, output):
-        filters = {"status": None if status == "all" else status, "run_id": run}
-        if mine:
-            filters["waits_for"] = "me"
-        approvals.show_list(api, output, filters, limit)
+    filters = {"status": None if status == "all" else status, "run_id": run}
+    if mine:
+        filters["waits_for"] = "me"
+    approvals.show_list(api, output, filters, limit)
 
 
 @app.command("watch")
@@ -56,47 +66,45 @@ def watch(url: Url = DEFAULT_URL) -> None:
 
 
 @app.command("show")
-def show_approval(approval_id: ApprovalId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def show_approval(api: Api, output: Output, approval_id: ApprovalId) -> None:
     """Show one approval."""
-    with connected(url, as_json) as (api, output):
-        approvals.show(output, api.approval(approval_id))
+    approvals.show(output, api.approval(approval_id))
 
 
 @app.command("approve")
+@client
 def approve(
+    api: Api,
+    output: Output,
     approval_id: ApprovalId,
     value: Annotated[
-        list[str] | None,
-        typer.Option(help="ITEM=VALUE (JSON or text), for an item that asks for a value."),
+        list[Any] | None,
+        typer.Option(
+            parser=parser(approvals.parse_value_of),
+            metavar="ITEM=VALUE",
+            help="The value (JSON or text) of an item that asks for one.",
+        ),
     ] = None,
     reject: Annotated[
         list[str] | None,
         typer.Option(help="An ITEM to reject, while the others are approved."),
     ] = None,
     note: Note = None,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """Approve all items of an approval. The run then continues, unless more people must approve."""
-    try:
-        values = approvals.parse_values(value or [])
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--value") from None
-    with connected(url, as_json) as (api, output):
-        approval = api.approval(approval_id)
-        items = approvals.decided(approval, "approve", values, rejected=reject or [])
-        approvals.show_decision(output, api.decide(approval, items, note), items)
+    approval = api.approval(approval_id)
+    items = approvals.decided(approval, "approve", dict(value or ()), rejected=reject or [])
+    approvals.show_decision(output, api.decide(approval, items, note), items)
 
 
 @app.command("reject")
-def reject(
-    approval_id: ApprovalId, note: Note = None, url: Url = DEFAULT_URL, as_json: AsJson = False
-) -> None:
+@client
+def reject(api: Api, output: Output, approval_id: ApprovalId, note: Note = None) -> None:
     """Reject all items of an approval. The run then continues without them."""
-    with connected(url, as_json) as (api, output):
-        approval = api.approval(approval_id)
-        items = approvals.decided(approval, "reject")
-        approvals.show_decision(output, api.decide(approval, items, note), items)
+    approval = api.approval(approval_id)
+    items = approvals.decided(approval, "reject")
+    approvals.show_decision(output, api.decide(approval, items, note), items)
 
 
 @app.command("audit")

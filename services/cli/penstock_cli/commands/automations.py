@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from penstock_cli.commands.options import AsJson, Url, connected, parse_since
+from penstock_cli.commands.options import client, parse_since, parser
 from penstock_cli.terminal import render
-from penstock_cli.terminal.api import DEFAULT_URL, NOT_FOUND, Api, ApiError, path_of
+from penstock_cli.terminal.api import NOT_FOUND, Api, ApiError, path_of
 from penstock_cli.terminal.output import Output, Record
 from penstock_cli.terminal.rules_file import FileRule, InvalidFile, read_rules
 
@@ -32,41 +32,48 @@ Rule = Annotated[str, typer.Argument(help="The rule's id, see `penstock automati
 AnyRule = Annotated[
     str | None, typer.Argument(help="The rule's id. Without it, all your rules are meant.")
 ]
+_time = parser(lambda text: parse_since(text).astimezone(UTC).isoformat())
 Since = Annotated[
     str | None,
-    typer.Option("--since", help="Only what began since: 15m, 2h, 3d, or an ISO 8601 time."),
+    typer.Option(
+        parser=_time,
+        metavar="TIME",
+        help="Only what began since: 15m, 2h, 3d, or an ISO 8601 time.",
+    ),
 ]
 Until = Annotated[
-    str | None, typer.Option("--until", help="Only what began before, in the same forms.")
+    str | None,
+    typer.Option(parser=_time, metavar="TIME", help="Only what began before, in the same forms."),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="The largest number that is shown.")]
 
 
 @app.command("list")
-def list_rules(limit: Limit = 100, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def list_rules(api: Api, output: Output, limit: Limit = 100) -> None:
     """List your rules. With the scope administer, list all rules."""
-    with connected(url, as_json) as (api, output):
-        rules, more = api.pages(ROOT, "automations", "after", limit, {})
-        columns = ("rule", "state", "owner", "fires on", "does")
-        output.listing(rules, columns, _row_of_rule, more=more)
+    rules, more = api.pages(ROOT, "automations", "after", limit, {})
+    columns = ("rule", "state", "owner", "fires on", "does")
+    output.listing(rules, columns, _row_of_rule, more=more)
 
 
 @app.command("show")
-def show(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def show(api: Api, output: Output, rule: Rule) -> None:
     """Show one rule, without its secrets."""
-    with connected(url, as_json) as (api, output):
-        _show(output, api.call("GET", _path(rule)))
+    _show(output, api.call("GET", _path(rule)))
 
 
 @app.command("apply")
+@client
 def apply(
+    api: Api,
+    output: Output,
     file: Annotated[
         Path,
         typer.Option("--file", "-f", help="A YAML file with a list `rules`; - is the input."),
     ],
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Make or change the rules of a file. Other rules are not changed.
 
     In the file, ${NAME} stands for a variable of your environment. A repeat changes nothing.
@@ -79,57 +86,60 @@ def apply(
     except InvalidFile as error:
         typer.echo(f"{file}:{error}", err=True)
         raise typer.Exit(2) from None
-    with connected(url, as_json) as (api, output):
-        codes = [_apply(api, output, str(file), rule) for rule in rules]
-        raise typer.Exit(max(codes, default=DONE))
+    return max([_apply(api, output, str(file), rule) for rule in rules], default=DONE)
 
 
 @app.command("delete")
-def delete(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def delete(api: Api, output: Output, rule: Rule) -> None:
     """Delete a rule. Its waiting deliveries fail, without dead letters."""
-    with connected(url, as_json) as (api, output):
-        api.call("DELETE", _path(rule), repeat=False)
-        output.notice(f"{rule} is deleted")
+    api.call("DELETE", _path(rule), repeat=False)
+    output.notice(f"{rule} is deleted")
 
 
 @app.command("test")
+@client
 def send_test(
+    api: Api,
+    output: Output,
     rule: Rule,
     type_: Annotated[
         str | None, typer.Option("--type", help="The type of the sample. Default: the first.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Send a sample that is marked as a test to the rule's webhook, and show the answer."""
-    with connected(url, as_json) as (api, output):
-        body = {} if type_ is None else {"type": type_}
-        tested = api.call("POST", _path(rule, "test"), body=body, repeat=False)
-        _show_tested(output, tested)
-        raise typer.Exit(DONE if tested["verdict"] == "delivered" else FAILED)
+    body = {} if type_ is None else {"type": type_}
+    tested = api.call("POST", _path(rule, "test"), body=body, repeat=False)
+    _show_tested(output, tested)
+    return DONE if tested["verdict"] == "delivered" else FAILED
 
 
 @app.command("dry-run")
+@client
 def dry_run(
+    api: Api,
+    output: Output,
     rule: Rule,
     since: Annotated[
-        str, typer.Option("--since", help="The first event: 15m, 2h, 3d, or an ISO 8601 time.")
+        str,
+        typer.Option(
+            parser=_time, metavar="TIME", help="The first event: 15m, 2h, 3d, or an ISO 8601 time."
+        ),
     ] = "1h",
     limit: Annotated[
         int, typer.Option(min=1, max=10_000, help="How many events are looked at.")
     ] = 1000,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """Show which past events would have fired a rule, and why the others would not."""
-    begin = _time(since, "--since")
-    with connected(url, as_json) as (api, output):
-        body = {"since": begin, "limit": limit}
-        _show_dry_run(output, api.call("POST", _path(rule, "dry-run"), body=body))
+    body = {"since": since, "limit": limit}
+    _show_dry_run(output, api.call("POST", _path(rule, "dry-run"), body=body))
 
 
 @app.command("deliveries")
+@client
 def deliveries(
+    api: Api,
+    output: Output,
     rule: AnyRule = None,
     delivery: Annotated[
         str | None, typer.Argument(help="The delivery that is shown with all its attempts.")
@@ -138,24 +148,24 @@ def deliveries(
     since: Since = None,
     until: Until = None,
     limit: Limit = 100,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """List the deliveries of a rule or of all your rules, the newest first; or show one
     delivery."""
     filters = _filters(status, since, until)
-    with connected(url, as_json) as (api, output):
-        if rule is not None and delivery is not None:
-            _show_delivery(output, api.call("GET", _path(rule, "deliveries", delivery)))
-            return
-        path = _path("deliveries") if rule is None else _path(rule, "deliveries")
-        found, more = api.pages(path, "deliveries", "after", limit, filters)
-        columns = ("delivery", "began", "type", "status", "waits for", "attempts", "last")
-        output.listing(found, columns, _row_of_delivery, more=more)
+    if rule is not None and delivery is not None:
+        _show_delivery(output, api.call("GET", _path(rule, "deliveries", delivery)))
+        return
+    path = _path("deliveries") if rule is None else _path(rule, "deliveries")
+    found, more = api.pages(path, "deliveries", "after", limit, filters)
+    columns = ("delivery", "began", "type", "status", "waits for", "attempts", "last")
+    output.listing(found, columns, _row_of_delivery, more=more)
 
 
 @app.command("replay")
+@client
 def replay(
+    api: Api,
+    output: Output,
     rule: AnyRule = None,
     delivery: Annotated[
         list[str] | None, typer.Argument(help="The ids of deliveries of the rule.")
@@ -166,19 +176,20 @@ def replay(
     status: Annotated[str | None, typer.Option(help="failed (default) or delivered.")] = None,
     since: Since = None,
     until: Until = None,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Make deliveries again, with the same webhook-id.
 
     Name the deliveries, or select them with --all.
     """
     selection = _filters(status, since, until)
-    _repeat("replay", rule, delivery, selection, all_of_them=all_of_them, url=url, as_json=as_json)
+    return _repeat(api, output, "replay", rule, delivery, selection, all_of_them=all_of_them)
 
 
 @app.command("retry-now")
+@client
 def retry_now(
+    api: Api,
+    output: Output,
     rule: AnyRule = None,
     delivery: Annotated[
         list[str] | None, typer.Argument(help="The ids of waiting deliveries of the rule.")
@@ -188,109 +199,93 @@ def retry_now(
     ] = False,
     since: Since = None,
     until: Until = None,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Make the next attempt of waiting deliveries now, past an open circuit breaker.
 
     Name the deliveries, or select them with --all.
     """
     selection = _filters(None, since, until)
-    _repeat(
-        "retry-now", rule, delivery, selection, all_of_them=all_of_them, url=url, as_json=as_json
-    )
+    return _repeat(api, output, "retry-now", rule, delivery, selection, all_of_them=all_of_them)
 
 
 @app.command("pause")
+@client
 def pause(
+    api: Api,
+    output: Output,
     rule: Rule,
     reason: Annotated[str, typer.Option(help="The reason, for people.")] = "",
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """Pause a rule. A paused rule matches no events, and its deliveries wait."""
-    with connected(url, as_json) as (api, output):
-        _show(output, api.call("POST", _path(rule, "pause"), body={"reason": reason}))
+    _show(output, api.call("POST", _path(rule, "pause"), body={"reason": reason}))
 
 
 @app.command("resume")
-def resume(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def resume(api: Api, output: Output, rule: Rule) -> None:
     """End the pause of a rule. The rule then matches events from now on."""
-    with connected(url, as_json) as (api, output):
-        _show(output, api.call("POST", _path(rule, "resume")))
+    _show(output, api.call("POST", _path(rule, "resume")))
 
 
 @app.command("rotate")
+@client
 def rotate(
+    api: Api,
+    output: Output,
     rule: Rule,
     of: Annotated[str, typer.Option(help="webhook, or hook for callers of its hook.")] = "webhook",
     end: Annotated[
         bool, typer.Option("--end", help="Remove the previous secret; the new one stays.")
     ] = False,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """Make a new secret, and show this secret once.
 
     The old and the new secret are valid until --end.
     """
-    with connected(url, as_json) as (api, output):
-        if end:
-            changed = api.call("DELETE", _path(rule, "secrets", "previous"), {"of": of})
-        else:
-            changed = api.call("POST", _path(rule, "secrets"), body={"of": of}, repeat=False)
-        _show(output, changed)
+    if end:
+        changed = api.call("DELETE", _path(rule, "secrets", "previous"), {"of": of})
+    else:
+        changed = api.call("POST", _path(rule, "secrets"), body={"of": of}, repeat=False)
+    _show(output, changed)
 
 
 @app.command("endpoints")
-def endpoints(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def endpoints(api: Api, output: Output) -> None:
     """Show the receivers that get no requests at present, because several requests in a row have
     failed."""
-    with connected(url, as_json) as (api, output):
-        found = api.call("GET", f"{ROOT}/endpoints")["endpoints"]
-        if not found and not as_json:
-            output.notice("no endpoint is blocked by its circuit breaker")
-            return
-        columns = ("endpoint", "rule", "state", "failures", "next request", "process")
-        output.listing(found, columns, _row_of_endpoint)
+    found = api.call("GET", f"{ROOT}/endpoints")["endpoints"]
+    if not found and not output.as_json:
+        output.notice("no endpoint is blocked by its circuit breaker")
+        return
+    columns = ("endpoint", "rule", "state", "failures", "next request", "process")
+    output.listing(found, columns, _row_of_endpoint)
 
 
 def _repeat(
+    api: Api,
+    output: Output,
     what: Repeat,
     rule: str | None,
     ids: list[str] | None,
     selection: dict[str, Any],
     *,
     all_of_them: bool,
-    url: str,
-    as_json: bool,
-) -> None:
+) -> int:
     if bool(ids) == all_of_them:
         raise typer.BadParameter("name deliveries by their ids, or say --all (not both)")
     if ids and selection:
         text = "options that select deliveries, such as --since, go with --all, not with ids"
         raise typer.BadParameter(text)
-    with connected(url, as_json) as (api, output):
-        if rule is not None and ids:
-            codes = [_repeat_one(api, output, what, rule, each) for each in ids]
-            raise typer.Exit(max(codes))
-        _repeat_all(api, output, what, rule, selection)
+    if rule is not None and ids:
+        return max([_repeat_one(api, output, what, rule, each) for each in ids])
+    _repeat_all(api, output, what, rule, selection)
+    return DONE
 
 
 def _filters(status: str | None, since: str | None, until: str | None) -> dict[str, Any]:
-    given = {
-        "status": status,
-        "since": _time(since, "--since") if since is not None else None,
-        "until": _time(until, "--until") if until is not None else None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _time(text: str, option: str) -> str:
-    try:
-        return parse_since(text).astimezone(UTC).isoformat()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+    filters = {"status": status, "since": since, "until": until}
+    return {name: value for name, value in filters.items() if value is not None}
 
 
 def _path(*segments: str) -> str:

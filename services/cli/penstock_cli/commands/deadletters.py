@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from penstock.bus import Bus
 from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.state import deadletters as bus_letters
 from penstock.bus.state.deadletters import Letter
-from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate, parse_since
+from penstock_cli.commands.options import operator, parse_since, parser
 from penstock_cli.operations.connection import DONE, FAILED, USAGE
 from penstock_cli.terminal import render
 from penstock_cli.terminal.output import Output
@@ -30,149 +29,84 @@ app = typer.Typer(
 MAX_SHOWN_CHARACTERS = 20_000
 MAX_HEX_BYTES = 512
 
+
+def _token(text: str) -> str:
+    if not re.fullmatch(r"[\w-]+", text, re.ASCII):
+        raise ValueError(f"{text!r} is not allowed: use letters, digits, _ and -")
+    return text
+
+
 Numbers = Annotated[list[int] | None, typer.Argument(help="The numbers of dead letters.")]
 All = Annotated[
     bool, typer.Option("--all", help="All dead letters that match, instead of numbers.")
 ]
 OfService = Annotated[
-    str | None, typer.Option("--service", help="Only those that this service gave up.")
+    str | None,
+    typer.Option(
+        parser=parser(_token), metavar="NAME", help="Only those that this service gave up."
+    ),
 ]
-OfRun = Annotated[str | None, typer.Option("--run", help="Only those of this run.")]
+OfRun = Annotated[
+    str | None, typer.Option(parser=parser(_token), metavar="ID", help="Only those of this run.")
+]
 Since = Annotated[
-    str | None, typer.Option("--since", help="Only newer ones: 15m, 2h, 3d, or an ISO 8601 time.")
+    datetime | None,
+    typer.Option(
+        parser=parser(parse_since),
+        metavar="TIME",
+        help="Only newer ones: 15m, 2h, 3d, or an ISO 8601 time.",
+    ),
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The dead letters that a command selects, either by number, or as all that match the
-    filters."""
-
-    numbers: Sequence[int] = ()
-    service: str | None = None
-    run_id: str | None = None
-    since: datetime | None = None
-
-    async def found(self, bus: Bus) -> tuple[list[Letter], list[int]]:
-        """Return the selected dead letters, and those given numbers that have no dead letter.
-
-        Raises BusError.
-        """
-        if not self.numbers:
-            matching = bus_letters.letters(bus, self.service or "*", self.run_id or "*", self.since)
-            return [letter async for letter in matching], []
-        looked_up = {number: await bus_letters.find(bus, number) for number in self.numbers}
-        return (
-            [letter for letter in looked_up.values() if letter is not None],
-            [number for number, letter in looked_up.items() if letter is None],
-        )
+def _check_selection(
+    numbers: list[int] | None,
+    all_of_them: bool,
+    service: str | None,
+    run: str | None,
+    since: datetime | None,
+    **_: object,
+) -> None:
+    if bool(numbers) == all_of_them:
+        raise typer.BadParameter("name dead letters by their numbers, or say --all (not both)")
+    if numbers and (service or run or since):
+        raise typer.BadParameter("--service, --run and --since go with --all, not with numbers")
 
 
 @app.command("list")
-def list_deadletters(
+@operator()
+async def list_deadletters(
+    bus: Bus,
+    output: Output,
     service: OfService = None,
     run: OfRun = None,
     since: Since = None,
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """List the dead letters, the newest last."""
-    output, selection = Output(as_json), _selection([], service, run, since)
-    operate(lambda bus: _show_list(bus, output, selection), output, nats, data)
+    found, _ = await _selected(bus, (), service, run, since)
+    if output.as_json:
+        for letter in found:
+            output.json_line(_summary(letter))
+    elif not found:
+        output.notice("there are no dead letters" + " like that" * bool(service or run or since))
+    else:
+        columns = ("number", "at", "service", "run", "from", "state", "reason")
+        output.table(columns, map(_row, found))
+    return DONE
 
 
 @app.command("show")
-def show_deadletter(
+@operator()
+async def show_deadletter(
+    bus: Bus,
+    output: Output,
     number: Annotated[int, typer.Argument(min=1, help="The number of the dead letter.")],
     raw: Annotated[
         bool,
         typer.Option("--raw", help="Show the payload of a source frame, which may hold secrets."),
     ] = False,
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Show one dead letter with its reason, origin, headers and payload."""
-    output = Output(as_json)
-    operate(lambda bus: _show(bus, output, number, raw), output, nats, data)
-
-
-@app.command("replay")
-def replay_deadletters(
-    numbers: Numbers = None,
-    all_of_them: All = False,
-    service: OfService = None,
-    run: OfRun = None,
-    since: Since = None,
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
-    """Publish dead letters again to their original subjects. A repeat changes nothing."""
-    output = Output(as_json)
-    selection = _selection(_some(numbers, all_of_them), service, run, since)
-    operate(lambda bus: _replay(bus, output, selection), output, nats, data)
-
-
-@app.command("drop")
-def drop_deadletters(
-    numbers: Numbers = None,
-    all_of_them: All = False,
-    service: OfService = None,
-    run: OfRun = None,
-    since: Since = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before.")] = False,
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
-    """Delete dead letters for good."""
-    output = Output(as_json)
-    selection = _selection(_some(numbers, all_of_them), service, run, since)
-    operate(lambda bus: _drop(bus, output, selection, yes), output, nats, data)
-
-
-def _some(numbers: list[int] | None, all_of_them: bool) -> list[int]:
-    if bool(numbers) == all_of_them:
-        raise typer.BadParameter("name dead letters by their numbers, or say --all (not both)")
-    return numbers or []
-
-
-def _selection(
-    numbers: list[int], service: str | None, run: str | None, since: str | None
-) -> Selection:
-    if numbers and (service or run or since):
-        raise typer.BadParameter("--service, --run and --since go with --all, not with numbers")
-    for option, token in (("--service", service), ("--run", run)):
-        if token is not None and not re.fullmatch(r"[\w-]+", token, re.ASCII):
-            raise typer.BadParameter(
-                f"{token!r} is not allowed: use letters, digits, _ and -", param_hint=option
-            )
-    try:
-        time = parse_since(since) if since is not None else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--since") from None
-    return Selection(numbers, service, run, time)
-
-
-async def _show_list(bus: Bus, output: Output, selection: Selection) -> int:
-    """Show every dead letter that matches, the newest last; return the exit code."""
-    found, _ = await selection.found(bus)
-    if output.as_json:
-        for letter in found:
-            output.json_line(_summary(letter))
-        return DONE
-    if not found:
-        output.notice("there are no dead letters" + (" like that" if _is_narrow(selection) else ""))
-        return DONE
-    columns = ("number", "at", "service", "run", "from", "state", "reason")
-    output.table(columns, map(_row, found))
-    return DONE
-
-
-async def _show(bus: Bus, output: Output, number: int, raw: bool) -> int:
-    """Show one dead letter; show the payload of a source frame only with `raw`."""
     found = await bus_letters.find(bus, number)
     if found is None:
         output.notice(f"penstock: there is no dead letter {number}; `deadletters list` has all")
@@ -195,10 +129,21 @@ async def _show(bus: Bus, output: Output, number: int, raw: bool) -> int:
     return DONE
 
 
-async def _replay(bus: Bus, output: Output, selection: Selection) -> int:
-    found, missing = await selection.found(bus)
+@app.command("replay")
+@operator(check=_check_selection)
+async def replay_deadletters(
+    bus: Bus,
+    output: Output,
+    numbers: Numbers = None,
+    all_of_them: All = False,
+    service: OfService = None,
+    run: OfRun = None,
+    since: Since = None,
+) -> int:
+    """Publish dead letters again to their original subjects. A repeat changes nothing."""
+    found, missing = await _selected(bus, numbers, service, run, since)
     code = _report_missing(output, missing)
-    if not selection.numbers:
+    if all_of_them:
         found = [one for one in found if _state(one) != "replayed"]
         if not found:
             output.notice("there is nothing to replay")
@@ -217,9 +162,20 @@ async def _replay(bus: Bus, output: Output, selection: Selection) -> int:
     return code
 
 
-async def _drop(bus: Bus, output: Output, selection: Selection, yes: bool) -> int:
-    """Delete dead letters for good, after a confirmation; return the exit code."""
-    found, missing = await selection.found(bus)
+@app.command("drop")
+@operator(check=_check_selection)
+async def drop_deadletters(
+    bus: Bus,
+    output: Output,
+    numbers: Numbers = None,
+    all_of_them: All = False,
+    service: OfService = None,
+    run: OfRun = None,
+    since: Since = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before.")] = False,
+) -> int:
+    """Delete dead letters for good."""
+    found, missing = await _selected(bus, numbers, service, run, since)
     code = _report_missing(output, missing)
     if not found:
         return code
@@ -227,14 +183,35 @@ async def _drop(bus: Bus, output: Output, selection: Selection, yes: bool) -> in
         if not output.is_interactive:
             output.notice("penstock: nobody can be asked here: say --yes to drop them for good")
             return USAGE
-        numbers = ", ".join(str(one.number) for one in found)
-        if output.ask(f"Drop {numbers} for good? [y/N] ") not in ("y", "yes"):
+        listed = ", ".join(str(one.number) for one in found)
+        if output.ask(f"Drop {listed} for good? [y/N] ") not in ("y", "yes"):
             output.notice("nothing is dropped")
             return FAILED
     for one in found:
         await bus_letters.drop(bus, one)
         _report(output, one.number, "dropped", "dropped")
     return code
+
+
+async def _selected(
+    bus: Bus,
+    numbers: Sequence[int] | None,
+    service: str | None,
+    run_id: str | None,
+    since: datetime | None,
+) -> tuple[list[Letter], list[int]]:
+    """Return the dead letters with these numbers, and those numbers that have no dead letter.
+
+    Without numbers, return all dead letters that match the filters.
+    """
+    if not numbers:
+        matching = bus_letters.letters(bus, service or "*", run_id or "*", since)
+        return [letter async for letter in matching], []
+    found = {number: await bus_letters.find(bus, number) for number in numbers}
+    return (
+        [letter for letter in found.values() if letter is not None],
+        [number for number, letter in found.items() if letter is None],
+    )
 
 
 def _report_missing(output: Output, missing: Sequence[int]) -> int:
@@ -256,10 +233,6 @@ def _row(one: Letter) -> tuple[str, ...]:
     letter = one.letter
     about = (str(one.number), letter.at, letter.service, letter.run or "-")
     return (*about, _source(one), _state(one), letter.reason)
-
-
-def _is_narrow(selection: Selection) -> bool:
-    return bool(selection.service or selection.run_id or selection.since)
 
 
 def _state(one: Letter) -> str:

@@ -1,22 +1,25 @@
-"""Options that several commands share, and the connections that these commands need."""
+"""The options that several commands share, and the connections that commands need."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock_cli.terminal.api import Api, CallFailed
+from penstock_cli.terminal.api import DEFAULT_URL, Api, CallFailed
 from penstock_cli.terminal.output import Output
 
 if TYPE_CHECKING:
     from penstock.bus import Bus
+
+T = TypeVar("T")
 
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The URL of Penstock.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, one object per line.")]
@@ -40,6 +43,65 @@ Nats = Annotated[
 Data = Annotated[Path, typer.Option("--data", help="The data folder of a `penstock up`.")]
 DATA = Path(".penstock")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def client(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Make a command of `function(api, output, **options)`, which calls the HTTP API.
+
+    The command also has the options `--url` and `--json`. Its exit code is what the function
+    returns; None is 0. As the callback of a group, the command runs only without a subcommand.
+    """
+
+    def run(*, context: typer.Context, url: str, as_json: bool, **options: Any) -> None:
+        if context.invoked_subcommand is None:
+            with connected(url, as_json) as (api, output):
+                raise typer.Exit(function(api, output, **options) or 0)
+
+    _describe(run, function, _option("url", Url, DEFAULT_URL), _option("context", typer.Context))
+    return run
+
+
+def operator(
+    *, check: Callable[..., object] | None = None, streams_may_be_missing: bool = False
+) -> Callable[[Callable[..., Awaitable[int]]], Callable[..., None]]:
+    """Return a decorator that makes a command of `function(bus, output, **options)`.
+
+    The function speaks with NATS as the operator, and returns the exit code. The command also has
+    the options `--nats`, `--data` and `--json`. Before it connects, `check` gets the other options,
+    and may raise `BadParameter`.
+    """
+
+    def declare(function: Callable[..., Awaitable[int]]) -> Callable[..., None]:
+        def run(*, nats: str | None, data: Path, as_json: bool, **options: Any) -> None:
+            if check is not None:
+                check(**options)
+            output = Output(as_json)
+            operate(
+                lambda bus: function(bus, output, **options),
+                output,
+                nats,
+                data,
+                streams_may_be_missing=streams_may_be_missing,
+            )
+
+        _describe(run, function, _option("nats", Nats, None), _option("data", Data, DATA))
+        return run
+
+    return declare
+
+
+def _option(name: str, type_: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=type_)
+
+
+def _describe(run: Any, function: Callable[..., Any], *more: inspect.Parameter) -> None:
+    """Give a command the name, the help and the options of a function, without the function's first
+    two parameters, and `--json` and `more`. Typer reads them from the signature."""
+    _, _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    options = [_option(each.name, each.annotation, each.default) for each in own]
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature([*options, *more, _option("as_json", AsJson, False)])
 
 
 @contextmanager
@@ -79,14 +141,24 @@ def operate(
     *,
     streams_may_be_missing: bool = False,
 ) -> None:
-    """Connect to NATS as the operator and call `work`.
-
-    The command then ends with the exit code that `work` returns.
-    """
+    """Connect to NATS as the operator, call `work`, and end the command with the exit code that
+    `work` returns."""
     from penstock_cli.operations import connection  # noqa: PLC0415 - the client needs no NATS
 
     code = connection.run(work, output, nats, data, streams_may_be_missing=streams_may_be_missing)
     raise typer.Exit(code)
+
+
+def parser(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser of an option's value: a ValueError of `parse` is a wrong usage."""
+
+    def text(value: str) -> T:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return text
 
 
 def parse_since(text: str) -> datetime:
@@ -98,3 +170,14 @@ def parse_since(text: str) -> datetime:
     except ValueError:
         raise ValueError(f"{text!r} is neither like 15m, 2h or 3d nor a time (ISO 8601)") from None
     return time if time.tzinfo else time.astimezone()
+
+
+def parse_lifetime(max_s: int, text: str) -> int:
+    """Parse a time such as `90s`, `15m`, `2h` or `3d` into seconds. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,7})([smhd])", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no lifetime: write it like 15m, 2h or 3d")
+    lifetime_s = int(found[1]) * _UNITS_S[found[2]]
+    if not 0 < lifetime_s <= max_s:
+        raise ValueError(f"a token lives from 1s to {max_s // 86400}d")
+    return lifetime_s

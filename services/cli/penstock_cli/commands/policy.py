@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from penstock.validation import reason_of
 from penstock_approvals.policy import InvalidPolicy, Policy, Ruling, parse
 from penstock_approvals.policy.cases import Case
-from penstock_cli.commands.options import AsJson, Url, connected
-from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.commands.options import AsJson, client
+from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
 
 app = typer.Typer(help="Check, show and replace the policy of approvals.", no_args_is_help=True)
@@ -65,22 +65,22 @@ def check(
 
 
 @app.command("show")
-def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def show(api: Api, output: Output) -> None:
     """Show the current policy, and why a newer policy was refused."""
-    with connected(url, as_json) as (api, output):
-        _show(output, api.call("GET", "/v1/policy"))
+    _show(output, api.call("GET", "/v1/policy"))
 
 
 @app.command("apply")
-def apply(file: File, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def apply(api: Api, output: Output, file: File) -> None:
     """Replace the current policy.
 
     The version in the file must be higher than the current version.
     """
     with _files():
         _, content = _read_policy(file)
-    with connected(url, as_json) as (api, output):
-        _show(output, api.call("PUT", "/v1/policy", body=_plain(content)))
+    _show(output, api.call("PUT", "/v1/policy", body=_plain(content)))
 
 
 def _read_policy(path: Path) -> tuple[Policy, Any]:

@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli.commands.options import AsJson, RunId, Url, Wait, connected
+from penstock_cli.commands.options import RunId, Wait, client
 from penstock_cli.terminal import approvals, runs
-from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
 
 app = typer.Typer(help="List runs, or show one.", invoke_without_command=True)
 
 
+@client
 def run(
+    api: Api,
+    output: Output,
     message: Annotated[str, typer.Argument(help="What to say to the agent.")],
     agent: Annotated[str, typer.Option(help="The agent's id, see `penstock agents`.")],
     session: Annotated[
@@ -26,15 +29,12 @@ def run(
         typer.Option("--yes/--no", help="Approve, or reject, everything that is asked."),
     ] = None,
     wait: Wait = None,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Start a run and follow it. Ctrl-C ends only this command; the run continues."""
-    with connected(url, as_json) as (api, output):
-        wait = output.is_interactive if wait is None else wait
-        follower = runs.Follower(api, output, answer=answer_of(answer, output), wait=wait)
-        run_id = runs.start(api, agent, message, session)["run_id"]
-        raise typer.Exit(follower.follow(run_id))
+    wait = output.is_interactive if wait is None else wait
+    follower = runs.Follower(api, output, answer=answer_of(answer, output), wait=wait)
+    run_id = runs.start(api, agent, message, session)["run_id"]
+    return follower.follow(run_id)
 
 
 def answer_of(given: bool | None, output: Output) -> runs.Answer | None:
@@ -48,7 +48,10 @@ def answer_of(given: bool | None, output: Output) -> runs.Answer | None:
     return partial(approvals.ask, output) if output.is_interactive else None
 
 
+@client
 def events(
+    api: Api,
+    output: Output,
     run_id: RunId,
     dialect: Annotated[
         str,
@@ -59,26 +62,26 @@ def events(
     after: Annotated[
         str | None, typer.Option(help="The cursor (an SSE `id`) after which to continue.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Follow a run's events from its start, or from a cursor."""
-    with connected(url, as_json) as (api, output):
-        if dialect == "canonical":
-            raise typer.Exit(runs.Follower(api, output).follow(run_id, after))
-        runs.show_frames(api, output, run_id, dialect, after)
+    if dialect == "canonical":
+        return runs.Follower(api, output).follow(run_id, after)
+    runs.show_frames(api, output, run_id, dialect, after)
+    return 0
 
 
-def cancel(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def cancel(api: Api, output: Output, run_id: RunId) -> None:
     """Stop a run."""
-    with connected(url, as_json) as (api, output):
-        runs.show(output, api.cancel(run_id))
+    output.record(api.cancel(run_id))
 
 
 @app.command("list")
 @app.callback()
+@client
 def list_runs(
-    context: typer.Context,
+    api: Api,
+    output: Output,
     status: Annotated[
         str | None,
         typer.Option(help="queued, running, paused, completed, failed or cancelled."),
@@ -88,17 +91,13 @@ def list_runs(
         str | None, typer.Option(help="The runs of the steps of this workflow's run only.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The largest number of runs.")] = 20,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
-    if context.invoked_subcommand is None:
-        with connected(url, as_json) as (api, output):
-            runs.show_list(api, output, limit, status=status, agent=agent, parent_run_id=parent)
+    runs.show_list(api, output, limit, status=status, agent=agent, parent_run_id=parent)
 
 
 @app.command("show")
-def show_run(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def show_run(api: Api, output: Output, run_id: RunId) -> None:
     """Show one run. For a workflow's run that has not ended, show the open steps, too."""
-    with connected(url, as_json) as (api, output):
-        runs.show_one(api, output, run_id)
+    runs.show_one(api, output, run_id)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
-from penstock.bus import Bus
-from penstock.bus.admin import configuration, migrate, subscribers
+from penstock.bus import Bus, StartUpError, streams
+from penstock.bus.admin import backup, configuration, migrate, subscribers
 from penstock.bus.admin.configuration import Difference
 from penstock.bus.admin.ensure import ensure, shards_of
 from penstock.bus.admin.repartition import partitions as partitions_now
 from penstock.bus.admin.repartition import repartition
 from penstock.bus.admin.resharding import reshard
+from penstock.bus.errors import ApiError
 from penstock.bus.streams import EVENTS, kind_and_shard
-from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate
-from penstock_cli.operations import backup
+from penstock_cli.commands.options import operator
 from penstock_cli.operations.connection import DONE
 from penstock_cli.terminal.output import Output
+
+# The index of a backup. This file is written last, so a folder without it is no complete backup.
+INDEX: Final = "penstock-backup.json"
+DESCRIPTION, CONTENT = "backup.json", "stream.tar.s2"  # two files in the folder of each stream
 
 app = typer.Typer(
     help="Show, make and change the streams. Speaks with NATS, as the services do.",
@@ -27,105 +35,9 @@ app = typer.Typer(
 
 
 @app.command("show")
-def show_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
+@operator()
+async def show_streams(bus: Bus, output: Output) -> int:
     """Show every stream, and how the stream differs from the settings in the environment."""
-    output = Output(as_json)
-    operate(lambda bus: _show(bus, output), output, nats, data)
-
-
-@app.command("make")
-def make_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
-    """Make missing streams, and change older streams to this version, before the services start.
-
-    The command makes the streams as the operator, because the NATS users of services may not make
-    streams.
-    """
-    output = Output(as_json)
-    operate(lambda bus: _make(bus, output), output, nats, data, streams_may_be_missing=True)
-
-
-@app.command("migrate")
-def migrate_streams(
-    partitions: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="Also change the number of partitions to this."),
-    ] = None,
-    shards: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=64, help="Also divide new runs among this number of shards (docs/scale.md)."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would change.")
-    ] = False,
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
-    """Change the streams to the settings in the environment. Runs continue meanwhile."""
-    output = Output(as_json)
-    operate(
-        lambda bus: _bring_forward(bus, output, partitions, shards, dry_run),
-        output,
-        nats,
-        data,
-    )
-
-
-@app.command("backup")
-def backup_streams(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the copies.")],
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
-    """Copy every stream and bucket into a folder.
-
-    Services may run meanwhile (docs/operate/backup.md).
-    """
-    output = Output(as_json)
-    operate(lambda bus: backup.save(bus, output, folder), output, nats, data)
-
-
-@app.command("restore")
-def restore_streams(
-    folder: Annotated[Path, typer.Argument(help="The folder of a `penstock streams backup`.")],
-    lost: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=10_000_000,
-            help="How many events each EVENTS stream may have got after the backup, at most. "
-            "Their sequences are not used again.",
-        ),
-    ] = 100_000,
-    replicas: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=5,
-            help="The replicas of each stream. Default: those of the backup, which need as many "
-            "NATS servers.",
-        ),
-    ] = None,
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
-    """Restore the streams of a backup into an empty NATS, before the services start."""
-    output = Output(as_json)
-    operate(
-        lambda bus: backup.restore_all(bus, output, folder, lost, replicas),
-        output,
-        nats,
-        data,
-        streams_may_be_missing=True,
-    )
-
-
-async def _show(bus: Bus, output: Output) -> int:
-    """Show every stream with its schema, and with its differences from the settings."""
     changes = await migrate.plan(bus, bus.settings.retention)
     rows = []
     shards = await shards_of(bus)
@@ -151,8 +63,14 @@ async def _show(bus: Bus, output: Output) -> int:
     return DONE
 
 
-async def _make(bus: Bus, output: Output) -> int:
-    """Make the streams, the buckets and the subscriber's durable that are missing."""
+@app.command("make")
+@operator(streams_may_be_missing=True)
+async def make_streams(bus: Bus, output: Output) -> int:
+    """Make missing streams, and change older streams to this version, before the services start.
+
+    The command makes the streams as the operator, because the NATS users of services may not make
+    streams.
+    """
     before = [name for name in _names(bus) if await bus.has(name)]
     await ensure(bus, bus.settings.retention)
     made = [name for name in _names(bus) if name not in before]
@@ -168,11 +86,26 @@ def _names(bus: Bus) -> list[str]:
     return [config["name"] for config in configuration.declared(bus.settings.retention)]
 
 
-async def _bring_forward(
-    bus: Bus, output: Output, partitions: int | None, shards: int | None, dry_run: bool
+@app.command("migrate")
+@operator()
+async def migrate_streams(
+    bus: Bus,
+    output: Output,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Also change the number of partitions to this."),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Also divide new runs among this number of shards (docs/scale.md)."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would change.")
+    ] = False,
 ) -> int:
-    """Change the streams so that they have the settings and this version's schema; show each
-    change."""
+    """Change the streams to the settings in the environment. Runs continue meanwhile."""
     retention = bus.settings.retention
     if dry_run:
         _report(output, await migrate.plan(bus, retention), "would change")
@@ -188,6 +121,142 @@ async def _bring_forward(
         await reshard(bus, shards)
         _report(output, [Difference("EVENTS", "shards", used, shards)], "changed")
     return DONE
+
+
+@app.command("backup")
+@operator()
+async def backup_streams(
+    bus: Bus,
+    output: Output,
+    folder: Annotated[Path, typer.Argument(help="A new folder for the copies.")],
+) -> int:
+    """Copy every stream and bucket into a folder.
+
+    Services may run meanwhile (docs/operate/backup.md).
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise StartUpError(f"{folder} is not empty: name a new folder for the backup")
+    shards = await shards_of(bus)
+    names = [
+        config["name"] for config in configuration.declared(bus.settings.retention, shards.made)
+    ]
+    begun_at = datetime.now(UTC).isoformat()
+    copied = []
+    for name in backup.in_order(names):
+        if not await bus.has(name):
+            continue
+        at = folder / name
+        # A backup contains prompts and answers, so only its owner may read the folder.
+        at.mkdir(parents=True, mode=0o700)
+        with (at / CONTENT).open("wb") as file:
+            described = await backup.snapshot(bus, name, file.write)
+        (at / DESCRIPTION).write_text(json.dumps(described))
+        copied.append(name)
+        size = (at / CONTENT).stat().st_size
+        _report_copy(output, name, described["state"], size)
+    index = {"begun_at": begun_at, "schema": streams.SCHEMA, "streams": copied}
+    (folder / INDEX).write_text(json.dumps(index))
+    folder.chmod(0o700)
+    return DONE
+
+
+@app.command("restore")
+@operator(streams_may_be_missing=True)
+async def restore_streams(
+    bus: Bus,
+    output: Output,
+    folder: Annotated[Path, typer.Argument(help="The folder of a `penstock streams backup`.")],
+    lost: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=10_000_000,
+            help="How many events each EVENTS stream may have got after the backup, at most. "
+            "Their sequences are not used again.",
+        ),
+    ] = 100_000,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=5,
+            help="The replicas of each stream. Default: those of the backup, which need as many "
+            "NATS servers.",
+        ),
+    ] = None,
+) -> int:
+    """Restore the streams of a backup into an empty NATS, before the services start."""
+    index = _index(folder)
+    names = index["streams"]
+    if there := [name for name in names if await bus.has(name)]:
+        raise StartUpError(
+            f"this NATS has {', '.join(there[:3])}{' and more' * (len(there) > 3)} already: a "
+            "backup is restored into an empty NATS, before any service starts. Nothing was changed"
+        )
+    ends: dict[str, int] = {}
+    most = 1
+    for name in names:
+        described = json.loads((folder / name / DESCRIPTION).read_text())
+        config = described["config"]
+        if replicas is not None:
+            config["num_replicas"] = replicas
+        most = max(most, config["num_replicas"])
+        try:
+            await backup.restore(bus, name, described, _parts(folder / name / CONTENT))
+        except ApiError as error:
+            if ends or most == 1:
+                raise
+            raise StartUpError(
+                f"{error}. {name} has {most} replicas: this NATS needs as many servers with room, "
+                "or restore with `--replicas 1`. Nothing was changed"
+            ) from error
+        ends[name] = int(described["state"]["last_seq"])
+        _report_copy(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
+    # The backup lacks the leases, and streams that a later version has added. The leases and these
+    # streams get as many replicas as the other streams. If the bucket of leases had only one
+    # replica, all services would stop whenever the server of this replica is away.
+    await ensure(bus, replace(bus.settings.retention, replicas=most))
+    await backup.leave_out(bus, ends, lost)
+    if not output.as_json:
+        output.notice(f"restored the backup of {index['begun_at']}; now start the services")
+    return DONE
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    """Return the index of a backup.
+
+    Raises StartUpError if the backup is not complete, or has a newer schema.
+    """
+    try:
+        index: dict[str, Any] = json.loads((folder / INDEX).read_text())
+        parts = [
+            folder / name / file for name in index["streams"] for file in (DESCRIPTION, CONTENT)
+        ]
+    except (OSError, ValueError, KeyError) as error:
+        raise StartUpError(
+            f"{folder} is no complete backup of `penstock streams backup`: {error}"
+        ) from error
+    if index["schema"] > streams.SCHEMA:
+        raise StartUpError(
+            f"the backup has schema {index['schema']}, and this version only knows "
+            f"{streams.SCHEMA}: restore it with the version that made it, or a later one"
+        )
+    if missing := [str(part) for part in parts if not part.is_file()]:
+        raise StartUpError(f"the backup lacks {', '.join(missing[:3])}. Nothing was changed")
+    return index
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while part := file.read(backup.CHUNK_BYTES):
+            yield part
+
+
+def _report_copy(output: Output, stream: str, state: dict[str, Any], size: int) -> None:
+    output.result(
+        {"stream": stream, "messages": state["messages"], "bytes": size},
+        f"{stream}: {state['messages']} messages, {size} bytes",
+    )
 
 
 def _report(output: Output, changes: list[Difference], what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from penstock.bus.admin.permissions import DOMAIN
 from penstock.bus.admin.subscribers import PLACES, Durable, Start
 from penstock.bus.errors import ApiError
 from penstock.events.catalogue import CATEGORIES
-from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate
+from penstock_cli.commands.options import operator, parser
 from penstock_cli.operations.connection import DONE, FAILED
 from penstock_cli.terminal.output import Output
 
@@ -25,69 +25,23 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[
-    str, typer.Argument(help="The durable's name: <team>-<service>-<purpose>.", metavar="NAME")
-]
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TYPE = re.compile(r"([A-Za-z0-9_-]+|\*)(\.([A-Za-z0-9_-]+|\*)){0,2}")
 
 
-@app.command("list")
-def list_subscribers(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
-    """List the durables, with the number of events that wait for each."""
-    output = Output(as_json)
-    operate(lambda bus: _show(bus, output), output, nats, data)
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("a name has letters, digits, - and _")
+    return text
 
 
-@app.command("make")
-def make_subscriber(
-    name: Name,
-    event: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--event", help="A type such as llm.tool_call or 'approval.*'; repeat it for several."
-        ),
-    ] = None,
-    begin: Annotated[
-        str,
-        typer.Option(
-            "--from", help="Where it begins: beginning, now, or a time such as 2026-11-20T09:00Z."
-        ),
-    ] = "beginning",
-    nats: Nats = None,
-    data: Data = DATA,
-    as_json: AsJson = False,
-) -> None:
-    """Make a durable, and show the permissions that its NATS user needs. A repeat changes nothing.
-
-    To replay events, make a second durable that begins earlier, and delete this durable afterwards.
-    """
-    if not _NAME.fullmatch(name):
-        raise typer.BadParameter("a name has letters, digits, - and _", param_hint="NAME")
-    for each in event or ():
-        if not _TYPE.fullmatch(each):
-            raise typer.BadParameter(f"{each!r} is no category.action", param_hint="--event")
-        if each.partition(".")[0] not in ("*", *CATEGORIES):
-            categories = ", ".join(sorted(CATEGORIES))
-            raise typer.BadParameter(
-                f"there are no events {each!r}; the categories are {categories}",
-                param_hint="--event",
-            )
-    durable = Durable(name, tuple(event or ()), _start(begin))
-    output = Output(as_json)
-    operate(lambda bus: _make(bus, output, durable), output, nats, data)
-
-
-@app.command("delete")
-def delete_subscriber(
-    name: Name, nats: Nats = None, data: Data = DATA, as_json: AsJson = False
-) -> None:
-    """Delete a durable and its place in the stream.
-
-    A durable that nobody reads costs the server memory.
-    """
-    output = Output(as_json)
-    operate(lambda bus: _delete(bus, output, name), output, nats, data)
+def _event(text: str) -> str:
+    if not _TYPE.fullmatch(text):
+        raise ValueError(f"{text!r} is no category.action")
+    if text.partition(".")[0] not in ("*", *CATEGORIES):
+        categories = ", ".join(sorted(CATEGORIES))
+        raise ValueError(f"there are no events {text!r}; the categories are {categories}")
+    return text
 
 
 def _start(text: str) -> Start:
@@ -96,18 +50,25 @@ def _start(text: str) -> Start:
             return place
     try:
         time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise typer.BadParameter(
-            "write beginning, now, or a time such as 2026-11-20T09:00Z", param_hint="--from"
-        ) from error
+    except ValueError:
+        raise ValueError("write beginning, now, or a time such as 2026-11-20T09:00Z") from None
     if time.tzinfo is None:
-        raise typer.BadParameter("the time needs a time zone, such as Z", param_hint="--from")
+        raise ValueError("the time needs a time zone, such as Z")
     return time
 
 
-async def _show(bus: Bus, output: Output) -> int:
-    """Show each durable in each shard, with its types of events and the number of events that
-    wait."""
+Name = Annotated[
+    str,
+    typer.Argument(
+        parser=parser(_name), metavar="NAME", help="The durable's name: <team>-<service>-<purpose>."
+    ),
+]
+
+
+@app.command("list")
+@operator()
+async def list_subscribers(bus: Bus, output: Output) -> int:
+    """List the durables, with the number of events that wait for each."""
     rows = [
         {
             "durable": info["name"],
@@ -124,20 +85,47 @@ async def _show(bus: Bus, output: Output) -> int:
     return DONE
 
 
-async def _make(bus: Bus, output: Output, durable: Durable) -> int:
-    """Make a durable in each shard that lacks it, and show the permissions of its NATS user."""
+@app.command("make")
+@operator()
+async def make_subscriber(
+    bus: Bus,
+    output: Output,
+    name: Name,
+    event: Annotated[
+        list[Any] | None,
+        typer.Option(
+            parser=parser(_event),
+            metavar="TYPE",
+            help="A type such as llm.tool_call or 'approval.*'; repeat it for several.",
+        ),
+    ] = None,
+    begin: Annotated[
+        Any,
+        typer.Option(
+            "--from",
+            parser=parser(_start),
+            metavar="PLACE",
+            help="Where it begins: beginning, now, or a time such as 2026-11-20T09:00Z.",
+        ),
+    ] = "beginning",
+) -> int:
+    """Make a durable, and show the permissions that its NATS user needs. A repeat changes nothing.
+
+    To replay events, make a second durable that begins earlier, and delete this durable afterwards.
+    """
+    durable = Durable(name, tuple(event or ()), begin)
     try:
         made = await subscribers.make(bus, durable)
     except ApiError as error:
-        output.notice(f"NATS refuses the durable {durable.name}: {error}")
+        output.notice(f"NATS refuses the durable {name}: {error}")
         return FAILED
     for stream in made:
-        name = f"the durable {durable.name} of {stream}"
-        output.result({"made": name}, f"{name}: made")
-    infos = [info for info in await subscribers.listed(bus) if info["name"] == durable.name]
+        what = f"the durable {name} of {stream}"
+        output.result({"made": what}, f"{what}: made")
+    infos = [info for info in await subscribers.listed(bus) if info["name"] == name]
     if not made:
         taken = infos[0]["config"].get("filter_subjects") or [] if infos else []
-        text = f"the durable {durable.name} exists, takes {_cell(taken)}, and was not changed"
+        text = f"the durable {name} exists, takes {_cell(taken)}, and was not changed"
         if durable.events and set(taken) != set(durable.config()["filter_subjects"]):
             output.notice(f"{text}; delete it first, or choose another name")
             return FAILED
@@ -145,16 +133,18 @@ async def _make(bus: Bus, output: Output, durable: Durable) -> int:
     if not output.as_json:
         output.notice("its NATS user in the account SUBSCRIBERS must be allowed to publish to")
         for stream in (info["stream_name"] for info in infos):
-            output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.INFO.{stream}.{durable.name}"))
-            output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.MSG.NEXT.{stream}.{durable.name}"))
-            output.notice(json.dumps(f"$JS.ACK.{stream}.{durable.name}.>"))
+            output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.INFO.{stream}.{name}"))
+            output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.MSG.NEXT.{stream}.{name}"))
+            output.notice(json.dumps(f"$JS.ACK.{stream}.{name}.>"))
     return DONE
 
 
-async def _delete(bus: Bus, output: Output, name: str) -> int:
-    """Delete a durable in each shard.
+@app.command("delete")
+@operator()
+async def delete_subscriber(bus: Bus, output: Output, name: Name) -> int:
+    """Delete a durable and its place in the stream.
 
-    The durable's place in the stream, from which reading would continue, is lost.
+    A durable that nobody reads costs the server memory.
     """
     deleted = await subscribers.delete(bus, name)
     for stream in deleted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import jwt
@@ -14,11 +15,10 @@ from penstock.settings import AuthSettings, ConfigurationError, read_settings
 from penstock.web.auth import AuthConfig
 from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock.web.auth.scopes import SCOPES
-from penstock_cli.commands.options import AsJson, configuration
+from penstock_cli.commands.options import AsJson, configuration, parse_lifetime, parser
 from penstock_cli.terminal.output import Output
 
 MAX_LIFETIME_S = 30 * 86400
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def make_token(
@@ -37,15 +37,16 @@ def make_token(
         typer.Option(help="A role of the user, for the policy of approvals; may be repeated."),
     ] = None,
     lifetime: Annotated[
-        str, typer.Option(help="How long the token is valid: 15m, 2h or 3d.", metavar="TIME")
+        Any,
+        typer.Option(
+            parser=parser(partial(parse_lifetime, MAX_LIFETIME_S)),
+            metavar="TIME",
+            help="How long the token is valid: 15m, 2h or 3d.",
+        ),
     ] = "1d",
     as_json: AsJson = False,
 ) -> None:
     """Make a token for development, with PENSTOCK_AUTH_JWT_SECRET from the environment."""
-    try:
-        lifetime_s = parse_lifetime(lifetime)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--lifetime") from None
     try:
         scopes = parse_scopes(scope or [])
     except ValueError as error:
@@ -54,18 +55,7 @@ def make_token(
         raise typer.BadParameter("no service accepts this user in a token", param_hint="--user")
     output = Output(as_json)
     with configuration(output):
-        _make(output, user, scopes, lifetime_s, role or [])
-
-
-def parse_lifetime(text: str, max_s: int = MAX_LIFETIME_S) -> int:
-    """Parse a time such as `90s`, `15m`, `2h` or `3d` into seconds. Raises ValueError."""
-    found = re.fullmatch(r"(\d{1,7})([smhd])", text)
-    if found is None:
-        raise ValueError(f"{text!r} is no lifetime: write it like 15m, 2h or 3d")
-    lifetime_s = int(found[1]) * _UNITS_S[found[2]]
-    if not 0 < lifetime_s <= max_s:
-        raise ValueError(f"a token lives from 1s to {max_s // 86400}d")
-    return lifetime_s
+        _make(output, user, scopes, lifetime, role or [])
 
 
 def parse_scopes(texts: Sequence[str]) -> list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from penstock_cli.commands.options import AsJson, Url, connected
+from penstock_cli.commands.options import client, parse_lifetime, parser
 from penstock_cli.terminal import render
-from penstock_cli.terminal.api import DEFAULT_URL, path_of
-from penstock_cli.terminal.output import Record
+from penstock_cli.terminal.api import Api, path_of
+from penstock_cli.terminal.output import Output, Record
 
 app = typer.Typer(
     help="Make, list and revoke service tokens, the credentials of machines.",
@@ -23,7 +24,10 @@ _SEVERAL = "; may be given several times."
 
 
 @app.command("create")
+@client
 def create(
+    api: Api,
+    output: Output,
     name: Annotated[
         str, typer.Argument(help="Tokens of one name act as one user, service-token:NAME.")
     ],
@@ -47,61 +51,56 @@ def create(
         typer.Option(help=f"A user for whom it may decide, or * for all{_SEVERAL}"),
     ] = None,
     lifetime: Annotated[
-        str, typer.Option(help="How long the token is valid: 15m, 2h or 90d.", metavar="TIME")
+        Any,
+        typer.Option(
+            parser=parser(partial(parse_lifetime, MAX_LIFETIME_S)),
+            metavar="TIME",
+            help="How long the token is valid: 15m, 2h or 90d.",
+        ),
     ] = "90d",
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """Make a token, and show the token once. You need the scope administer."""
-    # Imported here, because no other command of the client needs the library for cryptography.
-    from penstock_cli.commands.token import parse_lifetime  # noqa: PLC0415
-
-    try:
-        lifetime_s = parse_lifetime(lifetime, MAX_LIFETIME_S)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--lifetime") from None
     limits = {"roles": role, "agents": agent, "tools": tool, "rules": rule}
     body = {
         "name": name,
-        "lifetime_s": lifetime_s,
+        "lifetime_s": lifetime,
         "scopes": [word for each in scope for word in each.split(",") if word],
         "on_behalf_of": "*" if "*" in (on_behalf_of or ()) else on_behalf_of or [],
         **{key: each for key, each in limits.items() if each},
     }
-    with connected(url, as_json) as (api, output):
-        # A failed request is not repeated, because each request may make a token.
-        made = api.call("POST", ROOT, body=body, repeat=False)
-        if as_json:
-            output.json_line(made)
-            return
-        output.notice(
-            f"{made['user_id']}, id {made['id']}, expires at {made['expires_at']}. "
-            "The token is shown this once:"
-        )
-        output.text(made["token"])
+    # A failed request is not repeated, because each request may make a token.
+    made = api.call("POST", ROOT, body=body, repeat=False)
+    if output.as_json:
+        output.json_line(made)
+        return
+    output.notice(
+        f"{made['user_id']}, id {made['id']}, expires at {made['expires_at']}. "
+        "The token is shown this once:"
+    )
+    output.text(made["token"])
 
 
 @app.command("list")
-def list_tokens(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def list_tokens(api: Api, output: Output) -> None:
     """List the tokens with their rights and their last use. You need the scope administer."""
-    with connected(url, as_json) as (api, output):
-        columns = ("id", "name", "scopes", "limits", "last used", "expires")
-        output.listing(api.call("GET", ROOT)["tokens"], columns, _row)
+    columns = ("id", "name", "scopes", "limits", "last used", "expires")
+    output.listing(api.call("GET", ROOT)["tokens"], columns, _row)
 
 
 @app.command("revoke")
+@client
 def revoke(
+    api: Api,
+    output: Output,
     token_id: Annotated[str, typer.Argument(help="The token's id, see `penstock tokens list`.")],
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """Revoke a token.
 
     Every request with the token is then refused. You need the scope administer.
     """
-    with connected(url, as_json) as (api, output):
-        api.call("DELETE", path_of("service-tokens", token_id))
-        output.notice(f"the token {token_id} is revoked")
+    api.call("DELETE", path_of("service-tokens", token_id))
+    output.notice(f"the token {token_id} is revoked")
 
 
 def _row(token: Record) -> tuple[object, ...]:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from penstock_cli.commands.options import AsJson, Url, Wait, configuration, connected
+from penstock_cli.commands.options import (
+    AsJson,
+    Url,
+    Wait,
+    client,
+    configuration,
+    connected,
+    parser,
+)
 from penstock_cli.commands.runs import answer_of
 from penstock_cli.terminal import runs
 from penstock_cli.terminal.api import DEFAULT_URL, Api, ApiError, path_of
@@ -27,6 +35,29 @@ Files = Annotated[
     list[Path], typer.Argument(help="Files with definitions, or folders with such files.")
 ]
 Version = Annotated[str | None, typer.Option(help="The version. Default: the latest one.")]
+
+
+def read_input(text: str) -> dict[str, Any]:
+    """Return the JSON object of the option `--input`.
+
+    Raises:
+        ValueError: the file cannot be read, or the text is no JSON object.
+    """
+    file = text[1:] if text.startswith("@") else None
+    try:
+        if file is not None:
+            text = Path(file).read_text(encoding="utf-8")
+        elif text == "-":
+            text = sys.stdin.read()
+        # It reads only what can be sent: `json` would also take NaN and 1e400, which is no number.
+        found = orjson.loads(text)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"this is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError('must be a JSON object, as in {"diff": "..."}')
+    return found
 
 
 @app.command("validate")
@@ -75,7 +106,8 @@ def graph(
 
 
 @app.command("apply")
-def apply(files: Files, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def apply(api: Api, output: Output, files: Files) -> int:
     """Store definitions.
 
     Each stored version becomes the latest version. A repeat changes nothing.
@@ -84,21 +116,28 @@ def apply(files: Files, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None
 
     found = definitions.in_order(definitions.check(files, None))
     if any(each.problems for each in found):
-        raise typer.Exit(_show_checked(Output(as_json), found))
-    with connected(url, as_json) as (api, output):
-        # If the service refuses a definition, the definitions after it are not stored.
-        raise typer.Exit(next((code for each in found if (code := _store(api, output, each))), 0))
+        return _show_checked(output, found)
+    # If the service refuses a definition, the definitions after it are not stored.
+    return next((code for each in found if (code := _store(api, output, each))), 0)
 
 
 @app.command("run")
+@client
 def run(
+    api: Api,
+    output: Output,
     name: Name,
     message: Annotated[
         str, typer.Argument(help="A message: the steps see it as input.message.")
     ] = "",
-    given: Annotated[
-        str | None,
-        typer.Option("--input", help="The input, a JSON object; @FILE reads a file, - the input."),
+    value: Annotated[
+        Any,
+        typer.Option(
+            "--input",
+            parser=parser(read_input),
+            metavar="JSON",
+            help="The input, a JSON object; @FILE reads a file, - the input.",
+        ),
     ] = None,
     version: Version = None,
     session: Annotated[
@@ -109,86 +148,74 @@ def run(
         typer.Option("--yes/--no", help="Approve, or reject, everything that is asked."),
     ] = None,
     wait: Wait = None,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
+) -> int:
     """Start a workflow, and follow it with the runs of its steps.
 
     Ctrl-C ends only this command; the run continues.
     """
-    try:
-        value = read_input(given)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--input") from None
-    with connected(url, as_json) as (api, output):
-        wait = output.is_interactive if wait is None else wait
-        follower = runs.Follower(
-            api, output, answer=answer_of(answer, output), wait=wait, children=True
-        )
-        more = {"input": value, "version": version, "session_id": session}
-        body: dict[str, Any] = {"message": message}
-        body |= {key: each for key, each in more.items() if each is not None}
-        # A retry sends the same key, so that no second run is started.
-        body["idempotency_key"] = str(uuid.uuid4())
-        run_id = api.call("POST", _path(name, "runs"), body=body)["run_id"]
-        raise typer.Exit(follower.follow(run_id))
+    wait = output.is_interactive if wait is None else wait
+    follower = runs.Follower(
+        api, output, answer=answer_of(answer, output), wait=wait, children=True
+    )
+    more = {"input": value, "version": version, "session_id": session}
+    body: dict[str, Any] = {"message": message}
+    body |= {key: each for key, each in more.items() if each is not None}
+    # A retry sends the same key, so that no second run is started.
+    body["idempotency_key"] = str(uuid.uuid4())
+    run_id = api.call("POST", _path(name, "runs"), body=body)["run_id"]
+    return follower.follow(run_id)
 
 
 @app.command("list")
 @app.callback()
+@client
 def list_workflows(
-    context: typer.Context,
+    api: Api,
+    output: Output,
     limit: Annotated[int, typer.Option(min=1, help="The largest number that is shown.")] = 100,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """List the workflows that are stored."""
-    if context.invoked_subcommand is None:
-        with connected(url, as_json) as (api, output):
-            path = path_of("workflows")
-            found, more = api.pages(path, "workflows", "after", limit, {}, most=500)
-            columns = ("workflow", "latest", "topology", "since", "title")
-            output.listing(found, columns, _row_of_workflow, more=more)
+    found, more = api.pages(path_of("workflows"), "workflows", "after", limit, {}, most=500)
+    columns = ("workflow", "latest", "topology", "since", "title")
+    output.listing(found, columns, _row_of_workflow, more=more)
 
 
 @app.command("show")
+@client
 def show(
+    api: Api,
+    output: Output,
     name: Name,
     version: Version = None,
     versions: Annotated[
         bool, typer.Option("--versions", help="List the versions instead.")
     ] = False,
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
 ) -> None:
     """Show the definition of a workflow as YAML."""
-    with connected(url, as_json) as (api, output):
-        if versions:
-            found = api.call("GET", _path(name, "versions"))["versions"]
-            columns = ("version", "", "created", "by", "digest")
-            output.listing(found, columns, _row_of_version)
-            return
-        record = _version(api, name, version)
-        if as_json:
-            output.json_line(record)
-            return
-        import yaml  # noqa: PLC0415 - the other commands start faster without it
+    if versions:
+        found = api.call("GET", _path(name, "versions"))["versions"]
+        columns = ("version", "", "created", "by", "digest")
+        output.listing(found, columns, _row_of_version)
+        return
+    record = _version(api, name, version)
+    if output.as_json:
+        output.json_line(record)
+        return
+    import yaml  # noqa: PLC0415 - the other commands start faster without it
 
-        definition = record["definition"]
-        output.text(
-            yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=100).rstrip()
-        )
+    definition = record["definition"]
+    output.text(yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=100).rstrip())
 
 
 @app.command("retire")
-def retire(name: Name, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@client
+def retire(api: Api, output: Output, name: Name) -> None:
     """Retire a workflow.
 
     A retired workflow cannot be started, but its versions and its runs stay.
     """
-    with connected(url, as_json) as (api, output):
-        api.call("DELETE", _path(name))
-        output.notice(f"{name} is retired; a new version makes it available again")
+    api.call("DELETE", _path(name))
+    output.notice(f"{name} is retired; a new version makes it available again")
 
 
 def _path(*segments: str) -> str:
@@ -254,28 +281,3 @@ def _row_of_version(found: Record) -> tuple[object, ...]:
     latest = "latest" if found["is_latest"] else ""
     about = (found["version"], latest, found["created_at"])
     return (*about, found["created_by"], found["digest"][:12])
-
-
-def read_input(given: str | None) -> dict[str, Any] | None:
-    """Return the JSON object of the option `--input`.
-
-    Raises:
-        ValueError: the file cannot be read, or the text is no JSON object.
-    """
-    if given is None:
-        return None
-    text = given
-    try:
-        if given == "-":
-            text = sys.stdin.read()
-        elif given.startswith("@"):
-            text = Path(given[1:]).read_text(encoding="utf-8")
-        # It reads only what can be sent: `json` would also take NaN and 1e400, which is no number.
-        found = orjson.loads(text)
-    except OSError as error:
-        raise ValueError(f"{given[1:]} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"this is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError('must be a JSON object, as in {"diff": "..."}')
-    return found

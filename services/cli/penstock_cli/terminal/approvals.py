@@ -99,18 +99,15 @@ def decided(
     ]
 
 
-def parse_values(given: Sequence[str]) -> dict[str, Any]:
-    """Parse texts `ITEM=VALUE`; return a dict from item ids to values.
+def parse_value_of(text: str) -> tuple[str, Any]:
+    """Return the item's id and the value in a text `ITEM=VALUE`.
 
     Raises ValueError for a text without `=`.
     """
-    values: dict[str, Any] = {}
-    for pair in given:
-        item_id, equals, text = pair.partition("=")
-        if not equals:
-            raise ValueError(f"{pair!r} is not ITEM=VALUE: write the item's id, =, and the value")
-        values[item_id] = parse_value(text)
-    return values
+    item_id, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not ITEM=VALUE: write the item's id, =, and the value")
+    return item_id, parse_value(value)
 
 
 def parse_value(text: str) -> Any:

@@ -184,15 +184,11 @@ def show_one(api: Api, output: Output, run_id: str) -> None:
     """Show one run's record. For a workflow's run that has not ended, show the open steps, too."""
     run = api.run(run_id)
     if run.get("target") != "workflows" or run["status"] in _ENDED:
-        show(output, run)
+        output.record(run)
         return
     steps = _open_steps(api.events(run_id))
     shown = steps if output.as_json else "; ".join(map(_line_of_step, steps))
-    show(output, {**run, "open_steps": shown})
-
-
-def show(output: Output, run: Mapping[str, Any]) -> None:
-    output.record(run)
+    output.record({**run, "open_steps": shown})
 
 
 def _open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -239,7 +239,7 @@ class Watch:
             args = dict(edits.get(item["item_id"], item.get("args") or {}))
             while given := self._output.ask("NAME=VALUE, JSON or text (empty: done) "):
                 try:
-                    args |= approvals.parse_values([given])
+                    args |= [approvals.parse_value_of(given)]
                 except ValueError as error:
                     self._output.notice(str(error))
             if args != (item.get("args") or {}):
