@@ -402,6 +402,40 @@ async def test_what_waits_for_a_silent_receiver_is_listed_with_the_reason(
     assert (await api.ask("DELETE", "/hook")).status_code == 204
 
 
+async def test_what_waits_behind_the_first_delivery_of_its_run_is_listed_and_delivered_in_order(
+    api: AutomationsApi,
+) -> None:
+    """Half of the events come when the first delivery waits already."""
+    api.receiver.plans["/hook"] = [answers(500, retry_after="3600")]
+    await api.make("hook", "llm.tool_call", order="run")
+    run = await api.run()
+    await run.open()
+    for number in range(3):
+        await run.tool(number)
+    first = {each["waits_for"]: each["id"] for each in await until(api, "waiting", 3)}
+    for number in range(3, 6):
+        await run.tool(number)
+    waiting = await until(api, "waiting", 6)
+    assert Counter(each["waits_for"] for each in waiting) == {"retry": 1, "order": 5}
+    path = f"/hook/deliveries/{first['order']}/retry-now"
+    answer = await api.ask("POST", path)
+    assert answer.status_code == 409
+    assert "an earlier delivery of its run comes first" in answer.json()["detail"]
+    assert (await api.ask("POST", "/hook/retry-now", body={})).json() == {
+        "retried": 1,
+        "left_out": 5,
+        "next": None,
+    }
+    delivered = await until(api, "delivered", 6)
+    got = [each.id for each in api.receiver.got()]
+    assert got[0] == first["retry"]
+    assert got[1:] == sorted({each["id"] for each in delivered}, key=_sequence)
+
+
+def _sequence(delivery_id: str) -> int:
+    return int(delivery_id.rpartition(".")[2])
+
+
 @pytest.mark.parametrize("way", ["test", "replay", "resume"])
 async def test_deliveries_that_were_put_off_are_tried_when_the_receiver_works(
     api: AutomationsApi, monkeypatch: pytest.MonkeyPatch, way: str

@@ -121,13 +121,15 @@ async def test_sigterm_cuts_no_delivery_and_makes_none_twice(
         assert len({each.id for each in made.receiver.requests}) == 48
 
 
-async def test_a_request_under_way_when_its_process_dies_is_sent_again_within_seconds(
+async def test_a_request_under_way_when_its_process_dies_is_sent_again_within_five_seconds(
     fresh_nats: NatsServer,
 ) -> None:
-    """It was 30 s. The goal is 5 s, which a machine without other load keeps."""
+    """Another user's deliveries, made meanwhile, tell how much later all is on this machine."""
     async with without_service(fresh_nats.url) as made:
         made.receiver.plans["/hook"] = [hangs()]
         await made.store.apply(rule("hook", made.receiver.url(), "llm.tool_call"), user("u1"))
+        beside = rule("beside", made.receiver.url("/beside"), "lifecycle.started")
+        await made.store.apply(beside, user("u2"))
         settings: dict[str, Any] = {"deliver_ack_wait_s": AutomationsSettings().deliver_ack_wait_s}
         async with automations_process(fresh_nats.url, **settings) as victim:
             run = await made.run()
@@ -137,6 +139,13 @@ async def test_a_request_under_way_when_its_process_dies_is_sent_again_within_se
             async with automations_process(fresh_nats.url, **settings):
                 await victim.kill()
                 killed_at = time.monotonic()
-                _, again = await made.receiver.count(2)
+                late_s = 0.0
+                while len(made.receiver.got()) < 2:
+                    begun = time.monotonic()
+                    await (await made.run("u2")).open()
+                    count = len(made.receiver.got("/beside")) + 1
+                    last = (await made.receiver.count(count, "/beside"))[-1]
+                    late_s = max(late_s, last.at - begun)
+                _, again = made.receiver.got()
                 await made.outcomes(run.run_id, 1)
-        assert again.at - killed_at < 10
+        assert again.at - killed_at < 5 + late_s

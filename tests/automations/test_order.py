@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.bus.state import deadletters
+from penstock_automations.delivery.records import Records
 from penstock_automations.jobs import queue
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
@@ -55,7 +56,7 @@ async def test_events_reported_in_any_order_and_twice_are_queued_in_the_order_of
     luck = random.Random(seed)
     async with connected(nats_server.url) as bus:
         log = Log(new_run_id(), 40)
-        processes = [Order(bus) for _ in range(3)]
+        processes = [Order(bus, Records(bus).put_queued) for _ in range(3)]
         reports = luck.sample(log.jobs, 40)
         reports += luck.sample(log.jobs, 20)
 
@@ -73,7 +74,7 @@ async def test_a_repeated_report_publishes_the_first_job_again_and_a_late_one_qu
     nats_server: NatsServer,
 ) -> None:
     async with connected(nats_server.url) as bus:
-        log, order = Log(new_run_id(), 3), Order(bus)
+        log, order = Log(new_run_id(), 3), Order(bus, Records(bus).put_queued)
         # The server has delivered the second event to another process, which was killed.
         assert await order.extend([log.jobs[2]], log.between) == log.jobs[0]
         assert await order.extend([log.jobs[0]], log.between) == log.jobs[0]
@@ -91,7 +92,7 @@ async def test_a_batch_of_a_run_is_one_write(nats_server: NatsServer) -> None:
             answer = await bus.api("STREAM.INFO.KV_deliveries")
             return int(answer["state"]["last_seq"])
 
-        log, order = Log(new_run_id(), 50), Order(bus)
+        log, order = Log(new_run_id(), 50), Order(bus, Records(bus).put_queued)
         before = await writes()
         await order.extend(log.jobs, log.between)
         assert await writes() == before + 1

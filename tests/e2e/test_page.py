@@ -214,7 +214,7 @@ async def test_a_run_of_the_list_is_shown_with_all_its_events(demo: Up) -> None:
         is_clean(page, demo.url)
 
 
-async def test_an_automation_that_cannot_deliver_is_named_after_the_runs_end(demo: Up) -> None:
+async def test_an_automation_that_cannot_deliver_is_named_until_it_is_deleted(demo: Up) -> None:
     webhook = {"url": "https://nobody.invalid/hook"}
     rule = {"id": "nobody", "subjects": ["lifecycle.completed"], "action": {"webhook": webhook}}
     async with (
@@ -228,7 +228,10 @@ async def test_an_automation_that_cannot_deliver_is_named_after_the_runs_end(dem
         await says(page, STREAMED, "completed with event")
         log = f"document.querySelector('{STREAMED} .log').textContent"
         await page.until(f"{log}.includes('automation nobody: waiting')")
+        failing = "document.getElementById('automations')"
+        await page.until(f"{failing}.textContent.includes('nobody1 waiting, 0 failed')")
         assert (await http.delete("/v1/automations/nobody")).status_code == 204
+        await page.until(f"{failing}.hidden")
 
 
 async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: Up) -> None:

@@ -80,8 +80,8 @@ class AutomationsService(Service):
         keys = RuleKeys(settings.rule_keys)
         self._store = RuleStore(self.bus, keys)
         self._rules = CurrentRules(self.bus, keys)
-        order = Order(self.bus)
         records, failing = Records(self.bus), FailingRules()
+        order = Order(self.bus, records.put_queued)
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
         webhooks = WebhookExecutor(
             self.bus,

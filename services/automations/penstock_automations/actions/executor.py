@@ -63,8 +63,9 @@ class Attempted:
 
 
 # What a delivery waits for: its next attempt, the endpoint's breaker or rate, a place in a process
-# or at the endpoint, a turn at the receiver or its answer, or the end of the rule's pause.
-WaitsFor = Literal["retry", "breaker", "rate", "capacity", "receiver", "pause"]
+# or at the endpoint, a turn at the receiver or its answer, the end of the rule's pause, or an
+# earlier delivery of its run.
+WaitsFor = Literal["retry", "breaker", "rate", "capacity", "receiver", "pause", "order"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,20 @@ class Delivery:
     async def _list(self) -> bool:
         self._record.wait("receiver", None)
         # The result of the attempt that is under way must not be lost by an error of this write.
-        return await self._persist(partial(self._parts.records.put, self._job, self._record))
+        return await self._persist(self._put_waiting)
+
+    async def _put_waiting(self) -> bool:
+        """Store the record, and records of what waits for this delivery. Raises BusError.
+
+        Return False if another process has written the record meanwhile; its record is kept.
+        """
+        is_written = await self._parts.records.put(self._job, self._record)
+        await self._record_behind()
+        return is_written
+
+    async def _record_behind(self) -> None:
+        if self._job.ordered:
+            await self._parts.order.record_behind(self._job)
 
     async def _unrecorded_attempt(self) -> Attempted | None:
         """Return the attempt that a killed process has made without recording it, if any."""
@@ -328,8 +341,7 @@ class Delivery:
         is_new = not record.is_stored or record.waits_for != put_off.waits_for
         if (is_new or not is_short) and not isinstance(job.source, CallSource):
             record.wait(put_off.waits_for, None if is_short else at)
-            # If another process has written the record meanwhile, its record is kept.
-            await self._parts.records.put(job, record)
+            await self._put_waiting()
         await postpone(self._bus, job.deferred(self._since), at)
 
     async def _fail(self, failed: Failed) -> None:
@@ -369,6 +381,7 @@ class Delivery:
         """Do the steps that follow from the record. Every step may be repeated."""
         job, record = self._job, self._record
         if record.status == "waiting":
+            await self._record_behind()
             # If the next attempt was put off already, its job is scheduled.
             if record.waits_for in (None, "retry"):
                 at = record.next_at or self._bus.clock.time()

@@ -6,7 +6,9 @@ attempt, another process continues with the next step and does not repeat the at
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 import orjson
 from pydantic import Field, PrivateAttr, ValidationError
@@ -18,6 +20,7 @@ from penstock_automations.jobs.job import CallSource, EventSource, Job, SourceKi
 
 BUCKET = "deliveries"
 KEPT_ATTEMPTS = 30
+WRITES_AT_ONCE: Final = 100
 
 
 class Attempt(Record):
@@ -140,6 +143,7 @@ class Records:
     """Reads and writes the records of deliveries."""
 
     def __init__(self, bus: Bus) -> None:
+        self._bus = bus
         self._bucket = bus.bucket(BUCKET)
 
     async def get(self, job: Job) -> DeliveryRecord | None:
@@ -167,6 +171,19 @@ class Records:
             revision = await self._bucket.put(job.key, record.dump())
         record._revision = revision
         return True
+
+    async def put_queued(self, jobs: Sequence[Job]) -> None:
+        """Write records of jobs that wait for an earlier delivery of their run.
+
+        A record that exists stays as it is. Raises BusError; repeat the call.
+        """
+        for at in range(0, len(jobs), WRITES_AT_ONCE):
+            await asyncio.gather(*map(self._put_queued, jobs[at : at + WRITES_AT_ONCE]))
+
+    async def _put_queued(self, job: Job) -> None:
+        record = new_record(job, None, self._bus.clock.time())
+        record.wait("order", None)
+        await self._bucket.update(job.key, record.dump(), 0)
 
     async def is_done(self, job: Job) -> bool:
         """Return whether the job's attempt was made, or the delivery has its outcome.

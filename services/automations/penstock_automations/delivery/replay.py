@@ -57,11 +57,13 @@ async def retry_delivery(bus: Bus, record: DeliveryRecord) -> None:
     If the delivery is under way, this changes nothing. A repeated call is harmless.
 
     Raises:
-        CannotReplay: the delivery has its outcome.
+        CannotReplay: the delivery has its outcome, or waits for another delivery.
         BusError: it is unknown whether the attempt is made now; repeat the call.
     """
     if record.status != "waiting":
         raise CannotReplay(f"it does not wait, it is {record.status}: replay makes it again")
+    if record.waits_for == "order":
+        raise CannotReplay("an earlier delivery of its run comes first: retry that one")
     key = Job.parse(orjson.dumps(record.job)).key
     await bring_forward(bus, f"{key}.*", lambda job: True, is_asked_for=True)
 

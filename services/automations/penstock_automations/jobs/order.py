@@ -9,6 +9,9 @@ process has to wait for another process.
 
 Only the first job of a queue is in DELIVERIES. When this job has its outcome, the next job is
 published. Every step may be repeated.
+
+A queue moves on within moments while its receiver works. Only when its first delivery has to wait,
+the deliveries behind it get records, so that lists show them (decision 0313).
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from penstock_automations.jobs.queue import MAX_WAITING, Queue, position
 # A function `(job, after, upto)`. It returns the jobs of the job's rule and run for the events
 # whose stream sequence is greater than `after` and at most `upto`.
 Between = Callable[[Job, int, int], Awaitable[Sequence[Job]]]
+# A function that stores a record of each job, unless the job has one.
+Record = Callable[[Sequence[Job]], Awaitable[None]]
 
 
 FULL = f"{MAX_WAITING} deliveries of this run wait for an earlier one"
@@ -32,8 +37,9 @@ FULL = f"{MAX_WAITING} deliveries of this run wait for an earlier one"
 class Order:
     """The queues of ordered deliveries."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, record: Record) -> None:
         self._bus = bus
+        self._record = record
         self._bucket = bus.bucket("deliveries")
 
     async def extend(self, jobs: Sequence[Job], between: Between) -> Job | None:
@@ -55,7 +61,10 @@ class Order:
             found = {position(job): job for job in jobs if position(job) > queue.upto}
             for job in await between(last, queue.upto, position(last)):
                 found.setdefault(position(job), job)
-            extended, refused = queue.extended([job for _, job in sorted(found.items())])
+            wanted = [job for _, job in sorted(found.items())]
+            extended, refused = queue.extended(wanted)
+            if queue.is_listed:
+                await self._record(wanted[: len(wanted) - len(refused)])
             for job in refused:
                 # Publish the failed jobs before the queue is written. If the process ended between
                 # a write of the queue and these jobs, no process would look at their events again.
@@ -75,6 +84,19 @@ class Order:
             rest = queue.without(job)
             if rest == queue or await self._write(job, rest, revision):
                 return rest.first
+
+    async def record_behind(self, first: Job) -> None:
+        """Store records of the jobs behind the first job, also of those that come later.
+
+        Raises BusError; repeat the call.
+        """
+        while True:
+            queue, revision = await self._queue(first)
+            if queue.is_listed or not queue.jobs:
+                return
+            await self._record(queue.behind_first)
+            if await self._write(first, replace(queue, is_listed=True), revision):
+                return
 
     async def _queue(self, job: Job) -> tuple[Queue, int]:
         entry = await self._bucket.get(job.order_key)

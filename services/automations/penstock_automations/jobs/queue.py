@@ -29,27 +29,36 @@ class Queue:
 
     `upto` is the stream sequence of the last event whose job the queue has taken. An empty queue
     keeps `upto`. If a process reports an earlier event late, `upto` shows that this event is done.
+
+    `is_listed` says that the jobs behind the first have records, because the first waits.
     """
 
     upto: int = 0
     jobs: tuple[dict[str, Any], ...] = ()
     same: dict[str, Any] = field(default_factory=dict)
+    is_listed: bool = False
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
         """Return the queue that `dump` wrote. Raises ValueError or LookupError for other bytes."""
         fields = orjson.loads(payload)
-        return cls(fields["upto"], tuple(fields["jobs"]), fields.get("same", {}))
+        jobs, same = tuple(fields["jobs"]), fields.get("same", {})
+        return cls(fields["upto"], jobs, same, fields.get("is_listed", False))
 
     def dump(self) -> bytes:
-        return orjson.dumps({"upto": self.upto, "jobs": self.jobs, "same": self.same})
+        fields = {"upto": self.upto, "jobs": self.jobs, "same": self.same}
+        return orjson.dumps(fields | ({"is_listed": True} if self.is_listed else {}))
 
     @property
     def first(self) -> Job | None:
         """The job that is in DELIVERIES; None for an empty queue."""
-        if not self.jobs:
-            return None
-        entry = self.jobs[0]
+        return self._job(self.jobs[0]) if self.jobs else None
+
+    @property
+    def behind_first(self) -> list[Job]:
+        return [self._job(entry) for entry in self.jobs[1:]]
+
+    def _job(self, entry: dict[str, Any]) -> Job:
         return Job.parse(orjson.dumps(entry if _WHOLE in entry else {**self.same, **entry}))
 
     def extended(self, jobs: Sequence[Job]) -> tuple[Queue, list[Job]]:
@@ -63,13 +72,13 @@ class Queue:
             same.pop("sequence", None)
         entries = [_entry(each, same) for each in added]
         upto = max([self.upto, *map(position, jobs)])
-        return Queue(upto, (*self.jobs, *entries), same), list(jobs[room:])
+        return Queue(upto, (*self.jobs, *entries), same, self.is_listed), list(jobs[room:])
 
     def without(self, job: Job) -> Queue:
         assert isinstance(job.source, EventSource), "only events of runs have an order"
         done = job.source.sequence
         rest = tuple(each for each in self.jobs if each["sequence"] != done)
-        return Queue(self.upto, rest, self.same if rest else {})
+        return Queue(self.upto, rest, self.same, self.is_listed) if rest else Queue(self.upto)
 
 
 def _entry(job: dict[str, Any], same: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import { trial } from "./trial.js";
 const LOOK_AGAIN_MS = 5000;
 const AFTER_A_CHANGE_MS = 400;
 const SHOWN_RUNS = 8;
+const SHOWN_FAILURES_MS = 24 * 3600 * 1000; // a failed delivery is shown for a day
 const TRIALS = [
   {
     title: "A streamed run",
@@ -104,6 +105,46 @@ function showApprovals(approvals) {
   byId("no-approvals").hidden = panels.size > 0;
 }
 
+// Show the rules with an attempt that failed and that was not made good. A caller who may not
+// automate is not asked again.
+async function lookAtAutomations() {
+  if (!automates) return;
+  try {
+    const { automations } = await get("/v1/automations?limit=1000");
+    if (!automations.length) return showAutomations([]);
+    const ids = new Set(automations.map((rule) => rule.id));
+    const since = new Date(Date.now() - SHOWN_FAILURES_MS).toISOString();
+    const list = (query) => get(`/v1/automations/deliveries?limit=100&status=${query}`);
+    const pages = await Promise.all([list("waiting"), list(`failed&since=${since}`)]);
+    const found = pages.flatMap((page) => page.deliveries);
+    showAutomations(found.filter(({ rule }) => ids.has(rule))); // not those of deleted rules
+  } catch (error) {
+    automates = ![403, 404].includes(error.status);
+  }
+}
+
+function showAutomations(deliveries) {
+  const rules = new Map();
+  for (const { rule, status, last } of deliveries) {
+    const found = rules.get(rule) ?? { waiting: 0, failed: 0, last: null };
+    found[status] += 1;
+    if (last?.code && !(found.last?.at > last.at)) found.last = last;
+    rules.set(rule, found);
+  }
+  const failing = [...rules].filter(([, found]) => found.last);
+  byId("automations").hidden = !failing.length;
+  byId("automations").querySelector("ul").replaceChildren(
+    ...failing.map(([rule, { waiting, failed, last }]) => {
+      const row = make("li");
+      row.append(
+        make("strong", "", rule),
+        make("span", "bad", `${waiting} waiting, ${failed} failed; the latest: ${short(last.text)}`),
+      );
+      return row;
+    }),
+  );
+}
+
 function askWho(needed) {
   const form = byId("sign-in");
   if (needed && form.hidden) {
@@ -126,6 +167,7 @@ async function part(path, show) {
 
 let looking = null;
 let again = null;
+let automates = true;
 
 async function look() {
   clearTimeout(again);
@@ -133,6 +175,7 @@ async function look() {
     part("/v1/agents", (body) => showAgents(body.agents)),
     part(`/v1/runs?parent_run_id=&limit=${SHOWN_RUNS}`, (body) => showRuns(body.runs)),
     part("/v1/approvals?status=pending", (body) => showApprovals(body.approvals)),
+    lookAtAutomations().then(() => null),
   ]).finally(() => {
     looking = null;
   });
