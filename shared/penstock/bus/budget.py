@@ -11,8 +11,7 @@ OVERHEAD_BYTES = 1024
 
 
 def counted_bytes(payload: bytes) -> int:
-    """Return the number of bytes that a message counts as; a message with an empty payload also
-    counts."""
+    """Return how many bytes a message counts as; an empty one counts, too."""
     return len(payload) + OVERHEAD_BYTES
 
 
@@ -30,20 +29,16 @@ class Budget:
     used_bytes: int = 0
 
     def take(self, size_bytes: int) -> None:
-        """Count bytes that a holder takes."""
         self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Count bytes that a holder returns."""
         self.used_bytes -= size_bytes
 
     @property
     def free_bytes(self) -> int:
-        """The number of bytes that no holder has taken; 0 when the limit is used up."""
         return max(0, self.limit_bytes - self.used_bytes)
 
     def admits(self, held_bytes: int) -> bool:
-        """Return whether a holder of `held_bytes` may take more bytes."""
         return held_bytes <= self.free_bytes
 
 
@@ -76,10 +71,8 @@ class Gate:
             raise
 
     def enter_now(self, size_bytes: int) -> bool:
-        """Take the room for `size_bytes` if there is room and no caller waits; else return False.
-
-        `leave` returns the room.
-        """
+        """Take the room for `size_bytes` as `enter` does; return False if the caller would have to
+        wait."""
         if self._waiting or not self._fits(size_bytes):
             return False
         self.inside_bytes += size_bytes

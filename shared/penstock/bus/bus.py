@@ -67,9 +67,8 @@ class Bus:
     async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
         """Connect, check the server, and make or upgrade every stream and bucket.
 
-        With `ensure=False` the streams are not changed. Use this for a caller that only reads,
-        because the caller's settings for the streams' retention may differ from the settings of the
-        services.
+        A caller that only reads passes `ensure=False`, and the streams are not changed: its
+        settings of their retention may differ from those of the services.
 
         Raises:
             NotThereYet: a later attempt may succeed. The text names what is missing.
@@ -95,7 +94,6 @@ class Bus:
         return bus
 
     async def close(self) -> None:
-        """Send all published messages, then close the connection."""
         if self.client.is_closed:
             return
         self._recovery.stop()
@@ -112,7 +110,6 @@ class Bus:
 
     @property
     def where(self) -> str:
-        """The URL of the servers, without a password."""
         return self._dialer.where
 
     @property
@@ -155,55 +152,44 @@ class Bus:
     # requests, reads and buckets
 
     def bucket(self, name: str) -> Bucket:
-        """Return the KV bucket of this name, which must be in `streams.buckets`."""
         if name not in self._buckets:
             self._buckets[name] = Bucket(self, name)
         return self._buckets[name]
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """See `JetStream.on_reconnect`."""
         return self.jetstream.on_reconnect(callback)
 
     async def api(
         self, call: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """See `JetStream.api`."""
         return await self.jetstream.api(call, body, timeout_s)
 
     async def request(self, subject: str, payload: bytes, timeout_s: float | None = None) -> Msg:
-        """See `JetStream.request`."""
         return await self.jetstream.request(subject, payload, timeout_s)
 
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        """See `JetStream.subscribe`."""
         return await self.jetstream.subscribe(subject, callback, queue)
 
     async def listen(
         self, subject: str, deliver: Callable[[Incoming], None], queue: str = ""
     ) -> Listener:
-        """See `JetStream.listen`."""
         return await self.jetstream.listen(subject, deliver, queue)
 
     async def has(self, stream: str) -> bool:
-        """See `JetStream.has`."""
         return await self.jetstream.has(stream)
 
     async def tail(self, stream: str, pattern: str) -> Stored | None:
-        """See `leader.tail`."""
         return await leader.tail(self, stream, pattern)
 
     async def at(self, stream: str, sequence: int) -> Stored | None:
-        """See `leader.at`."""
         return await leader.at(self, stream, sequence)
 
     async def since(self, stream: str, time: datetime) -> Stored | None:
-        """See `leader.since`."""
         return await leader.since(self, stream, time)
 
     async def delete(self, stream: str, sequence: int) -> bool:
-        """See `leader.delete`."""
         return await leader.delete(self, stream, sequence)
 
     # the connection

@@ -40,10 +40,7 @@ class NotPermitted(BusUnavailable):
 
 
 class NoJetStream(BusUnavailable):
-    """The server or the account has no JetStream.
-
-    A server also disables JetStream when its disk is full.
-    """
+    """The server or the account has no JetStream; a server whose disk is full disables it, too."""
 
 
 class OutcomeUnknown(BusError):

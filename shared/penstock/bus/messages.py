@@ -67,11 +67,9 @@ class Message:
 def header_lines(headers: Mapping[str, str]) -> bytes:
     """Return headers as complete lines of the NATS protocol (`Name: value` and CRLF).
 
-    As nats-py does, this function replaces each line end in a value by a blank. Otherwise a value
-    with a line end could add another header, such as a fence.
-
-    Raises:
-        ValueError: a name is empty, or contains a blank, a colon or a character outside ASCII.
+    As in nats-py, a line end in a value becomes a blank. Otherwise a value could add another
+    header, such as a fence. A name that is empty, or has a blank, a colon or a character outside
+    ASCII, is a ValueError.
     """
     for name in headers:
         if not _NAME.fullmatch(name):

@@ -30,7 +30,6 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def dump(self) -> bytes:
-        """Return the record as JSON."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
@@ -82,10 +81,6 @@ class StartCommand(Record):
     created_at: str
 
     def parent_facts(self) -> dict[str, Any]:
-        """Return the facts about the run's parent that the first `open` frame of the run carries.
-
-        The normalizer puts these facts into each event of the run.
-        """
         facts = {
             "parent_run_id": self.parent_run_id,
             "step_id": self.step_id,

@@ -38,11 +38,7 @@ class Shards:
 
     @classmethod
     def parse(cls, value: bytes) -> Self:
-        """Parse a record that `dump` wrote.
-
-        Raises:
-            ValueError: the record is not valid.
-        """
+        """Parse a record that `dump` wrote; raise ValueError if it is not valid."""
         fields = orjson.loads(value)
         try:
             made, used = fields["made"], fields["used"]
@@ -53,7 +49,6 @@ class Shards:
         return cls(made, used)
 
     def dump(self) -> bytes:
-        """Return the record as JSON."""
         return orjson.dumps(asdict(self))
 
 
@@ -64,8 +59,7 @@ class KnowsShards(Protocol):
     """The interface of `Bus` that `each_shard` needs."""
 
     @property
-    def shards(self) -> Shards:
-        """The number of shards, as it was at most some seconds ago."""
+    def shards(self) -> Shards: ...
 
 
 async def each_shard(bus: KnowsShards, first: int = 0) -> AsyncIterator[int]:
@@ -79,14 +73,12 @@ async def each_shard(bus: KnowsShards, first: int = 0) -> AsyncIterator[int]:
 
 
 def group_of(shard: int) -> str:
-    """Return the name of the group whose leases and checkpoints divide the partitions of a shard's
-    RAW."""
+    """Return the group whose leases and checkpoints divide the partitions of a shard's RAW."""
     return f"normalizer-{shard}" if shard else "normalizer"
 
 
 def shard_of_group(group: str) -> int | None:
-    """Return the shard whose partitions this group divides; None if the group divides no partitions
-    of RAW."""
+    """Return the shard whose partitions this group divides; None for any other group."""
     name, _, shard = group.partition("-")
     if name != "normalizer" or (shard and not shard.isdigit()):
         return None

@@ -84,22 +84,18 @@ class Retention:
 
 
 def raw_of(shard: int) -> str:
-    """Return the name of the stream with the source frames of a shard."""
     return f"{RAW}_{shard}" if shard else RAW
 
 
 def events_of(shard: int) -> str:
-    """Return the name of the stream with the canonical events of a shard."""
     return f"{EVENTS}_{shard}" if shard else EVENTS
 
 
 def raw_for(run_id: str) -> str:
-    """Return the name of the stream with the source frames of a run."""
     return raw_of(shard_of(run_id))
 
 
 def events_for(run_id: str) -> str:
-    """Return the name of the stream with the canonical events of a run."""
     return events_of(shard_of(run_id))
 
 

@@ -49,10 +49,7 @@ def is_run_id(text: str) -> bool:
 
 
 def shard_of(run_id: str) -> int:
-    """Return the number of the shard of RAW and EVENTS that stores a run.
-
-    The run's id contains this number. A run whose id has no shard number is in shard 0.
-    """
+    """Return the shard of RAW and EVENTS that stores a run: 0 if the run's id has no shard."""
     if run_id[_VERSION_AT : _VERSION_AT + 1] != _SHARDED:
         return 0
     return int(run_id[_SHARD_DIGITS], 16)
@@ -62,34 +59,28 @@ def to_shard(shard: int, subject: str) -> str:
     """Return the subject to which a message is published so that the shard stores it under
     `subject`.
 
-    The transform of the shard's stream removes the first two tokens. Shard 0 has no transform of
-    this kind, so the subject is unchanged.
+    The transform of the shard's stream removes the first two tokens. Shard 0 has none.
     """
     return f"{SHARD}.{shard}.{subject}" if shard else subject
 
 
 def raw(run_id: str, writer: str) -> str:
-    """Return the subject to which a writer publishes its source frames of a run."""
     return to_shard(shard_of(run_id), f"raw.{run_id}.{writer}")
 
 
 def raw_stored(run_id: str, writer: str) -> str:
-    """Return the pattern of the stored source frames of a writer and run, in any partition."""
     return f"rawp.*.{run_id}.{writer}"
 
 
 def raw_of_run(run_id: str) -> str:
-    """Return the pattern of all stored source frames of a run."""
     return f"rawp.*.{run_id}.*"
 
 
 def raw_of_partition(partition: int) -> str:
-    """Return the pattern of all stored source frames of one partition."""
     return f"rawp.{partition}.>"
 
 
 def frames(run_id: str, writer: str) -> str:
-    """Return the subject to which the server republishes the source frames of a writer and run."""
     return f"frames.{run_id}.{writer}"
 
 
@@ -109,7 +100,6 @@ def events_of_run(run_id: str) -> str:
 
 
 def live_of_run(run_id: str) -> str:
-    """Return the pattern of the subjects to which the server republishes a run's events."""
     return f"live.*.*.{run_id}"
 
 
@@ -119,7 +109,6 @@ def command(target: str, kind: str, run_id: str) -> str:
 
 
 def control(run_id: str) -> str:
-    """Return the subject of core requests to the connector that holds the run's connection."""
     return f"control.{run_id}"
 
 
@@ -129,27 +118,22 @@ def handover() -> str:
 
 
 def session_turn(session_key: str) -> str:
-    """Return the subject of core messages that report that a session's queue has advanced."""
     return f"turn.{session_key}"
 
 
 def decide(approval_id: str) -> str:
-    """Return the subject of core requests that carry a decision to the approvals service."""
     return f"decide.{approval_id}"
 
 
 def link(approval_id: str) -> str:
-    """Return the subject of core requests that make one-time links to an approval."""
     return f"link.{approval_id}"
 
 
 def audit(chain: str) -> str:
-    """Return the subject of the audit's records of a run, or of the anchors (`anchor`)."""
     return f"audit.{chain}"
 
 
 def journal(run_id: str) -> str:
-    """Return the subject of the records of a workflow's run, which is also their fence pattern."""
     return f"journal.{run_id}"
 
 
@@ -159,17 +143,14 @@ def journal_value(run_id: str, digest: str) -> str:
 
 
 def alive(pod: str) -> str:
-    """Return the subject of core requests that check whether an instance of a service runs."""
     return f"alive.{pod}"
 
 
 def deadletter(service: str, run_id: str) -> str:
-    """Return the subject to which a service publishes its dead letters."""
     return f"deadletter.{service}.{run_id}"
 
 
 def replay_of(service: str, run_id: str) -> str:
-    """Return the subject of the command to process the message of a dead letter again."""
     return command(service, "replay", run_id)
 
 
@@ -207,7 +188,6 @@ def covers(pattern: str, other: str) -> bool:
 
 
 def can_overlap(pattern: str, other: str) -> bool:
-    """Return whether there can be a subject that matches both patterns."""
     for mine, theirs in zip(pattern.split("."), other.split("."), strict=False):
         if ">" in (mine, theirs):
             return True
@@ -222,8 +202,7 @@ def large_event(run_id: str, sequence: int | str, part: int | str) -> str:
 
 
 def delivery(rule: str, run_id: str, sequence: int) -> str:
-    """Return the subject of the job that delivers, for a rule, the run's event with this
-    sequence."""
+    """Return the subject of the job that delivers, for a rule, this event of the run."""
     return delivery_of(f"{rule}.{run_id}-{sequence}")
 
 
@@ -248,8 +227,7 @@ def traceback_id(subject: str, sequence: int) -> str:
 
 
 def run_id_of(subject: str) -> str:
-    """Return the run id in a subject: mostly the last token, but in RAW the token before the
-    last."""
+    """Return the run id in a subject: mostly the last token, in RAW the token before the last."""
     tokens = subject.split(".")
     if tokens[0] in ("raw", "rawp", "frames"):
         return tokens[-2]
@@ -271,16 +249,13 @@ def partition_of(run_id: str, partitions: int = PARTITIONS) -> int:
 
 
 def is_in_partition(run_id: str, shard: int, partition: int, partitions: int) -> bool:
-    """Return whether RAW of this shard has the run's frames in this partition."""
     return shard_of(run_id) == shard and partition_of(run_id, partitions) == partition
 
 
 def key_of(*foreign: str | None) -> str:
-    """Return a KV key for foreign ids: the SHA-256 hex of the JSON list of these ids. Different ids
-    always have different JSON lists."""
+    """Return a KV key for foreign ids: the SHA-256 hex of their JSON list."""
     return hashlib.sha256(json.dumps(foreign).encode()).hexdigest()
 
 
 def session_key(user_id: str, agent: str, session_id: str) -> str:
-    """Return the KV key of a session, which belongs to a user and an agent."""
     return key_of("session", user_id, agent, session_id)

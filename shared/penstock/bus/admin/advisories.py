@@ -1,12 +1,11 @@
 """Makes dead letters of messages that the server has stopped delivering.
 
 When a message has been delivered as often as its consumer allows, or when a client terminates the
-message, the server publishes an advisory as a core message. The stream ADVISORIES keeps the
-advisory until the advisory is processed. Penstock's own work queues normally give a message up
-before the server publishes an advisory (see `read.work_queue`). So an advisory is about a message
-that a work queue failed to give up, or about a message of a subscriber's consumer. The users of
-subscribers may not write dead letters. So a subscriber that gives a message up terminates the
-message with a reason (`penstock.subscribe`).
+message, the server publishes an advisory, which the stream ADVISORIES keeps until it is processed.
+Penstock's own work queues normally give a message up earlier (see `read.work_queue`). So an
+advisory is about a message that a work queue failed to give up, or about a message of a
+subscriber's consumer: subscribers may not write dead letters, so they terminate a message with a
+reason (`penstock.subscribe`).
 """
 
 from __future__ import annotations
@@ -45,10 +44,9 @@ def handler_of_advisories(
 ) -> Handle:
     """Return the handler of the advisories.
 
-    `store_dead_letter` gets the service, the message, and the reason. The service is the durable
-    consumer's name up to the first dash. `end` gets a command that no service will carry out, and
-    the reason. `end` ends the run of the command. Repeated calls of `store_dead_letter` and `end`
-    must do no harm, since the same advisory may be delivered twice.
+    `store_dead_letter` gets the service (the durable consumer's name up to the first dash), the
+    message, and the reason. `end` ends the run of a command that no service will carry out.
+    Repeated calls must do no harm, since the same advisory may be delivered twice.
     """
 
     async def handle(stored: Stored) -> None:

@@ -36,8 +36,6 @@ _LAST: Final = (streams.COMMANDS, streams.SCHEDULES, "KV_claims", "KV_sent", "OB
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return the names of the streams to copy, in the order in which they must be copied."""
-
     def place(name: str) -> tuple[int, int, str]:
         kind, _ = streams.kind_and_shard(name)
         if kind in _FIRST:
@@ -56,9 +54,6 @@ async def snapshot(
     """Copy a stream with its consumers; call `write` with each part of the copy.
 
     Returns the description that `restore` needs: `{"config": …, "state": …}`.
-
-    Raises:
-        BusError: the server refuses the copy, or the copy stopped before its end.
     """
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
@@ -104,11 +99,7 @@ async def snapshot(
 async def restore(
     bus: HasJetStream, stream: str, described: dict[str, Any], parts: Iterable[bytes]
 ) -> None:
-    """Make a stream from its copy. The stream must not exist yet.
-
-    Raises:
-        BusError: the server refuses the copy.
-    """
+    """Make a stream from its copy. The stream must not exist yet."""
     answer = await bus.jetstream.api(f"STREAM.RESTORE.{stream}", described, ANSWER_S)
     target = answer["deliver_subject"]
     for part in parts:
@@ -117,7 +108,6 @@ async def restore(
 
 
 def _check(stream: str, answer: Msg) -> None:
-    """Raise ApiError if the server refused a part of a stream's copy."""
     if answer.data and (error := orjson.loads(answer.data).get("error")):
         text = f"{stream}: {error.get('description', 'refused')}"
         raise ApiError(error.get("err_code", 0), text)
@@ -128,9 +118,6 @@ async def leave_out(bus: Buckets, ends: dict[str, int], count: int) -> None:
 
     Clients and agent servers may know the sequences of these messages. The normalizer that starts
     next makes the sequences unusable, and records the loss (see `state.continuity`).
-
-    Raises:
-        BusError: the bucket `checkpoints` cannot be written.
     """
     bucket = bus.bucket(BUCKET)
     entry = await bucket.get(MARKS)

@@ -56,8 +56,6 @@ def declared(retention: Retention, shards: int = 1) -> list[Configuration]:
 
 
 def declared_shards(retention: Retention, shards: int) -> list[Configuration]:
-    """Return the stream configurations of shard 1 and all later shards, for this number of
-    shards."""
     return [
         _marked(config, streams.OLDEST_WITH_SHARDS)
         for shard in range(1, shards)
@@ -71,12 +69,11 @@ def _marked(config: StreamConfig, oldest: int = streams.OLDEST) -> Configuration
 
 
 def oldest_of(found: Configuration) -> int:
-    """Return the oldest schema whose services can work on a stream."""
     return int((found.get("metadata") or {}).get(streams.OLDEST_KEY, 1))
 
 
 def schema_of(found: Configuration) -> int:
-    """Return the schema of a stream; 1 for a stream of release 0.1, which recorded no schema."""
+    """Return the schema of a stream; 1 for a stream without a recorded schema."""
     return int((found.get("metadata") or {}).get(streams.SCHEMA_KEY, 1))
 
 
@@ -86,14 +83,12 @@ def has_partitions(found: Configuration) -> bool:
 
 
 def partitions_of(raw: Configuration) -> int:
-    """Return the number of partitions in a configuration of RAW."""
     count = _COUNT.search(raw["subject_transform"]["dest"])
     assert count is not None
     return int(count[1])
 
 
 def with_partitions(transform: Any, count: int) -> Any:
-    """Return a subject transform with this number of partitions; return other values unchanged."""
     if not isinstance(transform, dict) or not _COUNT.search(transform.get("dest", "")):
         return transform
     return {**transform, "dest": _COUNT.sub(f"partition({count},1)", transform["dest"])}
@@ -102,10 +97,7 @@ def with_partitions(transform: Any, count: int) -> Any:
 def differences(
     wanted: Configuration, found: Configuration, fields: tuple[str, ...]
 ) -> list[Difference]:
-    """Return the declared fields in which two configurations differ.
-
-    A different number of partitions is not a difference.
-    """
+    """Return the declared fields that differ. Another number of partitions is no difference."""
     return [
         Difference(found["name"], field, found.get(field), wanted[field])
         for field in fields
@@ -123,13 +115,8 @@ def _plain(value: Any, field: str) -> Any:
 
 
 async def configuration(bus: HasJetStream, name: str) -> Configuration | None:
-    """Return a stream's configuration, including fields that this version does not know.
-
-    Returns None when the stream does not exist.
-
-    Raises:
-        BusError: the server does not answer or refuses the request.
-    """
+    """Return a stream's configuration, with fields that this version does not know; None without
+    it."""
     try:
         info = await bus.jetstream.api(f"STREAM.INFO.{name}")
     except ApiError as error:
@@ -141,11 +128,6 @@ async def configuration(bus: HasJetStream, name: str) -> Configuration | None:
 
 
 async def expected(bus: HasJetStream, name: str) -> Configuration:
-    """Return the configuration of a stream that must exist.
-
-    Raises:
-        BusError: the stream does not exist, or the server does not answer.
-    """
     found = await configuration(bus, name)
     if found is None:
         raise BusError(f"the stream {name} does not exist any more")
@@ -155,11 +137,7 @@ async def expected(bus: HasJetStream, name: str) -> Configuration:
 async def update(
     bus: HasJetStream, found: Configuration, changes: list[Difference], metadata: dict[str, str]
 ) -> Configuration:
-    """Change these fields of a stream and no other fields; return the new configuration.
-
-    Raises:
-        BusError: the server refuses the change, or does not answer.
-    """
+    """Change these fields of a stream and no other fields; return the new configuration."""
     wanted = {
         **found,
         **{change.field: change.wanted for change in changes},
@@ -179,7 +157,6 @@ async def change_lease(bus: Buckets) -> AsyncIterator[Lease]:
 
     Raises:
         StartUpError: another process holds the lease for too long.
-        BusError: the bucket of leases cannot be read or written.
     """
     lease = Lease(bus, "streams.migration", f"migration-{secrets.token_hex(8)}", LEASE_TTL_S)
     try:

@@ -1,9 +1,9 @@
 """Makes missing streams and upgrades older streams when a service starts.
 
-A start never downgrades a stream of a newer schema. A start holds a lease while it upgrades an
-older stream. So several services may start at once, even services of different versions. A start
-does not change the limits and replicas of streams (`streams.RETENTION`); the operator changes the
-limits and replicas with `migrate.apply`.
+A start never downgrades a stream of a newer schema, and holds a lease while it upgrades an older
+one. So several services may start at once, even services of different versions. A start does not
+change the limits and replicas of streams (`streams.RETENTION`); the operator changes them with
+`migrate.apply`.
 """
 
 from __future__ import annotations
@@ -89,9 +89,6 @@ async def mark_shards(bus: Buckets, count: int) -> None:
 
     Services that do not know shards then refuse to start. And if NATS loses the record of shards,
     the next start writes the record again.
-
-    Raises:
-        BusError: the server refuses the change, or does not answer.
     """
     for name in (streams.RAW, streams.EVENTS):
         found = await expected(bus, name)
@@ -106,7 +103,7 @@ def _marked_shards(found: Configuration) -> int:
 
 
 async def _with_marked_shards(bus: Buckets, recorded: Shards) -> Shards:
-    """Return the record of shards, corrected if RAW's mark names more shards. Raises BusError.
+    """Return the record of shards, corrected if RAW's mark names more shards.
 
     If the record lacked shards, the normalizers would not read the frames of these shards.
     """
@@ -127,11 +124,7 @@ async def _with_marked_shards(bus: Buckets, recorded: Shards) -> Shards:
 
 
 async def shards_of(bus: Buckets) -> Shards:
-    """Return the recorded number of shards; one shard without a record.
-
-    Raises:
-        BusError: the record cannot be read.
-    """
+    """Return the recorded number of shards; one shard without a record."""
     entry = await bus.bucket(shards.BUCKET).get(shards.KEY)
     if entry is None:
         return ONE
@@ -145,11 +138,7 @@ async def shards_of(bus: Buckets) -> Shards:
 
 
 async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[str]:
-    """Make or upgrade these streams; return the names of the streams that this call made.
-
-    Raises:
-        NotThereYet, StartUpError: as `ensure` does.
-    """
+    """Make or upgrade these streams; return the names of the streams that this call made."""
     made = []
     # The requests run concurrently. One request after another would take 30 round trips.
     answers = await asyncio.gather(
@@ -187,7 +176,6 @@ def _advice(error: BusError, wanted: Configuration) -> str:
 
 
 async def _ensure(bus: Buckets, wanted: Configuration, found: Configuration | None) -> bool:
-    """Make or upgrade a stream that was just `found`; return whether this call made the stream."""
     if found is None:
         try:
             await bus.jetstream.api(f"STREAM.CREATE.{wanted['name']}", wanted)

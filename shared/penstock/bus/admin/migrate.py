@@ -18,11 +18,7 @@ from penstock.bus.streams import Retention
 
 
 async def plan(bus: Buckets, retention: Retention) -> list[Difference]:
-    """Return the changes that `apply` would make, where the streams differ from these settings.
-
-    Raises:
-        BusError: the server does not answer or refuses the request.
-    """
+    """Return the changes that `apply` would make, where the streams differ from these settings."""
     return [
         difference
         for wanted in declared(retention, (await shards_of(bus)).made)
@@ -33,11 +29,7 @@ async def plan(bus: Buckets, retention: Retention) -> list[Difference]:
 
 
 async def apply(bus: Buckets, retention: Retention) -> list[Difference]:
-    """Give all streams the ages, sizes and replicas of these settings; return the changes.
-
-    Raises:
-        BusError: the server refuses a change, or does not answer.
-    """
+    """Give all streams the ages, sizes and replicas of these settings; return the changes."""
     async with change_lease(bus):
         changes = await plan(bus, retention)
         for name in dict.fromkeys(change.stream for change in changes):

@@ -70,8 +70,7 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
 def spec(configuration: Configuration) -> dict[str, Any]:
     """Return the `spec` of a Stream with this configuration, without most fields that are unset.
 
-    Raises:
-        KeyError: the configuration sets a field that has no name here.
+    A field that has no name here raises KeyError.
     """
     # NACK's control loop keeps messages for a year where a stream has no age.
     made: dict[str, Any] = {"maxAge": _duration(0)}
@@ -87,7 +86,6 @@ def spec(configuration: Configuration) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the `spec` of every stream and bucket, as a YAML list."""
     print("# Made by `make contract` from penstock/bus/streams.py: change it there.")
     specs = [spec(each) for each in declared(Retention())]
     print(yaml.safe_dump(specs, sort_keys=True), end="")

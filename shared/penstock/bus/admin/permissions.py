@@ -1,11 +1,10 @@
 """Declares what each NATS user may do; all NATS configurations are made from this table.
 
 Services share the account PENSTOCK, with one user for each service. Subscribers have a separate
-account and reach only the subjects that are exported to this account. Permissions within one
-account cannot restrict subscribers in this way. A user that may make a JetStream request chooses
-the subject of the answer, and the server does not check this subject. Suppose that a subscriber had
-a user in the account PENSTOCK and might only fetch its next event. The subscriber could choose
-`decide.<id>` or a bucket's subject for the answer, and the server would deliver the event there.
+account and reach only the subjects that are exported to it. Permissions within one account cannot
+restrict them so: a user that may make a JetStream request chooses the subject of the answer, and
+the server does not check this subject. A subscriber in the account PENSTOCK that might only fetch
+its next event could have it delivered to `decide.<id>` or a bucket's subject.
 
 `python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf. With `--shards N`, the
 users may also use the shards 1 to N - 1 of RAW and EVENTS.
@@ -68,39 +67,34 @@ class User:
 
     @property
     def inbox(self) -> str:
-        """The prefix of the user's reply subjects, to which no other user may subscribe."""
         return inbox_prefix(self.name)
 
 
 def inbox_prefix(user: str) -> str:
-    """Return the prefix of a user's inboxes, without a dot at the end."""
     return f"_INBOX_{user}"
 
 
 def _reads(*names: str) -> list[str]:
-    """Return the subjects of requests that read messages of streams from the leader or by direct
-    get."""
+    """Return the requests that read messages of streams, from the leader or by direct get."""
     return [f"{_API}.{call}.{name}" for name in names for call in ("STREAM.MSG.GET", "DIRECT.GET")]
 
 
 def _buckets(*names: str) -> list[str]:
-    """Return the subjects of requests that read the keys of buckets."""
     return _reads(*(f"KV_{name}" for name in names))
 
 
 def _keys(*keys: str) -> list[str]:
-    """Return the subjects of messages that write keys, each key given as `<bucket>.<pattern>`."""
+    """Return the subjects of messages that write keys, each key named as `<bucket>.<pattern>`."""
     return [f"$KV.{key}" for key in keys]
 
 
 def _follows(stream: str) -> list[str]:
-    """Return the subjects of requests that read a stream in order, by ephemeral consumers."""
     calls = ("CREATE.{}", "MSG.NEXT.{}.*", "DELETE.{}.*")
     return [f"{_API}.CONSUMER.{call.format(stream)}" for call in calls]
 
 
 def _takes(stream: str, *durables: str) -> list[str]:
-    """Return the subjects of requests that make durable consumers and take their messages."""
+    """Return the requests that make durable consumers and take their messages."""
     return [
         subject
         for durable in durables
@@ -138,7 +132,6 @@ _TOKENS = _keys("tokens.*", "tokens.service.*")
 
 
 def _attempts(service: str) -> list[str]:
-    """Return the permissions with which a service finds messages that kill its processes."""
     return [*_buckets("claims"), *_keys(f"claims.attempts.{service}.>")]
 
 
@@ -337,15 +330,14 @@ NAMES: Final = tuple(user.name for user in (*USERS, *READERS))
 
 
 def password_variable(user: str) -> str:
-    """Return the environment variable that holds a user's password for deploy/nats."""
     return f"PENSTOCK_NATS_PASSWORD_{user.upper()}"
 
 
 def configuration(passwords: Mapping[str, str], shards: int = 1) -> str:
-    """Return the block `accounts` of a NATS server's configuration, with a password for each user.
+    """Return the block `accounts` of a NATS server's configuration.
 
-    A password is written unchanged, so the caller must quote a password that is not a variable
-    (`json.dumps`). The users may use this number of shards.
+    A password is written unchanged, so the caller must quote one that is no variable
+    (`json.dumps`).
     """
     operators = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in USERS)
     readers = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in READERS)
@@ -456,7 +448,6 @@ def _imports(stream: str) -> str:
 
 
 def main() -> None:
-    """Print the block `accounts`, with a variable for each password."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--shards", type=int, default=1, choices=range(1, MAX_SHARDS + 1))
     shards = parser.parse_args().shards

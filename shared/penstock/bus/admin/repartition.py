@@ -35,21 +35,11 @@ SETTLE_S = 2.0
 
 
 async def partitions(bus: HasJetStream, shard: int = 0) -> int:
-    """Return the number of partitions into which RAW divides the runs of a shard now.
-
-    Raises:
-        BusError: the stream RAW does not exist, or the server does not answer.
-    """
     return partitions_of(await expected(bus, streams.raw_of(shard)))
 
 
 async def at_least(bus: Buckets, count: int, shard: int = 0) -> int:
-    """Let the normalizers share at least `count` partitions; return the number of shared
-    partitions.
-
-    Raises:
-        BusError: the bucket of leases cannot be read or written.
-    """
+    """Let the normalizers share at least `count` partitions; return how many they share."""
     bucket, key = bus.bucket("leases"), f"{group_of(shard)}.parts"
     while True:
         entry = await bucket.get(key)
@@ -86,11 +76,6 @@ async def repartition(bus: Buckets, count: int, timeout_s: float = 30.0) -> None
 
 
 async def change_partitions(bus: HasJetStream, found: Configuration, count: int) -> None:
-    """Change the transform of this RAW to this number of partitions, and nothing else.
-
-    Raises:
-        BusError: the server refuses the change, or does not answer.
-    """
     transform = found["subject_transform"]
     wanted = with_partitions(transform, count)
     change = Difference(found["name"], "subject_transform", transform, wanted)

@@ -1,10 +1,9 @@
 """Replays a dead letter: publishes the message again once, or explains why a replay is impossible.
 
 A replay may be repeated safely. The dead letter is marked before and after the publish, and the
-published message carries a message id that is made from the dead letter. So the server drops a
-second publish within the stream's duplicate window. After the window, the receiving service still
-processes the message only once: the service checks the claim of a start, the `sent` record of a
-decision, or the record of an approval.
+message id is made from the dead letter, so the server drops a second publish within the stream's
+duplicate window. After the window, the receiving service still processes the message only once: it
+checks the claim of a start, the `sent` record of a decision, or the record of an approval.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ async def replay_letter(bus: Buckets, found: Letter) -> bool:
 
     Raises:
         CannotReplay: processing the message again would do harm or have no effect.
-        BusError: the bus failed; call this again.
     """
     letter = found.letter
     if found.mark is not None and found.mark.state == "replayed":
@@ -49,7 +47,6 @@ async def replay_letter(bus: Buckets, found: Letter) -> bool:
 
 
 async def _message(bus: Buckets, letter: DeadLetter) -> Message:
-    """Return the message that replays a dead letter. Raises CannotReplay."""
     tokens = letter.subject.split(".")
     if tokens[0] in ("raw", "rawp"):
         raise CannotReplay(await _why_no_frame(bus, letter))
@@ -71,7 +68,7 @@ async def _message(bus: Buckets, letter: DeadLetter) -> Message:
 
 
 def _headers(letter: DeadLetter) -> dict[str, str]:
-    """Return the message's headers without headers for the NATS server, and a message id."""
+    """Return the message's headers without those for the NATS server, and with a message id."""
     own = {name: value for name, value in letter.headers.items() if not name.startswith("Nats-")}
     return own | {"Nats-Msg-Id": f"replay.{letter.key}"}
 

@@ -77,9 +77,8 @@ async def reshard(
 async def _like_shard_0(bus: Buckets, count: int) -> list[Configuration]:
     """Return the streams of these shards with the retention that shard 0 has.
 
-    The settings of the caller may differ from the settings of the services. If the caller's
-    settings had one replica instead of three, the loss of one server would lose the runs of the new
-    shards.
+    The caller's settings may differ from those of the services. With one replica instead of three,
+    the loss of one server would lose the runs of the new shards.
     """
     wanted = []
     for config in declared_shards(Retention(), count):

@@ -49,7 +49,6 @@ class Durable:
     start: Start = "beginning"
 
     def config(self) -> dict[str, Any]:
-        """Return the consumer's configuration as JetStream's API takes it."""
         config: dict[str, Any] = {
             "durable_name": self.name,
             "description": "Every event once, for a subscriber",
@@ -73,12 +72,8 @@ class Durable:
 async def ensure(bus: Buckets) -> list[str]:
     """Make the missing durables of each shard; return a line for each durable that was made.
 
-    Each shard needs the durable of the user `subscriber`. Each further shard also needs every
-    durable that `make` has made in the first shard. A durable of a new shard begins at the shard's
-    first event.
-
-    Raises:
-        BusError: the server refuses the request, or does not answer.
+    Each shard needs the durable of the user `subscriber`, and each further shard every durable that
+    `make` has made in the first one. A durable of a new shard begins at the shard's first event.
     """
     count = (await shards_of(bus)).made
     known = [Durable(SUBSCRIBER).config()]
@@ -92,21 +87,13 @@ async def ensure(bus: Buckets) -> list[str]:
 
 
 async def make(bus: Buckets, durable: Durable) -> list[str]:
-    """Make the durable in each shard that lacks it; return the streams that got the durable.
-
-    Raises:
-        BusError: the server refuses the request, or does not answer.
-    """
+    """Make the durable in each shard that lacks it; return the streams that got the durable."""
     names = [events_of(shard) for shard in range((await shards_of(bus)).made)]
     return [name for name in names if await _ensure(bus, name, durable.config())]
 
 
 async def listed(bus: Buckets) -> list[dict[str, Any]]:
-    """Return the server's description of the subscribers' durables of each shard, sorted.
-
-    Raises:
-        BusError: the server refuses the request, or does not answer.
-    """
+    """Return the server's description of the subscribers' durables of each shard, sorted."""
     found = [
         info
         for shard in range((await shards_of(bus)).made)
@@ -117,11 +104,7 @@ async def listed(bus: Buckets) -> list[dict[str, Any]]:
 
 
 async def delete(bus: Buckets, name: str) -> list[str]:
-    """Delete a subscriber's durable in each shard; return the streams that had the durable.
-
-    Raises:
-        BusError: the server refuses the request, or does not answer.
-    """
+    """Delete a subscriber's durable in each shard; return the streams that had the durable."""
     deleted = []
     for info in await listed(bus):
         if info["name"] == name:
@@ -136,7 +119,6 @@ def _is_ours(config: dict[str, Any]) -> bool:
 
 
 def _for_shard(config: dict[str, Any], shard: int) -> dict[str, Any]:
-    """Return the configuration of a durable for a new shard, where it begins at the first event."""
     if not shard:
         return config
     return {name: each for name, each in config.items() if name != "opt_start_time"} | {

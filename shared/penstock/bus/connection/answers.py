@@ -27,7 +27,6 @@ class Answers:
         self._takers: dict[str, Callable[[Incoming], object]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any answer is expected."""
         return bool(self._takers)
 
     def expect(self, take: Callable[[Incoming], object]) -> str:
@@ -38,18 +37,15 @@ class Answers:
         return reply
 
     def forget(self, reply: str) -> None:
-        """Ignore all further answers to a reply subject."""
         self._takers.pop(reply, None)
 
     def take(self, message: Incoming) -> None:
-        """Pass an answer on; ignore an answer that nobody expects any more."""
         take = self._takers.get(message.subject)
         if take is not None:
             take(message)
 
 
 def settle(answer: asyncio.Future[Incoming], message: Incoming) -> None:
-    """Set the answer of a request, unless the request has ended."""
     if not answer.done():
         answer.set_result(message)
 

@@ -59,7 +59,6 @@ class Exchange:
 
     @property
     def error_s(self) -> float:
-        """The largest possible error of `base_s`, in seconds."""
         return (self.answered_at_s - self.asked_at_s) / 2
 
     def error_at_s(self, moment_s: float) -> float:
@@ -130,13 +129,11 @@ class Clock:
         self._logged_offset_s: float | None = None
 
     def time(self) -> float:
-        """Return the server's time in Unix seconds."""
         if self._estimate is None:
             return self._wall()
         return self._monotonic() + self._estimate.base_s
 
     def now(self) -> datetime:
-        """Return the server's time, in UTC."""
         return datetime.fromtimestamp(self.time(), UTC)
 
     def stamp(self) -> str:
@@ -144,11 +141,8 @@ class Clock:
         return self.now().isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
     def age_s(self, stamp: str) -> float:
-        """Return the age of a stamp (RFC 3339) in seconds; negative for a stamp in the future.
-
-        Raises:
-            ValueError: the text is no time.
-        """
+        """Return the age of a stamp (RFC 3339); negative for a stamp in the future, ValueError for
+        no time."""
         return self.time() - datetime.fromisoformat(stamp).timestamp()
 
     @property
@@ -158,7 +152,6 @@ class Clock:
 
     @property
     def error_s(self) -> float:
-        """The largest possible error of `offset_s`; infinite before the first answer."""
         return self._estimate.error_s if self._estimate is not None else float("inf")
 
     @property
@@ -176,11 +169,7 @@ class Clock:
         return self._monotonic() >= self._jumped_at_s + seconds
 
     async def refresh(self) -> None:
-        """Request the server's time now, or wait for a request that began after this call.
-
-        Raises:
-            BusError: no server answered.
-        """
+        """Request the server's time now, or wait for a request that began after this call."""
         called_at_s = self._monotonic()
         async with self._asking:
             if self._asked_at_s <= called_at_s:
@@ -221,7 +210,6 @@ class Clock:
             )
 
     def _log_difference(self) -> None:
-        """Log a difference beyond the limit when the difference begins, changes or ends."""
         offset_s = self.offset_s
         if self.not_ready:
             if self._logged_offset_s is None or abs(offset_s - self._logged_offset_s) >= JUMP_S:

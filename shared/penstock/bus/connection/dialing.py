@@ -52,7 +52,6 @@ class Dialer:
 
     @property
     def where(self) -> str:
-        """The URL of the servers, without a password."""
         return re.sub(r"//[^@/]*@", "//", self._settings.url)
 
     async def connect(
@@ -60,8 +59,7 @@ class Dialer:
         reconnected: Callable[[], Awaitable[None]],
         disconnected: Callable[[], Awaitable[None]],
     ) -> None:
-        """Make the first connection; the callbacks are called at every later change of the
-        connection.
+        """Make the first connection; the callbacks are called at every later change of it.
 
         Raises:
             NotThereYet: no server took the connection within `connect_timeout_s`.
@@ -106,11 +104,11 @@ class Dialer:
         self._link = Link.UP
 
     async def check_server(self, jetstream: JetStream) -> None:
-        """Check that the server has everything that Penstock needs.
+        """Check that the server has what Penstock needs.
 
         Raises:
             NotThereYet: the server's JetStream does not answer yet.
-            StartUpError: the server lacks something that Penstock needs. The text contains advice.
+            StartUpError: the server lacks something. The text contains advice.
         """
         connection = self._connection
         version = connection.connected_server_version
@@ -134,23 +132,19 @@ class Dialer:
             ) from error
 
     def record_disconnect(self) -> None:
-        """Record that the connection was lost."""
         if self._link is not Link.DIALING:
             self._link = Link.AWAY
         self._away_since = self._away_since or time.monotonic()
 
     def record_reconnect(self) -> None:
-        """Record that the connection is up again."""
         self._link = Link.UP
         self._away_since = None
         self._troubles.clear()
 
     @property
     def disconnect_reason(self) -> str:
-        """The reason why NATS is away, for how long, and advice, for operators only.
-
-        The text contains addresses, which clients must not see.
-        """
+        """Why NATS is away, for how long, and advice: only for operators, since it contains
+        addresses."""
         since = self._away_since
         away = f" for {time.monotonic() - since:.0f} s" if since is not None else ""
         if not self._troubles:

@@ -135,13 +135,12 @@ class Health:
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why no new work should begin, with advice; empty while everything works."""
         now = self.clock()
         self._forget(now)
         return [trouble.text(now) for trouble in self._troubles.values() if _counts(trouble, now)]
 
     def refused(self, kind: Kind, where: str, words: str = "") -> None:
-        """Record a refused operation: the kind of the refusal, the place, and the server's text."""
+        """Record a refused operation, with the server's text."""
         now = self.clock()
         self._forget(now)
         self.count(kind, where)

@@ -32,18 +32,15 @@ class Incoming:
 
     @property
     def subject(self) -> str:
-        """The subject of the message."""
         return self._subject.decode()
 
     @property
     def reply(self) -> str:
-        """The subject for a reply; empty without any."""
         return self._reply.decode()
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers; empty without any. The headers `Status` and `Description` contain a status
-        line."""
+        """The headers; `Status` and `Description` are those of a status line."""
         if self._headers is None:
             self._headers = fields(self.block) if self.block else {}
         return self._headers
@@ -54,8 +51,7 @@ class Incoming:
         return self.block[_PREFIX_BYTES : _PREFIX_BYTES + 1] == b" "
 
     def field(self, name: str) -> str:
-        """Return the value of one header; empty without this header. The other headers are not
-        parsed."""
+        """Return the value of one header, without parsing the others; empty without this header."""
         begin = self.block.find(b"\r\n%b:" % name.encode())
         if begin < 0:
             return ""
@@ -63,11 +59,7 @@ class Incoming:
         return self.block[begin : self.block.find(b"\r\n", begin)].strip().decode()
 
     def republished(self) -> tuple[str, Stored]:
-        """Return the stored message that the server has republished, and the name of its stream.
-
-        Raises:
-            KeyError, ValueError: the message was not republished.
-        """
+        """Return the stored message that the server has republished, and the name of its stream."""
         block = self.block
         headers = Headers(block)
         found = _REPUBLISHED.match(block, block.rfind(b"\r\nNats-Stream:"))
@@ -80,11 +72,6 @@ class Incoming:
         return stream.decode(), Stored(subject.decode(), int(number), headers, self.data)
 
     def stored(self) -> Stored:
-        """Return the stored message that this answer to a direct get contains.
-
-        Raises:
-            KeyError, ValueError: the message is not an answer to a direct get.
-        """
         headers = fields(self.block)
         return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, self.data)
 
@@ -127,9 +114,8 @@ class Headers(Mapping[str, str]):
 
 
 def fields(block: bytes) -> dict[str, str]:
-    """Return the headers of a header block.
-
-    The block's first line is `NATS/1.0`, alone or with a status and a description.
+    """Return the headers of a header block, whose first line is `NATS/1.0` with or without a
+    status.
 
     Splitting lines takes 2 µs for an event; nats-py's own function takes 16 µs.
     """

@@ -55,7 +55,6 @@ class JetStream:
 
     @property
     def is_ready(self) -> bool:
-        """True while the connection is up and the streams are the same as at the start."""
         return self.connection.is_usable
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -67,7 +66,6 @@ class JetStream:
         return lambda: self._on_reconnect.discard(callback)
 
     def reconnected(self) -> None:
-        """Run the callbacks of `on_reconnect`."""
         for callback in tuple(self._on_reconnect):
             callback()
 
@@ -98,11 +96,7 @@ class JetStream:
         return answer
 
     async def consumers(self, stream: str) -> list[dict[str, Any]]:
-        """Return the server's information about each consumer of a stream, as raw JSON.
-
-        Raises:
-            BusError: as for `api`.
-        """
+        """Return the server's information about each consumer of a stream, as raw JSON."""
         found: list[dict[str, Any]] = []
         while True:
             page = await self.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
@@ -135,13 +129,8 @@ class JetStream:
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        """Make a core subscription, and return when the server has registered the subscription.
-
-        The subscription survives reconnects.
-
-        Raises:
-            BusUnavailable: the server did not take the subscription.
-        """
+        """Make a core subscription, which survives reconnects; return when the server has
+        registered it."""
         await self.connection.wait_usable(self.timeout_s)
         try:
             subscription = await self.connection.subscribe(subject, queue, cb=callback)
@@ -162,16 +151,12 @@ class JetStream:
         queue: str = "",
         is_patient: bool = False,
     ) -> Listener:
-        """Make a core subscription as `subscribe` does, but without a task and a queue for its
-        messages.
+        """Make a core subscription as `subscribe` does, but without a task and a queue.
 
         `deliver` is called with each message while the bytes from the server are parsed, so it must
         not wait, and must bound the memory that it keeps (see `Listener`). While very many messages
-        for patient listeners arrive, the connection collects the messages for some milliseconds
-        before it reads them (see `Pace`).
-
-        Raises:
-            BusUnavailable: the server did not take the subscription.
+        for patient listeners arrive, the connection collects them for some milliseconds (see
+        `Pace`).
         """
         await self.connection.wait_usable(self.timeout_s)
         try:
@@ -188,11 +173,6 @@ class JetStream:
         return listener
 
     async def has(self, stream: str) -> bool:
-        """Return whether the stream exists.
-
-        Raises:
-            BusError: the server does not answer or refuses the request.
-        """
         try:
             await self.api(f"STREAM.INFO.{stream}")
         except ApiError as error:
@@ -206,5 +186,4 @@ class HasJetStream(Protocol):
     """The interface of objects that can make requests, such as a `Bus` and its parts."""
 
     @property
-    def jetstream(self) -> JetStream:
-        """The object that makes requests over the connection."""
+    def jetstream(self) -> JetStream: ...

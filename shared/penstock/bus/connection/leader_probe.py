@@ -36,7 +36,6 @@ class LeaderProbe:
         self._health = health
 
     async def run(self) -> None:
-        """Send a request to a leader every few seconds until cancelled."""
         answered_at = time.monotonic()
         while True:
             await asyncio.sleep(PROBE_S)

@@ -47,17 +47,14 @@ class Listener:
 
     @property
     def number(self) -> int:
-        """The number of the subscription on its connection."""
         return self._id
 
     @property
     def subject(self) -> str:
-        """The subject to which this listener subscribes."""
         return self._subject
 
     def stop(self) -> None:
-        """End the subscription. No further message is delivered, not even a message that has
-        already arrived."""
+        """End the subscription: not even a message that has arrived already is delivered."""
         self._end(self._id)
 
     async def _drain(self) -> None:

@@ -134,14 +134,10 @@ class Connection(Client):
         return command
 
     async def wait_usable(self, timeout_s: float) -> None:
-        """Wait until the connection is usable, for up to `timeout_s`.
+        """Wait until the connection is usable, for up to `timeout_s`; else raise BusUnavailable.
 
-        Every sender calls this method before it sends. Otherwise `send` would keep a message during
-        a reconnect and send the message later, when the sender already counts the message as not
-        sent.
-
-        Raises:
-            BusUnavailable: the connection did not become usable in time.
+        Every sender calls this before it sends. Otherwise `send` would keep a message during a
+        reconnect and send it later, when the sender already counts the message as not sent.
         """
         if self.is_usable:
             return
@@ -172,14 +168,12 @@ class Connection(Client):
     ) -> None:
         """Publish without waiting; `publish` waits while too many bytes are unsent.
 
-        `headers` may be the bytes that `messages.header_lines` returns.
+        `headers` may be the bytes that `messages.header_lines` returns. Raises NatsError if the
+        message cannot be sent; nothing was sent then.
 
-        While there is no connection, messages are kept for the next connection, up to 2 MiB in all.
-        So the acknowledgement of a message that was processed meanwhile is not lost. A sender that
-        must know whether its message was sent calls `wait_usable` first.
-
-        Raises:
-            NatsError: the message cannot be sent; nothing was sent.
+        While there is no connection, messages are kept for the next one, up to 2 MiB in all, so
+        that the acknowledgement of a message that was processed meanwhile is not lost. A sender
+        that must know whether its message was sent calls `wait_usable` first.
         """
         if len(payload) > self._max_payload:
             raise MaxPayloadError
@@ -198,11 +192,9 @@ class Connection(Client):
 
     @property
     def is_full(self) -> bool:
-        """True while too many bytes are unsent, since the server is slow."""
         return self._wire.is_full
 
     async def room(self) -> None:
-        """Wait while too many bytes are unsent."""
         if self._wire.is_full:
             await self._wire.drain()
 
@@ -213,11 +205,6 @@ class Connection(Client):
         reply: str = "",
         headers: dict[str, Any] | None = None,
     ) -> None:
-        """Publish a message as `send` does; wait first while too many bytes are unsent.
-
-        Raises:
-            NatsError: the message cannot be sent; nothing was sent.
-        """
         if self._wire.is_full:
             await self._wire.drain()
         self.send(subject, payload, reply, headers)
@@ -252,17 +239,13 @@ class Connection(Client):
         return Msg(self, message.subject, message.reply, message.data, message.headers or None)
 
     def expect(self, take: Callable[[Incoming], object]) -> str:
-        """Return a new reply subject; `take` is called with each answer, until `forget`.
-
-        `take` must not wait.
-        """
+        """Return a new reply subject; until `forget`, `take` gets each answer. It must not wait."""
         if not self._answers.prefix:
             self._answers.prefix = self.new_inbox()
             self.listen(f"{self._answers.prefix}.*", self._answers.take)
         return self._answers.expect(take)
 
     def forget(self, reply: str) -> None:
-        """Ignore all further answers to a reply subject that `expect` has returned."""
         self._answers.forget(reply)
 
     def give_up(self, answer: asyncio.Future[Any]) -> None:
@@ -282,9 +265,6 @@ class Connection(Client):
 
         The subscription survives reconnects. The server has it once a `flush` after this call has
         returned.
-
-        Raises:
-            NatsError: the subject is malformed, or the connection is closed.
         """
         if self.is_closed:
             raise ConnectionClosedError
@@ -298,11 +278,7 @@ class Connection(Client):
         return listener
 
     async def stop_listening(self, listener: Listener) -> None:
-        """End a subscription after the listener has got all messages that the server has sent.
-
-        Raises:
-            NatsError: the server did not answer; the subscription is not ended.
-        """
+        """End a subscription after the listener has got all messages that the server has sent."""
         if self.is_connected:
             self._wire.write(end_of_subscription(listener.number))
             await self.flush()
@@ -313,15 +289,8 @@ class Connection(Client):
             self._wire.write(end_of_subscription(number))
 
     async def flush(self, timeout: float = DEFAULT_FLUSH_TIMEOUT) -> None:
-        """Wait until the server has processed everything that was sent before.
-
-        Without a connection there is nothing to wait for.
-
-        Raises:
-            FlushTimeoutError: the server did not answer in time.
-            NatsTimeout: the connection was lost.
-            ConnectionClosedError: the connection is closed.
-        """
+        """Wait until the server has processed everything that was sent; at once without a
+        connection."""
         if self.is_closed:
             raise ConnectionClosedError
         if not self.is_connected:
@@ -415,8 +384,8 @@ class Connection(Client):
     async def _read_loop(self) -> None:
         """Do what cannot be done while bytes are parsed, in order, until the connection ends.
 
-        This loop calls nats-py's own methods, which fill the queues of nats-py's subscriptions and
-        change the state of the connection.
+        This loop calls nats-py's methods, which fill the queues of its own subscriptions and change
+        the state of the connection.
         """
         wire = self._wire
         self._later.clear()
@@ -475,7 +444,6 @@ class Connection(Client):
         self._nodes, self._address = nodes, address
 
     async def leave(self) -> None:
-        """Move to another server of the cluster, if the client knows another server."""
         if len(self._server_pool) > 1:
             self._left = self._current_server
             await self.connect_anew()

@@ -19,12 +19,9 @@ def publication(
 ) -> bytes:
     """Return the command that publishes a message.
 
-    `headers` may be lines that are encoded already (see `messages.header_lines`).
-
-    Raises:
-        BadSubjectError: the subject or the reply subject contains a space or a newline, which the
-            server would take for the beginning of another command.
-        BadHeaderError: a header's name contains other characters than HTTP allows.
+    `headers` may be lines that are encoded already (see `messages.header_lines`). A subject with a
+    space or a newline, which the server would take for another command, is a BadSubjectError; a
+    header's name with other characters than HTTP allows is a BadHeaderError.
     """
     if not subject or _SPACE.search(subject) or _SPACE.search(reply):
         raise BadSubjectError
@@ -39,11 +36,7 @@ def publication(
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """Return the headers as they are sent. A newline in a value becomes a space.
-
-    Raises:
-        BadHeaderError: a name contains other characters than HTTP allows.
-    """
+    """Return the headers as they are sent. A newline in a value becomes a space."""
     lines = [f"{_checked(name)}: {value}" for name, value in headers.items()]
     text = "\r\n".join(("NATS/1.0", *lines, "", ""))
     ends = len(lines) + 2
@@ -61,16 +54,11 @@ def _checked(name: str) -> str:
 
 
 def subscription(subject: str, queue: str, number: int) -> bytes:
-    """Return the command that subscribes; each message of the subscription carries `number`.
-
-    Raises:
-        BadSubjectError: the subject or the queue contains a space or a newline.
-    """
+    """Return the command that subscribes; each message of the subscription carries `number`."""
     if not subject or _SPACE.search(subject) or _SPACE.search(queue):
         raise BadSubjectError
     return f"SUB {subject} {queue} {number}\r\n".encode()
 
 
 def end_of_subscription(number: int) -> bytes:
-    """Return the command that ends a subscription."""
     return f"UNSUB {number}\r\n".encode()

@@ -40,17 +40,14 @@ class Parser:
         self._needed_bytes = 1  # how many bytes the next message or line has at least
 
     def feed(self, data: bytes) -> None:
-        """Add bytes as they arrived."""
         self._pieces.append(data)
         self._held_bytes += len(data)
 
     def parse(self, until: float) -> bool:
         """Call the callbacks for what has arrived, until the monotonic time `until`.
 
-        Returns whether the time was over before everything that has arrived was used.
-
-        Raises:
-            ProtocolError: the bytes are not of the NATS protocol.
+        Returns whether the time was over before everything that has arrived was used. Raises
+        ProtocolError if the bytes are not of the NATS protocol.
         """
         if self._held_bytes < self._needed_bytes:
             return False

@@ -30,7 +30,6 @@ class Refusals:
         connection.on_refused = self._refused
 
     def stop(self) -> None:
-        """Stop retrying refused subscriptions."""
         for each in (self._timer, self._reconnecting):
             if each is not None:
                 each.cancel()

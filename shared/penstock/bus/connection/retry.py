@@ -25,13 +25,10 @@ START_AGAIN_S = 1.0  # seconds between two attempts of a step of a start
 
 
 async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of the first call of `ask` that ends.
+    """Return the result of the first call of `ask` that ends, also if that is an error.
 
-    `ask` is called at once, and every half second while no call has ended. A repeated call of `ask`
-    must do no harm, and each call must have a timeout.
-
-    Raises:
-        Exception: whatever the first call that ends raises, including its timeout.
+    `ask` is called at once, and every half second while no call has ended. A repeated call must do
+    no harm, and each call must have a timeout.
     """
     asked: set[asyncio.Future[T]] = set()
     try:

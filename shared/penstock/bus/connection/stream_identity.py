@@ -51,11 +51,9 @@ class StreamIdentity:
         self._known: dict[str, str] = {}
 
     def know(self, stream: str, created: str) -> None:
-        """Remember a stream and its time of creation."""
         self._known[stream] = created
 
     def remembers(self, stream: str) -> bool:
-        """Return whether the stream is remembered."""
         return stream in self._known
 
     async def check(self) -> None:
@@ -99,8 +97,6 @@ class StreamIdentity:
 
 
 def _names(streams: Iterable[str]) -> str:
-    """Return the names of the streams. If there are many streams, return only the first names and
-    the number of the others."""
     names = sorted(streams)
     rest = len(names) - _NAMED
     if rest <= 1:

@@ -61,11 +61,6 @@ class Wire(asyncio.Protocol, Transport):
     # connecting
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
-        """Connect to a server, within `connect_timeout` seconds.
-
-        Raises:
-            OSError, TimeoutError: the server does not take the connection.
-        """
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(connect_timeout):
@@ -87,11 +82,8 @@ class Wire(asyncio.Protocol, Transport):
         buffer_size: int,
         connect_timeout: float,
     ) -> None:
-        """Encrypt the connection, within `connect_timeout` seconds. `uri` has the server's name.
-
-        Raises:
-            OSError, TimeoutError: the handshake failed, and the connection is aborted.
-        """
+        """Encrypt the connection, within `connect_timeout` seconds; abort it if the handshake
+        fails."""
         plain = self._transport
         assert plain is not None, "connect comes first"
         name = uri if isinstance(uri, str) else uri.hostname
@@ -108,12 +100,7 @@ class Wire(asyncio.Protocol, Transport):
         self._use(made)
 
     async def readline(self) -> bytes:
-        """Return the next line of the greeting; empty when the connection has ended.
-
-        Raises:
-            ProtocolError: the line is too long.
-            OSError: the connection has ended with this error.
-        """
+        """Return the next line of the greeting; empty when the connection has ended."""
         while (end := self._greeting.find(b"\n") + 1) == 0:
             if self.is_lost:
                 if self._error is not None:
@@ -151,7 +138,6 @@ class Wire(asyncio.Protocol, Transport):
         self._pause_or_resume()
 
     def release(self) -> None:
-        """Take bytes again, after `hold`."""
         self._held = False
         self._pause_or_resume()
 
@@ -162,14 +148,12 @@ class Wire(asyncio.Protocol, Transport):
             self._pause_or_resume()
 
     def end_rest(self) -> None:
-        """End a `rest`."""
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
             self._pause_or_resume()
 
     def data_received(self, data: bytes) -> None:
-        """Take the bytes that have come; called by the event loop."""
         if self._parser is None:
             self._greeting += data
             self._notify_waiters()
@@ -207,15 +191,9 @@ class Wire(asyncio.Protocol, Transport):
             transport.resume_reading()
 
     async def read(self, buffer_size: int) -> bytes:
-        """Not used: the parser gets the bytes.
-
-        Raises:
-            NotImplementedError: always.
-        """
         raise NotImplementedError
 
     def at_eof(self) -> bool:
-        """Return whether the connection has ended."""
         return self.is_lost
 
     # writing
@@ -242,7 +220,6 @@ class Wire(asyncio.Protocol, Transport):
             self._transport.write(b"".join(pieces))
 
     def writelines(self, payload: list[bytes]) -> None:
-        """Send several pieces of bytes together, as `write` does."""
         self.write(b"".join(payload))
 
     async def drain(self) -> None:
@@ -251,22 +228,18 @@ class Wire(asyncio.Protocol, Transport):
             await self._change()
 
     def pause_writing(self) -> None:
-        """Remember that too many bytes are unsent; called by the event loop."""
         self.is_full = True
 
     def resume_writing(self) -> None:
-        """Let writers continue; called by the event loop."""
         self.is_full = False
         self._notify_waiters()
 
     # the end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Use the connection; called by the event loop."""
         self._use(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End all waits; called by the event loop."""
         if self.is_lost:
             return
         self.is_lost, self.is_full = True, False
@@ -297,7 +270,6 @@ class Wire(asyncio.Protocol, Transport):
             self._aborting = self._loop.call_later(CLOSE_S, self.abort)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection has ended."""
         while self._transport is not None and not self.is_lost:
             await self._change()
 
@@ -310,7 +282,6 @@ class Wire(asyncio.Protocol, Transport):
         self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
 
     async def _change(self) -> None:
-        """Wait until something has happened."""
         changed: asyncio.Future[None] = self._loop.create_future()
         self._changed.add(changed)
         try:

@@ -47,10 +47,6 @@ async def read(
 
     Also returns how many more matching messages follow. A message over `max_bytes` is returned
     alone.
-
-    Raises:
-        BusUnavailable: there is no connection, or the server refuses the request.
-        OutcomeUnknown: the answer did not end in time.
     """
     return await _batch(
         bus,
@@ -83,9 +79,6 @@ async def last_of_each(
     `subjects` has at most `MAX_SUBJECTS` subjects without wildcards. With `upto`, messages beyond
     that stream sequence do not count. A lagging replica may answer with older messages, or without
     a message that the leader has.
-
-    Raises:
-        BusUnavailable, OutcomeUnknown: as `read` does.
     """
     found: list[Stored] = []
     missing = list(subjects)
@@ -112,9 +105,6 @@ async def between(
     `upto` is the sequence of a message that is stored under one of the subjects. If a lagging
     replica answers without a message that is known to exist, the request is repeated, so that
     nothing is missing.
-
-    Raises:
-        BusUnavailable, OutcomeUnknown: as `read` does.
     """
     while True:
         lasts = await last_of_each(bus, stream, subjects, upto=upto)
@@ -221,14 +211,10 @@ async def _answer(
 async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
     """Return the last message that matches; None when no message matches.
 
-    A lagging replica may answer with an older message. The server has an index of last messages,
-    so this request costs the server 0.1 ms, whatever the size of the stream. `read` is slower when
-    no message matches: the server then scans all messages from the start sequence on. The scan
-    takes some milliseconds, in which the server handles no other request of this connection.
-
-    Raises:
-        BusUnavailable: there is no connection, or no leader answered.
-        OutcomeUnknown: no answer came in time.
+    A lagging replica may answer with an older message. The server has an index of last messages, so
+    this request costs the server 0.1 ms, whatever the size of the stream. `read` is slower when no
+    message matches: the server then scans all messages from the start sequence on. The scan takes
+    some milliseconds, in which the server handles no other request of this connection.
     """
     request = orjson.dumps({"last_by_subj": pattern})
     jetstream = bus.jetstream
@@ -245,11 +231,7 @@ async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
 async def replay(
     bus: HasJetStream, stream: str, pattern: str, start: int = 1
 ) -> AsyncIterator[Stored]:
-    """Yield every message that matches, from stream sequence `start` to the stream's present end.
-
-    Raises:
-        BusUnavailable, OutcomeUnknown: as `read` does.
-    """
+    """Yield every message that matches, from `start` to the stream's present end."""
     while True:
         found, pending = await read(bus, stream, pattern, start)
         for stored in found:

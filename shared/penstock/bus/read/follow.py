@@ -81,7 +81,6 @@ def _ends_run(subject: str) -> bool:
 
 
 def events(run_id: str) -> Followed:
-    """Return the description of a run's canonical events."""
     return Followed(
         streams.events_for(run_id),
         subjects.events_of_run(run_id),
@@ -92,7 +91,6 @@ def events(run_id: str) -> Followed:
 
 
 def raw(run_id: str, writer: str) -> Followed:
-    """Return the description of the source frames of one writer of a run."""
     return Followed(
         streams.raw_for(run_id),
         subjects.raw_stored(run_id, writer),
@@ -163,11 +161,7 @@ class Follow:
         self._stopped = False
 
     async def start(self) -> None:
-        """Subscribe first, then read the history, so that no message is lost between the two steps.
-
-        Raises:
-            BusUnavailable: the server did not take the subscription.
-        """
+        """Subscribe first, then read the history, so that no message is lost in between."""
         # kept, since Python 3.11 gets the loop by a system call
         self._loop = asyncio.get_running_loop()
         self._listener = await self._bus.jetstream.listen(
@@ -177,7 +171,6 @@ class Follow:
         self._begin_repair()
 
     async def stop(self) -> None:
-        """Stop delivering messages, and end the subscription."""
         self._stopped = True
         self._deliver = _ignore
         # All references to this object are dropped, so that Python frees the object without the
@@ -233,7 +226,6 @@ class Follow:
         self._deliver(batch)
 
     def _set_timer(self) -> None:
-        """Put the probe off until `_probe_s` from now."""
         self._probe_at = self._loop.time() + self._probe_s
         # If the present timer fires before the probe is due, no new timer is made here. `_on_timer`
         # then makes the next timer. To cancel and make a timer for each event took 8 % of the

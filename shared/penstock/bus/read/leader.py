@@ -17,39 +17,23 @@ _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1,
 
 
 async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
-    """Return the last message that matches; None when no message matches.
-
-    Raises:
-        BusError: the leader does not answer or refuses the request.
-    """
+    """Return the last message that matches; None when no message matches."""
     return await _message(bus, stream, {"last_by_subj": pattern})
 
 
 async def at(bus: HasJetStream, stream: str, sequence: int) -> Stored | None:
-    """Return the message of this stream sequence; None when the stream has no such message.
-
-    Raises:
-        BusError: the leader does not answer or refuses the request.
-    """
+    """Return the message of this stream sequence; None when the stream has no such message."""
     return await _message(bus, stream, {"seq": sequence})
 
 
 async def since(bus: HasJetStream, stream: str, time: datetime) -> Stored | None:
-    """Return the first message that was stored at `time` or later; None without such a message.
-
-    Raises:
-        BusError: the leader does not answer or refuses the request.
-    """
+    """Return the first message that was stored at `time` or later; None without such a message."""
     within = min(max(time, _FIRST_TIME), _LAST_TIME).astimezone(UTC)
     return await _message(bus, stream, {"start_time": within.isoformat()})
 
 
 async def delete(bus: HasJetStream, stream: str, sequence: int) -> bool:
-    """Delete the message of this stream sequence; return False when there is no such message.
-
-    Raises:
-        BusError: the leader does not answer, or refuses the deletion.
-    """
+    """Delete the message of this stream sequence; return False when there is no such message."""
     try:
         await bus.jetstream.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
     except ApiError:

@@ -72,8 +72,7 @@ class PullUse(Protocol):
         """Make or find the consumer, and return the consumer's name. May raise BusError."""
 
     def room(self) -> int:
-        """Return the most messages that may be under way, including the messages that were
-        requested."""
+        """Return the most messages that may be under way, including those that were requested."""
 
     def on_message(self, delivery: Delivery) -> None:
         """Take a message. The loop calls this with each message as it arrives; it must not wait."""
@@ -151,22 +150,20 @@ class PullLoop:
             self.close()
 
     def restart(self) -> None:
-        """Open the consumer anew."""
         self._phase = Phase.BROKEN
         self.wake.set()
 
     def close(self) -> None:
-        """Take no more messages from the present subscription."""
         if self._listener is not None:
             self._listener.stop()
             self._listener = None
             self._phase = Phase.CLOSED
 
     async def finish(self) -> None:
-        """Request no more messages, and take the messages that the server has sent already.
+        """Request no more messages, and take those that the server has sent already.
 
-        Call this before `run` is cancelled. Otherwise, messages that are on their way are dropped,
-        and the server delivers them again only after the consumer's acknowledgement wait.
+        Call this before `run` is cancelled. Otherwise messages that are on their way are dropped,
+        and come again only after the consumer's acknowledgement wait.
         """
         listener, self._finishing = self._listener, True
         if listener is not None:
@@ -183,7 +180,6 @@ class PullLoop:
         self._on_heartbeat()
 
     async def _pull(self) -> None:
-        """Request and process messages until the consumer must be opened anew."""
         while self._phase is Phase.OPEN:
             await self._request(self._use.room())
             self.wake.clear()

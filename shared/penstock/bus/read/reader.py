@@ -46,11 +46,7 @@ class Reader:
         )
 
     async def run(self) -> None:
-        """Read until cancelled.
-
-        Raises:
-            Exception: whatever `handle` raises, except a BusError.
-        """
+        """Read until cancelled, or until `handle` raises anything but a BusError."""
         try:
             await self._pull.run()
         finally:
@@ -59,7 +55,6 @@ class Reader:
                     await self._delete()
 
     async def create(self) -> str:
-        """Make the consumer; part of `PullUse`."""
         # Close first, so that no message of the old consumer arrives any more.
         self._pull.close()
         self._pending.clear()
@@ -85,16 +80,13 @@ class Reader:
         return str(answer["name"])
 
     def room(self) -> int:
-        """Return the size of a batch; part of `PullUse`."""
         return self._batch
 
     def on_message(self, delivery: Delivery) -> None:
-        """Queue a message; part of `PullUse`."""
         self._pending.append(delivery)
         self._pull.wake.set()
 
     async def work(self) -> bool:
-        """Handle the queued messages; part of `PullUse`."""
         if not self._pending:
             return False
         batch, self._pending = self._pending, []

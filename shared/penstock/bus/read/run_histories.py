@@ -68,9 +68,6 @@ class Histories:
 
         `newest` is the sequence of the last message under the pattern. `alone` reads the messages
         for this caller only. A lagging replica may answer, as in `direct.read`.
-
-        Raises:
-            BusError: as `direct.read` does.
         """
         loop = asyncio.get_running_loop()
         run = _run_of(pattern) if newest - start < MAX_PASS else ""
@@ -187,7 +184,6 @@ class _StoredRange:
         return self.begin <= start <= self.end != self.begin
 
     def add(self, message: Incoming) -> None:
-        """Keep the next message, and drop the oldest messages while the limit is exceeded."""
         sequence = int(message.field("Nats-Sequence"))
         run = message.field("Nats-Subject").rpartition(".")[2]
         size = len(message.data) + len(message.block) + KEPT_OVERHEAD_BYTES

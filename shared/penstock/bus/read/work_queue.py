@@ -82,7 +82,7 @@ class CountsAttempts(Protocol):
     def at(self, step: str, stored: Stored) -> AbstractAsyncContextManager[None]:
         """Return the context in which a message may kill this process.
 
-        Entering the context raises NeverFinished if earlier processes did not survive it.
+        Entering it raises NeverFinished if earlier processes did not survive it.
         """
 
 
@@ -197,16 +197,11 @@ class WorkQueue:
                 await asyncio.wait(self._tasks, timeout=CANCEL_S)
 
     async def count_waiting(self) -> int:
-        """Return how many messages no process has taken yet; 0 if the consumer does not exist yet.
-
-        Raises:
-            BusError: the server does not answer or refuses the request.
-        """
+        """Return how many messages no process has taken yet; 0 without the consumer."""
         info = await self._info()
         return int(info["num_pending"]) if info is not None else 0
 
     async def _info(self) -> dict[str, Any] | None:
-        """Return the server's description of the consumer; None if it does not exist yet."""
         call = f"CONSUMER.INFO.{self._consumer.stream}.{self._consumer.durable}"
         try:
             return await self._bus.jetstream.api(call)
@@ -221,19 +216,16 @@ class WorkQueue:
         """Handle messages that other processes hold unacknowledged, before `ack_wait_s` is over.
 
         Call this when a process that takes messages of this consumer has ended. A running process
-        may hold some of the messages, so handling a message twice must do no harm. The same holds
-        for every repeated delivery. This method acknowledges no message: the server delivers each
-        message once more, and the handler then finds that the work is done. A handler that raises
-        `Retry` is called up to three times; a handler that fails is not called again.
+        may hold some of the messages, so handling one twice must do no harm, as with every repeated
+        delivery. This method acknowledges no message: the server delivers each once more, and the
+        handler then finds that the work is done. A handler that raises `Retry` is called up to
+        three times; a handler that fails is not called again.
 
         With `upto`, this method leaves out messages beyond that stream sequence, and messages that
         an earlier call has handled.
 
         Returns the highest stream sequence that has been delivered to any process; 0 if the
         consumer does not exist yet.
-
-        Raises:
-            BusError: the server does not answer or refuses the request.
         """
         info = await self._info()
         if info is None:
@@ -278,7 +270,6 @@ class WorkQueue:
     # The methods of `PullUse`
 
     async def create(self) -> str:
-        """Make the durable consumer if it does not exist; part of `PullUse`."""
         consumer = self._consumer
         if consumer.make is not None:
             await consumer.make()
@@ -299,7 +290,6 @@ class WorkQueue:
         return consumer.durable
 
     def room(self) -> int:
-        """Return how many messages may be under way at most; part of `PullUse`."""
         # `Consumer.room` may not yet count a message whose handler has just begun. So the running
         # handlers are subtracted.
         return min(self._consumer.at_once, self._free_places()) - len(self._tasks)
@@ -308,7 +298,6 @@ class WorkQueue:
         return self._consumer.at_once if self._consumer.room is None else self._consumer.room()
 
     def on_message(self, delivery: Delivery) -> None:
-        """Handle a message in a separate task; part of `PullUse`."""
         sequence = delivery.stored.sequence
         is_repeated = sequence in self._in_hand
         self._in_hand[sequence] = delivery
@@ -329,7 +318,6 @@ class WorkQueue:
         self._pull.wake.set()
 
     async def work(self) -> bool:
-        """Return False, since tasks process the messages; part of `PullUse`."""
         return False
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
@@ -366,7 +354,6 @@ class WorkQueue:
             await self._answer(delivery, answer)
 
     async def _answer_to(self, stored: Stored) -> bytes:
-        """Handle a message, and return the answer to the server."""
         has_waited = False
         while not self._stopped.is_set():
             try:
@@ -437,8 +424,7 @@ class WorkQueue:
     # The answers to the server
 
     async def _report_work(self) -> None:
-        """Report the messages that are being handled for long, so that the server does not deliver
-        them to another process.
+        """Report the messages that are handled for long, so that no other process gets them.
 
         A message is first reported when a third to two thirds of `ack_wait_s` have passed. Most
         messages are handled before, and cost no report.
@@ -475,5 +461,4 @@ class WorkQueue:
 
 
 def again_after(delay_s: float) -> bytes:
-    """Return the answer that asks the server to deliver the message again after this delay."""
     return b"-NAK " + orjson.dumps({"delay": int(delay_s * NANO)})

@@ -52,7 +52,6 @@ class Attempts:
 
         Raises:
             NeverFinished: five processes in a row did not survive this step.
-            BusError: the record cannot be read or written.
         """
         if 0 < stored.delivered <= UNCOUNTED:
             yield

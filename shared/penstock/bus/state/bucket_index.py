@@ -78,8 +78,7 @@ class HasBuckets(Buckets, HasJetStream, Protocol):
 
     continuity: Continuity
 
-    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """See `JetStream.on_reconnect`."""
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 # By bus: the lock under which an index reads its whole bucket. So the indexes of a process read
@@ -92,7 +91,6 @@ class StillReading(BusUnavailable):
 
 
 def is_single_token(key: str) -> bool:
-    """Return whether the key has no dot."""
     return "." not in key
 
 
@@ -130,7 +128,6 @@ class BucketIndex:
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket of this index."""
         return self._bus.bucket(self._name)
 
     @property
@@ -139,7 +136,6 @@ class BucketIndex:
         return self._done > 0 and not self._stale
 
     async def run(self) -> None:
-        """Read the bucket, and what is written to it later, until cancelled."""
         while True:
             try:
                 await self._turn(self._begun)
@@ -154,7 +150,6 @@ class BucketIndex:
 
         Raises:
             StillReading: the process reads the bucket for the first time, which takes longer.
-            BusError: the bucket cannot be read now.
         """
         arrived = self._begun
         if self.is_complete:
@@ -170,11 +165,7 @@ class BucketIndex:
             ) from error
 
     async def values(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """Return the present values of these keys; drop the rows of keys without a value.
-
-        Raises:
-            BusError: the bucket cannot be read now.
-        """
+        """Return the present values of these keys; drop the rows of keys without a value."""
         bucket = self.bucket
         found = await bucket.many(keys)
         for key in keys:
@@ -192,8 +183,7 @@ class BucketIndex:
         return found
 
     async def _turn(self, arrived: int) -> None:
-        """Catch up, unless another caller has already begun and completed a catch-up after number
-        `arrived`.
+        """Catch up, unless a catch-up after number `arrived` has begun and ended meanwhile.
 
         So many requests that wait at the same time need only one read.
         """
@@ -248,11 +238,7 @@ class BucketIndex:
         return Change(key, value, stored.sequence, at)
 
     async def _check_stream(self) -> None:
-        """Drop the rows of values that have aged out, and notice a stream that has become shorter.
-
-        Raises:
-            BusError: the leader does not answer.
-        """
+        """Drop the rows of values that have aged out, and notice a shorter stream."""
         info = await self._bus.jetstream.api(f"STREAM.INFO.{self._stream}")
         state, created = info["state"], str(info["created"])
         self._looked_s, self._must_look = time.monotonic(), False

@@ -86,10 +86,8 @@ class Continuity:
         self._context = contextvars.copy_context()
 
     def record_read(self, stream: str, sequence: int) -> None:
-        """Record that the message of this sequence was read.
-
-        Sequences that were acknowledged to this process need no such call.
-        """
+        """Record that this message was read. One that was acknowledged to this process needs no
+        call."""
         if sequence > self._known.get(stream, 0):
             self._known[stream] = sequence
 
@@ -107,16 +105,13 @@ class Continuity:
 
     @property
     def all(self) -> tuple[Loss, ...]:
-        """All known losses of all streams."""
         return tuple(loss for losses in self._losses.values() for loss in losses)
 
     def covers(self, stream: str, sequence: int) -> Loss | None:
-        """Return the loss in which the message of this sequence was lost; None if it was not
-        lost."""
+        """Return the loss in which this message was lost; None if it was not lost."""
         return next((loss for loss in self.of(stream) if loss.covers(sequence)), None)
 
     def count(self, stream: str) -> int:
-        """Return how many messages of the stream are known to be lost, in all losses together."""
         return sum(loss.last_known - loss.last_left for loss in self.of(stream))
 
     @property
@@ -131,7 +126,6 @@ class Continuity:
 
     @property
     def shards(self) -> Shards:
-        """The number of shards, as it was at most some seconds ago."""
         return self._shards
 
     async def check(self) -> str:
@@ -139,9 +133,6 @@ class Continuity:
 
         Returns the reason why no work may be done yet. The reason is empty while every stream is
         complete.
-
-        Raises:
-            BusError: the bucket `checkpoints` cannot be read or written.
         """
         look = await self._snapshot()
         behind = look.known_ends_of_short_streams
@@ -168,11 +159,7 @@ class Continuity:
         return _WAITS.format(", ".join(sorted(waiting))) if waiting else ""
 
     async def note(self) -> None:
-        """Record the ends of the streams that the last check found, if all were complete.
-
-        Raises:
-            BusError: the bucket `checkpoints` cannot be written.
-        """
+        """Record the ends of the streams that the last check found, if all were complete."""
         look, self._looked = self._looked, None
         if look is not None and (marks := look.new_marks()) is not look.marks:
             # A conflict needs no retry, since another process has just recorded the ends.
@@ -217,8 +204,7 @@ class Continuity:
             return None
 
     async def _ask_events(self, look: Snapshot, shard: int) -> None:
-        """Mark the source frame from which the shard's last event was made, since this frame has
-        existed."""
+        """Mark the source frame of the shard's last event, since this frame has existed."""
         try:
             last = await leader.tail(self._bus, streams.events_of(shard), ">")
         except BusError as error:
@@ -228,7 +214,6 @@ class Continuity:
             look.mark(streams.raw_of(shard), int(position))
 
     def _learn(self, look: Snapshot) -> None:
-        """Remember, log and report the new losses of streams that are repaired."""
         loop = asyncio.get_running_loop()
         for stream, losses in look.losses.items():
             last = look.last.get(stream, 0)

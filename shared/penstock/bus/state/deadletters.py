@@ -49,7 +49,6 @@ class DeadLetter(Record):
 
     @property
     def payload(self) -> bytes:
-        """The bytes of the message."""
         return base64.b64decode(self.payload_base64)
 
     @property
@@ -59,7 +58,6 @@ class DeadLetter(Record):
 
     @property
     def message(self) -> Stored:
-        """The message as it was delivered to the service."""
         return Stored(self.subject, self.sequence, self.headers, self.payload, self.delivered)
 
     @property
@@ -85,7 +83,6 @@ class Letter:
 
 
 def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> DeadLetter:
-    """Return the dead letter for a message that a service gives up."""
     return DeadLetter(
         service=service,
         pod=pod,
@@ -102,11 +99,7 @@ def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> De
 
 
 async def store_dead_letter(bus: Writes, letter: DeadLetter) -> None:
-    """Store a dead letter. The server discards a second dead letter with the same key.
-
-    Raises:
-        BusError: the dead letter was not stored, or it is unknown whether it was stored; retry.
-    """
+    """Store a dead letter. The server discards a second dead letter with the same key."""
     kept = await objects.wrap(bus, f"deadletter.{letter.key}", letter.dump())
     headers = {
         "Nats-Msg-Id": letter.key,
@@ -121,11 +114,7 @@ async def store_dead_letter(bus: Writes, letter: DeadLetter) -> None:
 async def letters(
     bus: Buckets, service: str = "*", run_id: str = "*", since: datetime | None = None
 ) -> AsyncIterator[Letter]:
-    """Yield every dead letter that matches, the newest last.
-
-    Raises:
-        BusError: the stream or the bucket cannot be read.
-    """
+    """Yield every dead letter that matches, the newest last."""
     start = 1
     if since is not None:
         first = await leader.since(bus, streams.DEADLETTERS, since)
@@ -140,11 +129,6 @@ async def letters(
 
 
 async def find(bus: Buckets, number: int) -> Letter | None:
-    """Return the dead letter of this number; None when it does not exist or was deleted.
-
-    Raises:
-        BusError: the stream or the bucket cannot be read.
-    """
     stored = await leader.at(bus, streams.DEADLETTERS, number)
     if stored is None:
         return None
@@ -154,36 +138,22 @@ async def find(bus: Buckets, number: int) -> Letter | None:
 
 
 async def mark(bus: Buckets, letter: DeadLetter, state: Literal["replaying", "replayed"]) -> None:
-    """Record whether the replay of a dead letter has begun or is done.
-
-    Raises:
-        BusError: the mark was not written, or it is unknown whether the mark was written.
-    """
+    """Record whether the replay of a dead letter has begun or is done."""
     await mark_key(bus, letter.key, state)
 
 
 async def mark_key(bus: Buckets, key: str, state: Literal["replaying", "replayed"]) -> None:
-    """Do what `mark` does, for the dead letter with this key."""
     await bus.bucket("letters").put(key, Mark(state=state, at=bus.clock.stamp()).dump())
 
 
 async def drop(bus: Buckets, found: Letter) -> bool:
-    """Delete a dead letter and its mark; return False when the dead letter was deleted before.
-
-    Raises:
-        BusError: the dead letter or its mark could not be deleted.
-    """
+    """Delete a dead letter and its mark; return False when the dead letter was deleted before."""
     was_there = await leader.delete(bus, streams.DEADLETTERS, found.number)
     await bus.bucket("letters").delete(found.letter.key)
     return was_there
 
 
 async def count(bus: HasJetStream) -> int:
-    """Return the number of dead letters, including replayed dead letters.
-
-    Raises:
-        BusError: the server does not answer or refuses the request.
-    """
     info = await bus.jetstream.api(f"STREAM.INFO.{streams.DEADLETTERS}")
     return int(info["state"]["messages"])
 
@@ -210,10 +180,7 @@ async def _letter(bus: HasJetStream, stored: Stored) -> DeadLetter:
 
 
 def _plain(stored: Stored) -> DeadLetter:
-    """Return a dead letter that is made from a message's headers alone.
-
-    The message's JSON is not a `DeadLetter`, or the object that holds the JSON no longer exists.
-    """
+    """Make a dead letter from a message's headers, as its JSON is none, or is in a lost object."""
     _, service, run_id = stored.subject.split(".")
     subject, _, sequence = stored.headers.get(FROM, "").rpartition(" ")
     return DeadLetter(

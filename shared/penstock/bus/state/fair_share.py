@@ -127,8 +127,7 @@ class FairShare:
         self._changed.set()
 
     async def _on_dead(self, member: str) -> None:
-        """Delete the part leases of an ended member, so that other members can take the parts at
-        once."""
+        """Delete the part leases of an ended member, so that others can take the parts at once."""
         parts = await self._bucket.entries(f"{self._group}.part.*")
         theirs = [entry for entry in parts if owner_of(entry) == member]
         await asyncio.gather(

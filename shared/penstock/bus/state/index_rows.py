@@ -47,11 +47,9 @@ class IndexRows:
     def rows(
         self, sql: str, given: Sequence[Any] | Mapping[str, Any] = ()
     ) -> list[tuple[Any, ...]]:
-        """Return the rows that a statement selects."""
         return self.db.execute(sql, given).fetchall()
 
     def write(self, sql: str, rows: Sequence[Sequence[Any] | Mapping[str, Any]]) -> None:
-        """Execute a statement for each of these rows."""
         self.db.execute("BEGIN")
         try:
             self.db.executemany(sql, rows)
@@ -69,5 +67,4 @@ class IndexRows:
         return self.db.execute(sql, (sequence, limit)).rowcount >= limit
 
     def clear(self) -> None:
-        """Drop all rows."""
         self.db.execute(f"DELETE FROM {self._table}")

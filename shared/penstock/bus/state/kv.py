@@ -54,29 +54,17 @@ class Bucket:
         self._prefix = f"$KV.{name}."
 
     async def get(self, key: str) -> Entry | None:
-        """Return the entry of a key as the stream's leader has it; None when the key has no value.
-
-        Raises:
-            BusError: the leader does not answer or refuses the request.
-        """
+        """Return the entry of a key as the stream's leader has it; None without a value."""
         stored = await self._last(key)
         values = await self._values([stored]) if stored is not None else []
         return self._entry(values[0]) if values else None
 
     async def put(self, key: str, value: bytes) -> int:
-        """Write a value, whatever the key holds; return the new revision.
-
-        Raises:
-            BusError: the value was not stored, or it is unknown whether the value was stored.
-        """
+        """Write a value, whatever the key holds; return the new revision."""
         return await self._publish(key, value, {})
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
-        """Write a value if the key has none and return the revision; None when the key has a value.
-
-        Raises:
-            BusError: as `update` does.
-        """
+        """Write a value if the key has none, and return the revision; else return None."""
         return await self.update(key, value, 0, ttl_s)
 
     async def update(
@@ -91,12 +79,8 @@ class Bucket:
 
         Returns None when the key has another revision. Revision 0 means that the key has no value.
         The TTL is rounded up to whole seconds. `further` are additional headers. When no answer
-        comes, this method reads the key's last write. The random header `_WRITE` shows whether the
-        last write is the write of this call.
-
-        Raises:
-            OutcomeUnknown: no answer came, and the key's last write is not the write of this call.
-            BusError: nothing was stored, or the leader does not answer.
+        comes, the key's last write is read: its random header `_WRITE` shows whether it is the
+        write of this call. If it is not, OutcomeUnknown is raised.
         """
         write = secrets.token_hex(8)
         headers = {**(further or {}), _WRITE: write, EXPECTED_SEQUENCE: str(revision)}
@@ -124,9 +108,6 @@ class Bucket:
 
         Returns False when the key has another revision. The marker of a deletion has a TTL, so that
         old markers do not fill the bucket.
-
-        Raises:
-            BusError: the value was not deleted, or it is unknown whether the value was deleted.
         """
         headers = {_OPERATION: "PURGE", "Nats-Rollup": "sub", _TTL: f"{MARKER_S}s"}
         if revision is not None:
@@ -142,9 +123,6 @@ class Bucket:
 
         The entries are read by direct gets, without a consumer. A bucket keeps only the last
         message of each key, so each key has at most one entry.
-
-        Raises:
-            BusError: the bucket cannot be read.
         """
         found: dict[str, Stored] = {}
         # Without a filter, the server need not count in each request how many messages follow.
@@ -159,9 +137,6 @@ class Bucket:
 
         The entries are read by direct gets, which a lagging replica may answer. So an entry may be
         older than the entry that `get` returns, and a key that was just written may be missing.
-
-        Raises:
-            BusError: the bucket cannot be read.
         """
         found: list[Stored] = []
         for first in range(0, len(keys), MANY):
@@ -171,11 +146,6 @@ class Bucket:
         return {entry.key: entry for entry in entries}
 
     async def keys(self, pattern: str = ">") -> list[str]:
-        """Return the keys that match and have a value, in the order of their last writes.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
         return [entry.key for entry in await self.entries(pattern)]
 
     async def _publish(self, key: str, value: bytes, headers: dict[str, str]) -> int:
@@ -197,7 +167,7 @@ class Bucket:
 
     def _overdue(self, stored: Stored) -> bool:
         """Return whether a value is so much older than its TTL that the server must have missed its
-        expiry.
+        end.
 
         nats-server 2.15.1 misses expiries after a kill -9
         (https://github.com/nats-io/nats-server/issues/8505). Without this check the lease of a
@@ -219,5 +189,4 @@ def is_marker(stored: Stored) -> bool:
 class Buckets(Writes, Protocol):
     """The interface of objects that have buckets, such as a `Bus`."""
 
-    def bucket(self, name: str) -> Bucket:
-        """Return the bucket of this name."""
+    def bucket(self, name: str) -> Bucket: ...

@@ -67,21 +67,15 @@ class Lease:
 
     @property
     def renewed_at(self) -> float:
-        """The time, on this process's monotonic clock, at which the last answered renewal was
-        sent."""
+        """When the last answered renewal was sent, on this process's monotonic clock."""
         return self._renewed_at
 
     @property
     def is_held(self) -> bool:
-        """True while the TTL since the last renewal has not passed."""
         return bool(self._revision) and time.monotonic() < self._renewed_at + self._ttl_s
 
     async def acquire(self) -> bool:
-        """Take the lease if no process holds it; return whether this process holds the lease now.
-
-        Raises:
-            BusError: the bucket cannot be read or written.
-        """
+        """Take the lease if no process holds it; return whether this process holds it now."""
         return await self._take(0)
 
     async def acquire_despite_outages(self) -> bool:
@@ -137,12 +131,10 @@ class Lease:
         """Call `callback` after each reconnect, when the holder must renew the lease at once.
 
         During the disconnection other processes may have concluded that the holder has ended.
-        Returns a function that removes the callback.
         """
         return self._bus.jetstream.on_reconnect(callback)
 
     async def release(self) -> None:
-        """Release the lease at once."""
         if self._revision:
             revision, self._revision = self._revision, 0
             try:
@@ -152,8 +144,7 @@ class Lease:
                 log.warning("lease %s expires by itself: %s", self.key, error)
 
     async def _release_unknown(self) -> None:
-        """Release the lease if its revision comes from a write of this process that was not
-        acknowledged.
+        """Release the lease if a write of this process that was not acknowledged has stored it.
 
         A renewal that is cancelled may have been stored. Without this method, the lease would then
         be held until its TTL has passed.
@@ -164,21 +155,15 @@ class Lease:
 
 
 def owner_of(entry: Entry) -> str:
-    """Return the name of the process that holds the lease in this entry."""
     return entry.value.decode().partition(" ")[0]
 
 
 def note_of(entry: Entry) -> str:
-    """Return the note that the holder of a lease has written after its name; empty without one."""
     return entry.value.decode().partition(" ")[2]
 
 
 async def end_all(bus: Buckets) -> None:
-    """End every lease. Only a caller that knows that all holders have ended may call this.
-
-    Raises:
-        BusError: the bucket cannot be read or written.
-    """
+    """End every lease. Only a caller that knows that all holders have ended may call this."""
     if not await bus.jetstream.has("KV_leases"):
         return
     bucket = bus.bucket("leases")

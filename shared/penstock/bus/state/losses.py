@@ -32,12 +32,11 @@ _OTHERS = (
 
 
 def is_numbered(stream: str) -> bool:
-    """Return whether no sequence of this stream may be used twice."""
     return streams.kind_and_shard(stream)[0] in MARGIN
 
 
 def repair_margin(stream: str) -> int:
-    """Return the `MARGIN` of a numbered stream: how many sequences become unusable in a repair."""
+    """Return how many sequences become unusable in a repair of a numbered stream."""
     return MARGIN[streams.kind_and_shard(stream)[0]]
 
 
@@ -63,7 +62,6 @@ class Loss:
     found_at: str  # RFC 3339, by NATS's clock
 
     def covers(self, sequence: int) -> bool:
-        """Return whether the message of this sequence was lost in this loss."""
         return self.last_left < sequence <= max(self.last_known, self.skipped_to)
 
     def __str__(self) -> str:
@@ -134,7 +132,6 @@ class Snapshot:
                 self.mark(streams.raw_of(shard), int(entry.value))
 
     def mark(self, stream: str, sequence: int) -> None:
-        """Record that this sequence of the stream has existed."""
         self.marks[stream] = max(self.marks.get(stream, 0), sequence)
 
     def highest_known_sequence(self, stream: str) -> int:
@@ -148,7 +145,6 @@ class Snapshot:
 
     @property
     def known_ends_of_short_streams(self) -> dict[str, int]:
-        """The highest known sequence of each stream that ends before that sequence."""
         return {
             stream: known
             for stream, last in self.last.items()

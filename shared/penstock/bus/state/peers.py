@@ -104,10 +104,7 @@ class Peers:
         """Begin to answer the requests of other members.
 
         Call this before the lease is taken, since other members send requests as soon as they see
-        the lease.
-
-        Raises:
-            BusUnavailable: the server did not take the subscription.
+        it.
         """
         if self._answers_with is not None:
             return await self._answers_with.answer()
@@ -143,15 +140,9 @@ class Peers:
         return name in self._dead or self._absent.get(name, 0) >= TIMES
 
     def is_dead(self, name: str) -> bool:
-        """Return whether the member was found to have ended and has not returned since."""
         return name in self._dead
 
     async def run(self) -> None:
-        """Send requests to other members until cancelled.
-
-        Raises:
-            BusUnavailable: the server did not take the subscription for answers.
-        """
         await self.answer()
         while True:
             await asyncio.sleep(ASK_S)
@@ -161,11 +152,8 @@ class Peers:
                 self._absent.clear()
 
     def _members_to_ask(self) -> set[str]:
-        """Return the members to send a request to.
-
-        These are the next members in the order of names, all members whose last request had no
-        responders, and all members that were passed to `suspect` and have not answered.
-        """
+        """Return the next members in the order of names, and all that did not answer or are
+        suspected."""
         known = sorted(self._revisions)
         after = [name for name in known if name > self._me] + [
             name for name in known if name < self._me

@@ -100,17 +100,14 @@ class Recovery:
         self._connection.held_back = "it is not known yet whether the streams are still there"
 
     def reconnected(self) -> None:
-        """Begin to compare the streams with the streams that existed at the start."""
         self._comparing = asyncio.create_task(self._identity.check())
 
     def stop(self) -> None:
-        """End the checks that are under way."""
         for task in (self._comparing, self._settling):
             if task is not None:
                 task.cancel()
 
     async def watch(self) -> None:
-        """Record how far the streams reach, and look for losses, until cancelled."""
         while True:
             await asyncio.sleep(NOTE_S if self._repairs else LEARN_S)
             if not self._connection.is_usable:
@@ -143,7 +140,6 @@ class Recovery:
         return str(answer["created"])
 
     async def _know_new_shards(self) -> None:
-        """Remember the streams of shards that were made after the start. Raises BusError."""
         for name in numbered_streams(self._continuity.shards.made):
             if not self._identity.remembers(name) and (created := await self._created(name)):
                 self._identity.know(name, created)

@@ -64,7 +64,6 @@ class RunTrees:
                     return True
 
     async def mark_stopped(self, run_id: str, by: str, reason: str) -> None:
-        """Let no further run below a workflow's run begin."""
         await self._bucket.put(f"stopped.{run_id}", Stopped(by=by, reason=reason).dump())
 
     async def stopped_among(self, run_ids: Sequence[str]) -> Stopped | None:

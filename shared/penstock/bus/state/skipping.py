@@ -34,11 +34,7 @@ def _filler(stream: str) -> tuple[str, str]:
 
 
 async def ends_at(bus: Writes, stream: str, last: int) -> bool:
-    """Publish a first filler and return True if the stream ends at this sequence; else False.
-
-    Raises:
-        BusError: the leader refuses the message, or does not answer.
-    """
+    """Publish a first filler and return True if the stream ends at this sequence; else False."""
     subject, _ = _filler(stream)
     try:
         await bus.publisher.publish(Message(subject, b"", {EXPECTED_LAST: str(last)}))
@@ -48,11 +44,7 @@ async def ends_at(bus: Writes, stream: str, last: int) -> bool:
 
 
 async def skip(bus: Writes, stream: str, last: int, to: int) -> None:
-    """Fill the stream from the sequence after `last` up to `to`, and delete the fillers.
-
-    Raises:
-        BusError: the stream takes no messages now.
-    """
+    """Fill the stream from the sequence after `last` up to `to`, and delete the fillers."""
     subject, stored = _filler(stream)
     publisher = bus.publisher
     while last < to:

@@ -31,12 +31,10 @@ class Writes(HasJetStream, Protocol):
     """The interface that writing needs; `Bus` implements it."""
 
     @property
-    def publisher(self) -> Publisher:
-        """The publisher of the connection."""
+    def publisher(self) -> Publisher: ...
 
     @property
-    def clock(self) -> Clock:
-        """The clock of the NATS server."""
+    def clock(self) -> Clock: ...
 
 
 def _fenced(message: Message, pattern: str, last: int) -> Message:
@@ -83,9 +81,6 @@ async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
     """Return the last stored message that matches, from the leader; None when no message matches.
 
     Waits while the bus is away.
-
-    Raises:
-        BusError: the server refuses the request.
     """
     while True:
         try:

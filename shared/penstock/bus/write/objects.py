@@ -30,9 +30,6 @@ async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
 
     A large payload is stored as an object with the name `name`. The name must be the same for the
     same payload, so that a repeated call finds the object and writes nothing.
-
-    Raises:
-        BusUnavailable, OutcomeUnknown: the object could not be read or written; retry.
     """
     if len(payload) <= MAX_MESSAGE_BYTES:
         return payload
@@ -49,21 +46,18 @@ async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
 
 
 def reference(name: str) -> bytes:
-    """Return the reference to the object of this name, as `wrap` returns it."""
     return _MARK + name.encode() + b'"}'
 
 
 def is_reference(payload: bytes) -> bool:
-    """Return whether the payload is a reference, which `unwrap` resolves."""
     return payload.startswith(_MARK)
 
 
 async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
-    """Return the payload that was given to `wrap`.
+    """Return the payload that was passed to `wrap`.
 
     Raises:
         ObjectGone: the object, or a part of the object, no longer exists.
-        BusUnavailable, OutcomeUnknown: the object could not be read; retry.
     """
     if not is_reference(payload):
         return payload
@@ -86,10 +80,7 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
 
 
 async def _info(bus: HasJetStream, name: str) -> dict[str, Any] | None:
-    """Return an object's description in NATS's object store: nuid, size, chunks, digest.
-
-    Returns None when the object does not exist or was deleted.
-    """
+    """Return an object's description in NATS's object store; None if there is no such object."""
     subject = f"$O.{_BUCKET}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
     stored = await leader.tail(bus, _STREAM, subject)
     info: dict[str, Any] | None = orjson.loads(stored.payload) if stored is not None else None

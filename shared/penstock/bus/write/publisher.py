@@ -93,7 +93,6 @@ class Publisher:
         self.stored: dict[str, int] = {}  # the highest acknowledged sequence, by stream
 
     async def start(self) -> None:
-        """Subscribe to the inbox of all acknowledgements."""
         self._inbox = self._client.new_inbox()
         self._client.listen(f"{self._inbox}.*", self._on_ack)
 
@@ -196,9 +195,6 @@ class Publisher:
 
         Only the first message may have fence headers. A batch takes 4 to 7 ms on one replica,
         whatever the size of the batch.
-
-        Raises:
-            BusError: as `publish` does.
         """
         size_bytes = sum(counted_bytes(message.payload) for message in messages)
         await self._gate.enter(size_bytes)

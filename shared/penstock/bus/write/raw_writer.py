@@ -28,17 +28,14 @@ log = logging.getLogger(__name__)
 class Losses(Protocol):
     """The interface to the known losses of streams; `state.continuity` implements it."""
 
-    def covers(self, stream: str, sequence: int) -> object | None:
-        """Return the loss in which the message of this sequence was lost; None if it was not
-        lost."""
+    def covers(self, stream: str, sequence: int) -> object | None: ...
 
 
 class WritesRaw(Writes, Protocol):
     """The interface that a `RawWriter` needs; `Bus` implements it."""
 
     @property
-    def continuity(self) -> Losses:
-        """The known losses of streams."""
+    def continuity(self) -> Losses: ...
 
 
 @dataclass(slots=True)
@@ -63,11 +60,7 @@ class RawWriter:
 
     @classmethod
     async def resume(cls, bus: WritesRaw, run_id: str, writer: str, connection: str) -> RawWriter:
-        """Return a writer that continues after the last stored frame. Waits while the bus is away.
-
-        Raises:
-            BusError: the server refuses the request.
-        """
+        """Return a writer that continues after the last stored frame; wait while the bus is away."""
         stored = await tail(bus, streams.raw_for(run_id), subjects.raw_stored(run_id, writer))
         return cls(bus, run_id, writer, connection, stored.sequence if stored else 0)
 
@@ -120,13 +113,7 @@ class RawWriter:
         return await self._store(batch)
 
     async def holds(self) -> bool:
-        """Return False when another writer has taken the run over, else True.
-
-        Waits while the bus is away.
-
-        Raises:
-            BusError: the server refuses the request.
-        """
+        """Return False when another writer has taken the run over. Waits while the bus is away."""
         pattern = subjects.raw_stored(self.run_id, self.writer)
         return not self._is_foreign(await tail(self.bus, streams.raw_for(self.run_id), pattern))
 
@@ -136,11 +123,7 @@ class RawWriter:
         Waits while the bus is away. After a loss, NATS uses sequences again, so a sequence does not
         tell whose frame the last one is. A frame of another connection that is older than this
         object is of an earlier writer; a later one shows that another writer has taken the run
-        over.
-
-        Raises:
-            FenceConflict: another writer has taken the run over.
-            BusError: the server refuses the request.
+        over, and raises FenceConflict.
         """
         pattern = subjects.raw_stored(self.run_id, self.writer)
         stored = await tail(self.bus, streams.raw_for(self.run_id), pattern)

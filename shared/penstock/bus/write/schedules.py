@@ -28,10 +28,6 @@ async def schedule(
     while the first message waits. The time is rounded up to whole seconds; a time in the past means
     at once. `target` must be a subject of SCHEDULES. `due_ttl_s` has the same meaning as in
     `reschedule`.
-
-    Raises:
-        BusUnavailable, StreamFull, MessageTooLarge: nothing was scheduled.
-        OutcomeUnknown: no acknowledgement came in time; repeat the call.
     """
     try:
         await reschedule(bus, subject, target, at, payload, 0, due_ttl_s)
@@ -49,17 +45,14 @@ async def reschedule(
     last: int,
     due_ttl_s: float | None = None,
 ) -> None:
-    """Replace the scheduled message of a subject. This message must have the stream sequence
-    `last`.
+    """Replace the scheduled message of a subject, which must have the stream sequence `last`.
 
     A subject has one scheduled message: the server drops the earlier one. `last` is 0 for a subject
-    without a message. `due_ttl_s`: the server publishes the scheduled message at its due time, and
-    deletes the published message after this many seconds; None for never. The other arguments have
-    the same meaning as in `schedule`.
+    without a message. `due_ttl_s`: the server deletes the published message this many seconds after
+    its due time; None for never.
 
     Raises:
         FenceConflict: the subject's message has another sequence; nothing was scheduled.
-        BusUnavailable, StreamFull, MessageTooLarge: nothing was scheduled.
         OutcomeUnknown: no acknowledgement came in time; read the subject's message.
     """
     when = datetime.fromtimestamp(math.ceil(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
