@@ -206,7 +206,7 @@ def test_a_function_whose_name_is_a_statement_returns_a_value() -> None:
 def test_only_these_modules_purge_messages() -> None:
     """A purge can make nats-server forget unacknowledged messages of a durable consumer (0245).
 
-    None of these modules purges subjects that a durable consumer of ours reads. `skipping` purges
+    None of these modules purges subjects that a durable consumer of ours reads. `continuity` purges
     messages of no run, which only a subscriber to all events gets.
     """
     purging = {
@@ -217,7 +217,7 @@ def test_only_these_modules_purge_messages() -> None:
         and path.name != "permissions.py"
     }
     assert purging == {
-        "penstock/bus/state/skipping.py",
+        "penstock/bus/state/continuity.py",
         "penstock_approvals/lifecycle/deadlines.py",
         "penstock_workflows/effects/timers.py",
         "penstock_workflows/journal/journal.py",

@@ -150,10 +150,12 @@ class NoBus:
         def on_loss(self, _: object) -> None:
             """Do nothing: there are no losses."""
 
-    continuity = Continuity()
+    class JetStream:
+        def on_reconnect(self, _: object) -> None:
+            """Do nothing: there are no reconnects."""
 
-    def on_reconnect(self, _: object) -> None:
-        """Do nothing: there are no reconnects."""
+    continuity = Continuity()
+    jetstream = JetStream()
 
     def bucket(self, _: str) -> None:
         """Return None: there are no buckets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import reshard
 from penstock.bus.state import deadletters
 from penstock_automations.actions.webhook.mirror import endpoints_of
 from support.drive.automations_api import automations_api

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import reshard
 from penstock.bus.records import RunRecord
 from penstock.bus.subjects import shard_of
 from penstock.runs import open_runs

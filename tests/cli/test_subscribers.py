@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.bus.admin import subscribers
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import reshard
 from penstock_cli.main import app
 from support.drive.bus import connected, event, new_run_id
 from support.real.nats import NatsServer

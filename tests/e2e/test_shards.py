@@ -15,7 +15,7 @@ import pytest
 
 from penstock.bus import Bus, BusError
 from penstock.bus.admin.ensure import shards_of
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import reshard
 from penstock.bus.shards import Shards, new_run_id
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import shard_of

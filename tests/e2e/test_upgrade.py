@@ -16,7 +16,6 @@ import pytest
 
 from penstock.bus import Bus, BusError, BusSettings, Message, RawWriter, messages, streams, subjects
 from penstock.bus.admin import configuration, migrate
-from penstock.bus.admin import repartition as partitioning
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import partition_of
 from penstock.bus.write import fence
@@ -81,7 +80,7 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
         said = await repartitioned(24, fresh_nats)
         await starting
         assert "→ 24" in said
-        assert await partitioning.partitions(bus) == 24
+        assert await migrate.partitions(bus) == 24
         moved = [
             run for run in runs if partition_of(run.run_id, 16) != partition_of(run.run_id, 24)
         ]
@@ -385,7 +384,7 @@ async def repartition(bus: Bus, count: int) -> None:
 
     async def done() -> bool:
         try:
-            await partitioning.repartition(bus, count)
+            await migrate.repartition(bus, count)
         except BusError:
             return False
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import reshard
 from penstock.bus.shards import new_run_id
 from penstock_workflows.service import WorkflowsService
 from support.drive.bus import connected

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from penstock import telemetry
 from penstock.bus import BusError, Consumer, Lease, Peers, Reader, Stored, streams
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.read.work_queue import Handle
-from penstock.bus.state.leases import keep
 from penstock.bus.subjects import command, run_id_of
 from penstock.http.transport import new_client
 from penstock.service import Consumption, Context, Service
@@ -75,8 +75,8 @@ class ConnectorService(Service):
         this connector has ended.
         """
         await self._peers.answer()
-        await self._lease.acquire_despite_outages()
-        self.spawn("lease", lambda: keep(self._lease, self._settings.pod_renew_s))
+        await until_answered("taking the lease", self._lease.acquire)
+        self.spawn("lease", lambda: self._lease.hold(self._settings.pod_renew_s))
         await self._commands.handover.accept()
         watch = Reader(self.bus, "KV_leases", f"{_PODS}>", 1, self._on_lease)
         self.spawn("watch", watch.run)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from penstock import telemetry
 from penstock.bus import BusError, FairShare, Loss
-from penstock.bus.admin import repartition
+from penstock.bus.admin import migrate
 from penstock.bus.admin.advisories import ADVISORIES, handler_of_advisories
 from penstock.bus.budget import Budget
 from penstock.bus.records import ENDED
@@ -110,8 +110,8 @@ class NormalizerService(Service):
         )
 
     async def _take_part(self, shard: int) -> None:
-        count = await repartition.partitions(self.bus, shard)
-        await repartition.at_least(self.bus, count, shard)
+        count = await migrate.partitions(self.bus, shard)
+        await migrate.at_least(self.bus, count, shard)
         await self._shares[shard].run()
 
     async def _count_dead_letters(self) -> None:

@@ -14,8 +14,7 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 
 from penstock.bus.bus import Bus
-from penstock.bus.connection.incoming import Incoming
-from penstock.bus.connection.listener import Listener
+from penstock.bus.connection.incoming import Incoming, Listener
 from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.connection.settings import BusSettings
 from penstock.bus.errors import (

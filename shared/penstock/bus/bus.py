@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from datetime import datetime
 from typing import Any
 
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from penstock.bus.admin.configuration import declared
@@ -17,13 +15,10 @@ from penstock.bus.admin.ensure import ensure as ensure_streams
 from penstock.bus.connection.clock import Clock
 from penstock.bus.connection.dialing import Dialer
 from penstock.bus.connection.health import Health
-from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.jetstream import JetStream
-from penstock.bus.connection.leader_probe import LeaderProbe
-from penstock.bus.connection.listener import Listener
 from penstock.bus.connection.nats_client import Connection
-from penstock.bus.connection.refusals import Refusals
 from penstock.bus.connection.settings import BusSettings
+from penstock.bus.connection.supervision import LeaderProbe, Refusals
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
 from penstock.bus.shards import Shards
@@ -55,6 +50,9 @@ class Bus:
         self.publisher = Publisher(
             self.client, settings.publish_timeout_s, settings.max_unacked_bytes, self.health
         )
+        self.api, self.request = self.jetstream.api, self.jetstream.request
+        self.subscribe, self.listen = self.jetstream.subscribe, self.jetstream.listen
+        self.on_reconnect, self.has = self.jetstream.on_reconnect, self.jetstream.has
         self.clock = Clock(self._server_time, settings.clock_limit_s)
         self.continuity = Continuity(self, repairs=settings.repairs)
         self._buckets: dict[str, Bucket] = {}
@@ -156,29 +154,7 @@ class Bus:
             self._buckets[name] = Bucket(self, name)
         return self._buckets[name]
 
-    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return self.jetstream.on_reconnect(callback)
-
-    async def api(
-        self, call: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
-    ) -> dict[str, Any]:
-        return await self.jetstream.api(call, body, timeout_s)
-
-    async def request(self, subject: str, payload: bytes, timeout_s: float | None = None) -> Msg:
-        return await self.jetstream.request(subject, payload, timeout_s)
-
-    async def subscribe(
-        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
-    ) -> Subscription:
-        return await self.jetstream.subscribe(subject, callback, queue)
-
-    async def listen(
-        self, subject: str, deliver: Callable[[Incoming], None], queue: str = ""
-    ) -> Listener:
-        return await self.jetstream.listen(subject, deliver, queue)
-
-    async def has(self, stream: str) -> bool:
-        return await self.jetstream.has(stream)
+    # single messages, from the stream's leader
 
     async def tail(self, stream: str, pattern: str) -> Stored | None:
         return await leader.tail(self, stream, pattern)

@@ -15,7 +15,7 @@ from functools import partial
 from penstock import telemetry
 from penstock.bus import Bus, BusSettings, NotThereYet
 from penstock.bus.admin.permissions import inbox_prefix
-from penstock.bus.connection.tls import Tls
+from penstock.bus.connection.settings import Tls
 from penstock.bus.state import losses
 from penstock.bus.streams import Retention
 from penstock.service.service import Context, Service

@@ -10,8 +10,7 @@ import orjson
 
 from penstock import telemetry
 from penstock.bus import Bus, Entry
-from penstock.bus.state.bucket_index import BucketIndex, Change
-from penstock.bus.state.index_rows import IndexRows, number_of
+from penstock.bus.state.bucket_index import BucketIndex, Change, IndexRows, number_of
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.bus import BusSettings
 from penstock.bus.admin.permissions import DOMAIN, inbox_prefix
-from penstock.bus.connection.tls import Tls
+from penstock.bus.connection.settings import Tls
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import telemetry
 from penstock.bus import Bus, subjects
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import reshard
 from penstock.bus.shards import new_run_id
 from penstock.bus.state import recovery
 from penstock.bus.streams import Retention

@@ -21,15 +21,14 @@ from penstock.bus import (
     streams,
     subjects,
 )
-from penstock.bus.admin import resharding
+from penstock.bus.admin import migrate
 from penstock.bus.admin.ensure import shards_of
-from penstock.bus.admin.repartition import partitions, repartition
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import partitions, repartition, reshard
 from penstock.bus.read import direct, follow
 from penstock.bus.shards import ONE, Shards, new_run_id
 from penstock.bus.state import recovery
+from penstock.bus.state.continuity import ends_at, skip
 from penstock.bus.state.losses import MARGIN
-from penstock.bus.state.skipping import ends_at, skip
 from penstock.bus.streams import Retention
 from penstock.bus.write import fence
 from support.drive.bus import connected, event, publish_events
@@ -271,7 +270,7 @@ async def test_a_migration_that_ended_in_the_middle_is_completed_by_the_next(
 
     async with connected(fresh_nats.url) as bus:
         with monkeypatch.context() as patch:
-            patch.setattr(resharding, step, killed)
+            patch.setattr(migrate, step, killed)
             with pytest.raises(Killed):
                 await reshard(bus, 3, settle_s=0)
         assert (await shards_of(bus)).used == 1, "no run is in a shard that nobody reads"

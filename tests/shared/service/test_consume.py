@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.bus import Bus, Consumer, Stored, streams, subjects
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import reshard
 from penstock.bus.shards import new_run_id
 from penstock.service import Context, Service
 from penstock.settings import Config, Settings

@@ -10,8 +10,8 @@ import pytest
 from faststream import FastStream
 
 from penstock.bus.admin import subscribers
+from penstock.bus.admin.migrate import reshard
 from penstock.bus.admin.permissions import OPERATOR
-from penstock.bus.admin.resharding import reshard
 from penstock.bus.admin.subscribers import Durable, make
 from penstock.bus.shards import new_run_id as run_of_shard
 from penstock.events import Data, Event

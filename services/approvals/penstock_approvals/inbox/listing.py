@@ -31,8 +31,7 @@ from pydantic import ValidationError
 from penstock import telemetry
 from penstock.bus import Bus, ObjectGone
 from penstock.bus.records import ApprovalRecord
-from penstock.bus.state.bucket_index import BucketIndex, Change
-from penstock.bus.state.index_rows import SLICE, IndexRows, number_of
+from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows, number_of
 from penstock_approvals.inbox.audiences import IndexedApproval, audiences_of
 from penstock_approvals.store.records import (
     BUCKET,

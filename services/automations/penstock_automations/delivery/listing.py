@@ -19,8 +19,7 @@ from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus, Entry
-from penstock.bus.state.bucket_index import BucketIndex, Change
-from penstock.bus.state.index_rows import IndexRows, number_of
+from penstock.bus.state.bucket_index import BucketIndex, Change, IndexRows, number_of
 from penstock.log_fields import run_of
 from penstock_automations.delivery.records import BUCKET, DeliveryRecord
 

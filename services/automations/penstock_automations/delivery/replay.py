@@ -47,7 +47,7 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
     job = replace(failed.replayed(), ordered=False)
     await publish(bus, job)
     if record.status == "failed":
-        await deadletters.mark_key(bus, f"automations.{traceback_id(failed)}", "replayed")
+        await deadletters.mark(bus, f"automations.{traceback_id(failed)}", "replayed")
     return job
 
 

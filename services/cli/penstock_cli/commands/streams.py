@@ -15,9 +15,8 @@ from penstock.bus import Bus, StartUpError, streams
 from penstock.bus.admin import backup, configuration, migrate, subscribers
 from penstock.bus.admin.configuration import Difference
 from penstock.bus.admin.ensure import ensure, shards_of
-from penstock.bus.admin.repartition import partitions as partitions_now
-from penstock.bus.admin.repartition import repartition
-from penstock.bus.admin.resharding import reshard
+from penstock.bus.admin.migrate import partitions as partitions_now
+from penstock.bus.admin.migrate import repartition, reshard
 from penstock.bus.errors import ApiError
 from penstock.bus.streams import EVENTS, kind_and_shard
 from penstock_cli.commands.options import operator

@@ -20,7 +20,7 @@ import orjson
 
 from penstock.bus import Bus, Follow, Followed, Stored, subjects
 from penstock.bus.read.follow import PROBE_S
-from penstock.bus.state.skipping import NOBODY
+from penstock.bus.state.continuity import NOBODY
 from penstock.bus.streams import EVENTS, events_of, kind_and_shard
 from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.items import type_of

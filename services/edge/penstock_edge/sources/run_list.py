@@ -20,8 +20,7 @@ from pydantic import ValidationError
 from penstock import telemetry
 from penstock.bus import Bus
 from penstock.bus.records import RunRecord, RunStatus
-from penstock.bus.state.bucket_index import BucketIndex, Change
-from penstock.bus.state.index_rows import SLICE, IndexRows, number_of
+from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows, number_of
 from penstock.bus.subjects import is_run_id
 
 log = logging.getLogger(__name__)

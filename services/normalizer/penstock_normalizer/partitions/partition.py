@@ -11,7 +11,7 @@ from functools import partial
 from penstock.bus import Bus, BusError, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
 from penstock.bus.read.work_queue import GiveUp
-from penstock.bus.state.skipping import NOBODY
+from penstock.bus.state.continuity import NOBODY
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.partitions.open_runs import OpenRuns

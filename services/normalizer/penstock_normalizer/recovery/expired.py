@@ -13,7 +13,7 @@ import logging
 from pydantic import ValidationError
 
 from penstock.bus import Bus, streams, subjects
-from penstock.bus.admin.repartition import partitions
+from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import RunRecord
 from penstock_normalizer.runs.ending import write_failed

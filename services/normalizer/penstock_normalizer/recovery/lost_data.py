@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pydantic import ValidationError
 
 from penstock.bus import Bus, Loss, Stored, messages, streams, subjects
-from penstock.bus.admin.repartition import partitions
+from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL

@@ -20,7 +20,7 @@ from penstock.bus import streams
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import STREAM_NOT_FOUND, ApiError, BusError, StartUpError
 from penstock.bus.state.kv import Buckets
-from penstock.bus.state.leases import Lease, keep
+from penstock.bus.state.leases import Lease
 from penstock.bus.streams import Retention
 
 Configuration = dict[str, Any]  # the configuration of a stream as the JetStream API writes it
@@ -168,7 +168,7 @@ async def change_lease(bus: Buckets) -> AsyncIterator[Lease]:
             "another service has been changing the streams for too long (KV leases, "
             "key streams.migration); try again"
         ) from None
-    keeper = asyncio.create_task(keep(lease, LEASE_TTL_S / 3))
+    keeper = asyncio.create_task(lease.hold(LEASE_TTL_S / 3))
     try:
         yield lease
     finally:

@@ -51,7 +51,7 @@ async def ensure(bus: Buckets, retention: Retention) -> Shards:
     """Make the streams that are missing, and upgrade streams of an older schema.
 
     Returns the number of shards. A new installation gets `retention.shards` shards. Any other
-    installation keeps its shards, and only the operator makes more (`admin.resharding`).
+    installation keeps its shards, and only the operator makes more (`migrate.reshard`).
 
     Raises:
         NotThereYet: this user may not make or change streams, or a leader is missing.

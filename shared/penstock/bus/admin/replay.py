@@ -40,9 +40,9 @@ async def replay_letter(bus: Buckets, found: Letter) -> bool:
     if found.mark is not None and found.mark.state == "replayed":
         return False
     message = await _message(bus, letter)
-    await deadletters.mark(bus, letter, "replaying")
+    await deadletters.mark(bus, letter.key, "replaying")
     await bus.publisher.publish(message)
-    await deadletters.mark(bus, letter, "replayed")
+    await deadletters.mark(bus, letter.key, "replayed")
     return True
 
 

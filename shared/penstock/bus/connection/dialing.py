@@ -15,8 +15,7 @@ from nats.errors import Error as NatsError
 from penstock.bus.connection.health import advice_on
 from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.nats_client import Connection
-from penstock.bus.connection.settings import BusSettings
-from penstock.bus.connection.tls import TlsRefused
+from penstock.bus.connection.settings import BusSettings, TlsRefused
 from penstock.bus.errors import BusError, NotThereYet, StartUpError, refusal
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
 from penstock.bus.connection.health import Health, stream_of
-from penstock.bus.connection.incoming import Incoming
-from penstock.bus.connection.listener import Listener
+from penstock.bus.connection.incoming import Incoming, Listener
 from penstock.bus.connection.nats_client import Connection
 from penstock.bus.errors import (
     NOT_ENABLED,

@@ -34,13 +34,9 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from penstock.bus.connection.answers import Answers, settle, time_out
-from penstock.bus.connection.incoming import Incoming, fields
-from penstock.bus.connection.listener import Listener
-from penstock.bus.connection.outgoing import end_of_subscription, publication, subscription
-from penstock.bus.connection.pace import Pace
-from penstock.bus.connection.parser import Parser
-from penstock.bus.connection.wire import Wire
+from penstock.bus.connection.incoming import Incoming, Listener, fields
+from penstock.bus.connection.protocol import Parser, end_of_subscription, publication, subscription
+from penstock.bus.connection.wire import Pace, Wire
 from penstock.bus.errors import BusUnavailable
 
 CHECK_S = 0.02  # seconds between two checks whether the connection is usable
@@ -79,7 +75,12 @@ class Connection(Client):
         self._wire = Wire()
         self.unanswered: set[asyncio.Future[Any]] = set()
         self._pace = Pace()
-        self._answers = Answers()
+        # The subject below which answers are expected; empty before the first request. One
+        # subscription gets all answers, so an answer costs no subscription.
+        self._replies = ""
+        self._asked = 0  # how many reply subjects were made so far
+        # the function that takes an answer, by reply subject
+        self._takers: dict[str, Callable[[Incoming], object]] = {}
         self._later: deque[Callable[[], Awaitable[object]]] = deque()  # steps for `_read_loop`
         self._has_later = asyncio.Event()
         self._unread_bytes = 0  # the payload bytes of the messages in `_later`
@@ -205,8 +206,7 @@ class Connection(Client):
         reply: str = "",
         headers: dict[str, Any] | None = None,
     ) -> None:
-        if self._wire.is_full:
-            await self._wire.drain()
+        await self.room()
         self.send(subject, payload, reply, headers)
 
     async def request(
@@ -224,9 +224,9 @@ class Connection(Client):
             NatsTimeout: no answer came within `timeout` seconds, or the connection was lost.
         """
         answer: asyncio.Future[Incoming] = self._loop.create_future()
-        reply = self.expect(partial(settle, answer))
+        reply = self.expect(partial(_settle, answer))
         self.unanswered.add(answer)
-        timer = self._loop.call_later(timeout, time_out, answer)
+        timer = self._loop.call_later(timeout, _time_out, answer)
         try:
             await self.publish(subject, payload, reply, headers)
             message = await answer
@@ -240,13 +240,21 @@ class Connection(Client):
 
     def expect(self, take: Callable[[Incoming], object]) -> str:
         """Return a new reply subject; until `forget`, `take` gets each answer. It must not wait."""
-        if not self._answers.prefix:
-            self._answers.prefix = self.new_inbox()
-            self.listen(f"{self._answers.prefix}.*", self._answers.take)
-        return self._answers.expect(take)
+        if not self._replies:
+            self._replies = self.new_inbox()
+            self.listen(f"{self._replies}.*", self._take_answer)
+        self._asked += 1
+        reply = f"{self._replies}.{self._asked}"
+        self._takers[reply] = take
+        return reply
 
     def forget(self, reply: str) -> None:
-        self._answers.forget(reply)
+        self._takers.pop(reply, None)
+
+    def _take_answer(self, message: Incoming) -> None:
+        take = self._takers.get(message.subject)
+        if take is not None:
+            take(message)
 
     def give_up(self, answer: asyncio.Future[Any]) -> None:
         """Wait no longer for an answer that was put into `unanswered`."""
@@ -353,7 +361,7 @@ class Connection(Client):
     def _on_read(self) -> None:
         """Rest if many messages arrive, unless this process waits for an answer."""
         rest_s = self._pace.rest_s(self._loop.time())
-        if rest_s and not self._answers and not self._pongs:
+        if rest_s and not self._takers and not self._pongs:
             self._wire.rest(rest_s)
 
     def _on_line(self, line: bytes) -> None:
@@ -465,3 +473,13 @@ class Connection(Client):
 
     def _abort(self) -> None:
         self._wire.abort()
+
+
+def _settle(answer: asyncio.Future[Incoming], message: Incoming) -> None:
+    if not answer.done():
+        answer.set_result(message)
+
+
+def _time_out(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_exception(NatsTimeout())

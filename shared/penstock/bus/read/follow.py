@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from penstock.bus import messages, streams, subjects
 from penstock.bus.budget import counted_bytes
-from penstock.bus.connection.incoming import Incoming
+from penstock.bus.connection.incoming import Incoming, Listener
 from penstock.bus.connection.jetstream import HasJetStream
-from penstock.bus.connection.listener import Listener
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import last, read

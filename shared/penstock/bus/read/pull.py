@@ -16,9 +16,8 @@ from typing import Protocol
 import orjson
 from nats.errors import Error as NatsError
 
-from penstock.bus.connection.incoming import Incoming
+from penstock.bus.connection.incoming import Incoming, Listener
 from penstock.bus.connection.jetstream import JetStream
-from penstock.bus.connection.listener import Listener
 from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored

@@ -137,12 +137,8 @@ async def find(bus: Buckets, number: int) -> Letter | None:
     return Letter(number, letter, _mark(entry))
 
 
-async def mark(bus: Buckets, letter: DeadLetter, state: Literal["replaying", "replayed"]) -> None:
-    """Record whether the replay of a dead letter has begun or is done."""
-    await mark_key(bus, letter.key, state)
-
-
-async def mark_key(bus: Buckets, key: str, state: Literal["replaying", "replayed"]) -> None:
+async def mark(bus: Buckets, key: str, state: Literal["replaying", "replayed"]) -> None:
+    """Record whether the replay of the dead letter with this key has begun or is done."""
     await bus.bucket("letters").put(key, Mark(state=state, at=bus.clock.stamp()).dump())
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.bus.connection.retry import RETRY_S
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.reader import Reader
@@ -33,8 +33,7 @@ class FairShare:
     The parts are the numbers in `parts`. But if the key `<group>.parts` of the leases holds a
     number n, the parts are 0 to n - 1. Each member writes its number of parts into the note of its
     lease, and divides the parts with the members that have the same number. So every part is taken
-    even while only some members have read a new number. Every part is also taken while members of
-    an older version, which cannot read a new number, run beside newer members.
+    even while only some members have read a new number.
 
     `beside` is another share of this member. Other members ask whether this member still runs, and
     `beside` answers for both shares, because a member must answer each request once.
@@ -62,7 +61,6 @@ class FairShare:
         self._group = group
         self._member = member
         self._parts = parts
-        self._unnoted = len(parts)  # the number of parts of a member without a note
         self._start = start
         self._stop = stop
         self._ttl_s = ttl_s
@@ -91,7 +89,7 @@ class FairShare:
     async def run(self) -> None:
         """Hold this member's share of the parts until cancelled; then release all leases."""
         watch = Reader(self._bus, "KV_leases", f"$KV.leases.{self._group}.>", 1, self._on_change)
-        await self._answer()
+        await until_answered(f"{self._group}: answering others", self._others.answer)
         beside = {asyncio.create_task(watch.run()), asyncio.create_task(self._others.run())}
         stop_listening = self._bus.jetstream.on_reconnect(self._on_reconnect)
         try:
@@ -111,14 +109,6 @@ class FairShare:
                 task.cancel()
             await asyncio.shield(self._leave())
             await asyncio.wait(beside)
-
-    async def _answer(self) -> None:
-        while True:
-            try:
-                return await self._others.answer()
-            except BusError as error:
-                log.warning("%s: %s", self._group, error)
-                await asyncio.sleep(RETRY_S)
 
     def _on_reconnect(self) -> None:
         # Other members may have concluded that this member has ended, and may have deleted this
@@ -227,7 +217,7 @@ class FairShare:
         return sorted(
             key.removeprefix(prefix)
             for key, entry in found.items()
-            if key.startswith(prefix) and (note_of(entry) or f"{self._unnoted}") == known
+            if key.startswith(prefix) and note_of(entry) == known
         )
 
     async def _take(self, parts: Sequence[int]) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
-from penstock.bus.connection.retry import RETRY_S
-from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
+from penstock.bus.errors import BusError
 from penstock.bus.state.kv import Buckets, Entry
 from penstock.bus.state.peers import ANSWERS
 
@@ -78,22 +76,6 @@ class Lease:
         """Take the lease if no process holds it; return whether this process holds it now."""
         return await self._take(0)
 
-    async def acquire_despite_outages(self) -> bool:
-        """Take the lease as `acquire` does, and try again while the bus is away.
-
-        A service takes its lease when it starts. If the service made only one attempt, the loss of
-        a NATS server in this moment would end the process.
-
-        Raises:
-            BusError: NATS refuses the write for another reason than an outage.
-        """
-        while True:
-            try:
-                return await self.acquire()
-            except (BusUnavailable, OutcomeUnknown) as error:
-                log.warning("lease %s: %s; the lease is tried again", self.key, error)
-                await asyncio.sleep(RETRY_S)
-
     async def renew(self) -> bool:
         """Renew the lease; return False when this process no longer holds the lease.
 
@@ -127,12 +109,30 @@ class Lease:
     async def _write(self, value: bytes, revision: int) -> int | None:
         return await self._bucket.update(self.key, value, revision, self._ttl_s, self._headers)
 
-    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each reconnect, when the holder must renew the lease at once.
+    async def hold(self, renew_s: float) -> None:
+        """Hold the lease until cancelled; take it again after a loss, and release it at the end.
 
-        During the disconnection other processes may have concluded that the holder has ended.
+        The lease is renewed every `renew_s` seconds, and at once after a reconnect: during the
+        disconnection others may have concluded that the holder has ended.
         """
-        return self._bus.jetstream.on_reconnect(callback)
+        is_back = asyncio.Event()
+        stop_listening = self._bus.jetstream.on_reconnect(is_back.set)
+        try:
+            while True:
+                try:
+                    if self.is_held:
+                        await self.renew()
+                    elif not await self.acquire():
+                        log.warning("lease %s is held by another process", self.key)
+                except BusError as error:
+                    log.warning("lease %s: %s", self.key, error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(renew_s):
+                        await is_back.wait()
+                is_back.clear()
+        finally:
+            stop_listening()
+            await asyncio.shield(self.release())
 
     async def release(self) -> None:
         if self._revision:
@@ -170,28 +170,3 @@ async def end_all(bus: Buckets) -> None:
     for key in await bucket.keys():
         if not key.endswith(PARTS):  # `<group>.parts` holds a number, not a lease
             await bucket.delete(key)
-
-
-async def keep(lease: Lease, renew_s: float) -> None:
-    """Hold a lease until cancelled; take the lease again after a loss, and release it at the end.
-
-    The lease is renewed every `renew_s` seconds, and at once after a reconnect.
-    """
-    is_back = asyncio.Event()
-    stop_listening = lease.on_reconnect(is_back.set)
-    try:
-        while True:
-            try:
-                if lease.is_held:
-                    await lease.renew()
-                elif not await lease.acquire():
-                    log.warning("lease %s is held by another process", lease.key)
-            except BusError as error:
-                log.warning("lease %s: %s", lease.key, error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(renew_s):
-                    await is_back.wait()
-            is_back.clear()
-    finally:
-        stop_listening()
-        await asyncio.shield(lease.release())

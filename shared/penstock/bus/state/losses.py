@@ -8,8 +8,7 @@ processed).
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -71,21 +70,6 @@ class Loss:
         )
 
 
-# The stored JSON names of the fields whose names in `Loss` differ.
-_STORED_AS = {"last_left": "stands", "last_known": "known"}
-_FIELDS = {_STORED_AS.get(each.name, each.name): each.name for each in fields(Loss)}
-
-
-def loss_as_json(loss: Loss) -> dict[str, Any]:
-    """Return the JSON object that KV `checkpoints` has for a loss."""
-    return {_STORED_AS.get(name, name): value for name, value in asdict(loss).items()}
-
-
-def _loss(found: dict[str, Any]) -> Loss:
-    """Return the loss that is described by JSON, without fields that a later version has added."""
-    return Loss(**{_FIELDS[name]: value for name, value in found.items() if name in _FIELDS})
-
-
 @dataclass
 class Snapshot:
     """The ends of the streams and the content of KV `checkpoints` at one moment.
@@ -112,7 +96,7 @@ class Snapshot:
         """
         try:
             self._take(entry)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
             log.error("KV %s, %s: cannot be read, ignored: %s", BUCKET, entry.key, error)
 
     def _take(self, entry: Entry) -> None:
@@ -123,7 +107,12 @@ class Snapshot:
         elif entry.key.startswith(LOST):
             stream = entry.key.removeprefix(LOST)
             self.revisions[stream] = entry.revision
-            self.losses[stream] = [_loss(each) for each in orjson.loads(entry.value)]
+            self.losses[stream] = [
+                Loss(
+                    **{name: each[name] for name in Loss.__slots__}
+                )  # not a later version's fields
+                for each in orjson.loads(entry.value)
+            ]
         elif entry.key == shards.KEY:
             self.shards = Shards.parse(entry.value)
         elif entry.value.isdigit():

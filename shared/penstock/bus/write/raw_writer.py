@@ -60,7 +60,7 @@ class RawWriter:
 
     @classmethod
     async def resume(cls, bus: WritesRaw, run_id: str, writer: str, connection: str) -> RawWriter:
-        """Return a writer that continues after the last stored frame; wait while the bus is away."""
+        """Return a writer that goes on after the last stored frame. Waits while the bus is away."""
         stored = await tail(bus, streams.raw_for(run_id), subjects.raw_stored(run_id, writer))
         return cls(bus, run_id, writer, connection, stored.sequence if stored else 0)
 

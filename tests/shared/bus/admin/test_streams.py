@@ -21,7 +21,7 @@ from penstock.bus import (
     streams,
     subjects,
 )
-from penstock.bus.admin import configuration, migrate, repartition
+from penstock.bus.admin import configuration, migrate
 from penstock.bus.streams import Retention
 from support.drive.bus import connected, new_run_id, publish_events
 from support.drive.repository import ROOT
@@ -304,7 +304,7 @@ async def test_an_operator_changes_how_long_things_are_kept(
 async def test_a_later_transform_keeps_the_number_of_partitions(
     own_bus: Bus, fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await repartition.repartition(own_bus, 24)
+    await migrate.repartition(own_bus, 24)
     made = streams.streams
 
     def later(retention: Retention) -> list[StreamConfig]:
@@ -327,20 +327,20 @@ async def test_two_operators_at_once_leave_no_partition_without_a_reader(
     counts = (24, 40, 20, 33)
     async with AsyncExitStack() as stack:
         buses = [await stack.enter_async_context(connected(fresh_nats.url)) for _ in counts]
-        await asyncio.gather(*map(repartition.repartition, buses, counts))
+        await asyncio.gather(*map(migrate.repartition, buses, counts))
     parts = await own_bus.bucket("leases").get("normalizer.parts")
     assert parts is not None
-    assert int(parts.value) == await repartition.partitions(own_bus)
-    assert await repartition.partitions(own_bus) in counts
+    assert int(parts.value) == await migrate.partitions(own_bus)
+    assert await migrate.partitions(own_bus) in counts
 
 
 async def test_partitions_that_hold_unread_frames_are_not_given_up(own_bus: Bus) -> None:
-    await repartition.repartition(own_bus, 64)
+    await migrate.repartition(own_bus, 64)
     run_id = next(run for run in iter(new_run_id, "") if subjects.partition_of(run, 64) >= 16)
     await RawWriter(own_bus, run_id, "upstream", "pod/1").write("open", b"{}", leg=1)
     with pytest.raises(BusError, match="not read to their end yet"):
-        await repartition.repartition(own_bus, 16, timeout_s=1)
-    assert await repartition.at_least(own_bus, 1) == 64
+        await migrate.repartition(own_bus, 16, timeout_s=1)
+    assert await migrate.at_least(own_bus, 1) == 64
 
 
 async def test_partitions_that_no_normalizer_would_read_are_refused(own_bus: Bus) -> None:
@@ -348,5 +348,5 @@ async def test_partitions_that_no_normalizer_would_read_are_refused(own_bus: Bus
     old = Lease(own_bus, "normalizer.member.old", "old", 60)
     assert await old.acquire()
     with pytest.raises(BusError, match=r"takes up the new partitions.*Upgrade them first"):
-        await repartition.repartition(own_bus, 24, timeout_s=1)
-    assert await repartition.partitions(own_bus) == 16
+        await migrate.repartition(own_bus, 24, timeout_s=1)
+    assert await migrate.partitions(own_bus) == 16

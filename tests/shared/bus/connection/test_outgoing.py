@@ -6,7 +6,7 @@ import pytest
 from nats.errors import BadHeaderError, BadSubjectError
 
 from penstock.bus.connection.incoming import fields
-from penstock.bus.connection.outgoing import header_block, publication, subscription
+from penstock.bus.connection.protocol import header_block, publication, subscription
 from penstock.bus.messages import header_lines
 
 

@@ -11,9 +11,8 @@ from typing import cast
 import pytest
 
 from penstock.bus import Bus, Incoming
-from penstock.bus.connection import pace
-from penstock.bus.connection.pace import Pace
-from penstock.bus.connection.wire import Wire
+from penstock.bus.connection import wire as wires
+from penstock.bus.connection.wire import Pace, Wire
 from support.drive.waiting import eventually
 
 HOUR_S = 3600.0
@@ -55,7 +54,7 @@ def test_the_first_messages_after_a_silence_are_not_followed_by_a_rest() -> None
     measured = Pace()
     measured.rest_s(100.0)
     measured.messages += 1_000
-    assert measured.rest_s(100.1) == pace.LONGEST_S
+    assert measured.rest_s(100.1) == wires.LONGEST_S
     measured.messages += 10
     assert measured.rest_s(101.1) == 0.0
 
@@ -110,9 +109,9 @@ async def test_an_answer_ends_the_rest_and_comes_at_once(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = await heard_with(bus, f"test.{run_id}", is_patient=True)
-    monkeypatch.setattr(pace, "BUSY_PER_S", 1e-9)
-    monkeypatch.setattr(pace, "LONGEST_S", HOUR_S)
-    monkeypatch.setattr(pace, "CHECK_S", 0.0)
+    monkeypatch.setattr(wires, "BUSY_PER_S", 1e-9)
+    monkeypatch.setattr(wires, "LONGEST_S", HOUR_S)
+    monkeypatch.setattr(wires, "CHECK_S", 0.0)
     wire = bus.client._wire
 
     async def rests() -> bool:
@@ -134,7 +133,7 @@ async def test_messages_that_are_not_patient_cause_no_rest(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = await heard_with(bus, f"test.{run_id}", is_patient=False)
-    monkeypatch.setattr(pace, "BUSY_PER_S", 1e-9)
+    monkeypatch.setattr(wires, "BUSY_PER_S", 1e-9)
     monkeypatch.setattr(Wire, "rest", lambda wire, rest_s: pytest.fail("it rests"))
     for _ in range(3):
         await bus.client.publish(f"test.{run_id}", b"x")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 
 from penstock.bus.connection.incoming import Headers, Incoming, fields
-from penstock.bus.connection.parser import CLOCK_EVERY, Parser
+from penstock.bus.connection.protocol import CLOCK_EVERY, Parser
 
 NEVER = float("inf")
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from penstock.bus import Bus, BusSettings, StartUpError
-from penstock.bus.connection.tls import Tls
+from penstock.bus.connection.settings import Tls
 from support.drive.bus import event, new_run_id
 from support.drive.waiting import eventually
 from support.fakes.serving import close_after

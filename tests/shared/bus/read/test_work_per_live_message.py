@@ -12,9 +12,9 @@ from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 from penstock.bus import Bus, Stored
-from penstock.bus.connection.listener import Listener
+from penstock.bus.connection.incoming import Listener
 from penstock.bus.connection.nats_client import Connection
-from penstock.bus.connection.parser import Parser
+from penstock.bus.connection.protocol import Parser
 from penstock.bus.read.follow import Follow, events
 
 RUN_ID = "0199aaaa-0000-7000-8000-000000000001"

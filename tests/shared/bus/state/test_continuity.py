@@ -162,7 +162,7 @@ async def test_unreadable_records_of_losses_block_nobody(
         checkpoints = normalizer.bucket("checkpoints")
         later = [
             {
-                **{"stream": streams.EVENTS, "stands": 1, "known": 2, "skipped_to": 0},
+                **{"stream": streams.EVENTS, "last_left": 1, "last_known": 2, "skipped_to": 0},
                 **{"found_at": "2026-01-01T00:00:00Z", "severity": "high"},
             }
         ]

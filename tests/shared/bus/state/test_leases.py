@@ -19,8 +19,8 @@ from penstock.bus import (
     Message,
     OutcomeUnknown,
 )
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.read import leader
-from penstock.bus.state.leases import keep
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.fakes.clocks import server_steps
@@ -259,9 +259,9 @@ async def test_after_a_jump_of_nats_clock_expired_leases_are_ignored(
     assert lease.sees_others
 
 
-async def test_keep_holds_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key: str) -> None:
+async def test_hold_keeps_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key: str) -> None:
     lease = Lease(bus, key, "one", 60)
-    keeping = asyncio.create_task(keep(lease, 0.02))
+    keeping = asyncio.create_task(lease.hold(0.02))
 
     async def held() -> bool:
         return lease.is_held
@@ -517,14 +517,13 @@ async def test_the_number_of_parts_changes_while_members_work(bus: Bus, group: s
 async def test_beside_a_member_that_learns_nothing_every_part_has_a_taker(
     bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Simulate an older member, which keeps dividing 16 parts and notes no number of parts."""
+    """Simulate a member that does not read the new number, and keeps dividing 16 parts."""
 
     async def nothing(parts: Entry | None) -> None:
         return
 
     old, new = Member(bus, group, "a"), Member(bus, group, "b")
     monkeypatch.setattr(old.share, "_learn", nothing)
-    old.share._membership.note = ""
     await shared_out(old, new)
     await bus.bucket("leases").put(f"{group}.parts", b"24")
 
@@ -543,7 +542,7 @@ async def test_a_lease_that_is_asked_for_while_the_server_is_away_is_taken_when_
 ) -> None:
     lease = Lease(own_bus, key, "a", 10)
     fresh_nats.kill()
-    taking = asyncio.create_task(lease.acquire_despite_outages())
+    taking = asyncio.create_task(until_answered(f"lease {key}", lease.acquire))
     refusal = f"lease {key}"
     await eventually(lambda: asyncio.sleep(0, refusal in caplog.text), 30, "a failed attempt")
     fresh_nats.start()

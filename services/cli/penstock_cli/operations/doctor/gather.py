@@ -14,7 +14,7 @@ import httpx
 import orjson
 
 from penstock.bus import Bus, BusError, StartUpError, streams, subjects
-from penstock.bus.admin import migrate, repartition
+from penstock.bus.admin import migrate
 from penstock.bus.admin.configuration import declared, schema_of
 from penstock.bus.admin.ensure import shards_of
 from penstock.bus.admin.permissions import NAMES, SUBSCRIBER, USER_INFO, USERS, User
@@ -111,7 +111,7 @@ async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
     group, raw = group_of(shard), streams.raw_of(shard)
     leases = {each.key for each in await bus.bucket("leases").entries(f"{group}.part.*")}
     found = []
-    for number in range(await repartition.partitions(bus, shard)):
+    for number in range(await migrate.partitions(bus, shard)):
         # The checkpoint is read last. If the checkpoint was read first, frames that arrive between
         # the two reads would wrongly count as unread.
         last = await bus.tail(raw, subjects.raw_of_partition(number))
