@@ -5,7 +5,7 @@
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
-	services/edge services/normalizer services/workflows
+	services/console services/edge services/normalizer services/workflows
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph
 OLDER_UPSTREAMS := agno_older adk_older
@@ -105,7 +105,7 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 		$(BIN)/python -m penstock_workflows.definition.schema > $$made/workflow.schema.json && \
 		$(BIN)/python -m penstock.contract deploy/contract $(ARGS) && \
 		cp $$made/workflow.schema.json deploy/contract/workflow.schema.json && \
-		cp $$made/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json && \
+		cp $$made/openapi.json services/console/penstock_console/static/openapi.json && \
 		cp $$made/accounts.conf deploy/nats/accounts.conf && \
 		$(BIN)/python -m penstock.bus.admin.nack > $$made/streams.yaml && \
 		cp $$made/streams.yaml deploy/helm/penstock/files/streams.yaml && \

@@ -14,7 +14,7 @@ from penstock.contract.schemas import text
 from penstock.web.operation import Operation
 from penstock.web.problems import Problem
 from penstock_cli.openapi import OPERATIONS, document
-from penstock_edge.surfaces.page.routes import FOLDER
+from penstock_console.files import FOLDER
 from support.drive.contract import CONTRACT
 
 OPENAPI: dict[str, Any] = json.loads((CONTRACT / "openapi.json").read_text())
@@ -38,7 +38,7 @@ def test_what_is_committed_is_what_is_made() -> None:
     assert (CONTRACT / "openapi.json").read_text() == text(document())
 
 
-def test_the_published_document_is_the_file_that_the_edge_serves() -> None:
+def test_the_published_document_is_the_file_that_the_console_serves() -> None:
     assert (CONTRACT / "openapi.json").resolve() == FOLDER / "openapi.json"
 
 

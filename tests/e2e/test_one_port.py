@@ -32,7 +32,7 @@ from support.real.ports import free_port
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
 COMPOSE = ROOT / "deploy/compose"
-WITH_API = ("edge", "approvals", "automations", "workflows")
+WITH_API = ("edge", "approvals", "automations", "workflows", "console")
 ONE_OF_EACH = dict.fromkeys((*WITH_API, "connector", "normalizer"), 1)
 SECRET = "a-csrf-secret-that-all-services-share"
 

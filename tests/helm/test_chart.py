@@ -446,10 +446,15 @@ def test_without_a_token_the_test_of_a_release_checks_that_callers_are_asked_who
 # Routes, scaling, streams
 
 
+def _path(path: str, kind: str) -> str:
+    """Return a path of a route, with `=` before it if only this path is meant."""
+    return f"={path}" if kind == "Exact" else path
+
+
 def paths(rendering: str) -> dict[str, str]:
     [ingress] = of_kind(rendering, "Ingress").values()
     return {
-        each["path"]: each["backend"]["service"]["name"]
+        _path(each["path"], each["pathType"]): each["backend"]["service"]["name"]
         for each in ingress["spec"]["rules"][0]["http"]["paths"]
     }
 
@@ -461,7 +466,8 @@ def test_the_ingress_leads_every_path_to_its_service(name: str) -> None:
         prefixes = [
             prefix
             for prefix in found
-            if prefix == "/" or f"{operation.path}/".startswith(f"{prefix}/")
+            if prefix in ("/", f"={operation.path}")
+            or f"{operation.path}/".startswith(f"{prefix}/")
         ]
         assert found[max(prefixes, key=len)] == f"demo-bridge-{name}", operation.path
 
@@ -470,7 +476,9 @@ def test_the_route_of_a_gateway_leads_as_the_ingress_does() -> None:
     [route] = of_kind("everything", "HTTPRoute").values()
     rules = route["spec"]["rules"]
     assert paths("everything") == {
-        rule["matches"][0]["path"]["value"]: rule["backendRefs"][0]["name"] for rule in rules
+        _path(each["path"]["value"], each["path"]["type"]): rule["backendRefs"][0]["name"]
+        for rule in rules
+        for each in rule["matches"]
     }
     assert all(rule["timeouts"] == {"request": "0s"} for rule in rules)
     [bare] = of_kind("open", "HTTPRoute").values()

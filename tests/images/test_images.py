@@ -170,7 +170,8 @@ def test_an_approval_is_decided_at_its_own_image(deployment: dict[str, Running])
 
 
 @pytest.mark.parametrize(
-    ("service", "path"), [("automations", "/v1/automations"), ("workflows", "/v1/workflows")]
+    ("service", "path"),
+    [("automations", "/v1/automations"), ("workflows", "/v1/workflows"), ("console", "/docs")],
 )
 def test_a_service_answers_at_its_own_image(
     deployment: dict[str, Running], service: str, path: str
@@ -225,6 +226,7 @@ REFUSED = {  # requests that are refused, and have a span nevertheless
     "approvals": "/v1/approvals/none/decision",
     "automations": "/v1/automations",
     "workflows": "/v1/workflows/validate",
+    "console": "/assets/none",
 }
 
 

@@ -16,6 +16,7 @@ from penstock.web import credential_routes
 from penstock.web.operation import Json
 from penstock_approvals.service import ApprovalsService
 from penstock_automations.service import AutomationsService
+from penstock_console.service import ConsoleService
 from penstock_edge.service import EdgeService
 from penstock_workflows.service import WorkflowsService
 
@@ -24,6 +25,7 @@ OPERATIONS: Final = (
     *ApprovalsService.operations,
     *AutomationsService.operations,
     *WorkflowsService.operations,
+    *ConsoleService.operations,
     *credential_routes.OPERATIONS,
 )
 

@@ -31,7 +31,6 @@ from penstock_edge.surfaces.adk import Adk
 from penstock_edge.surfaces.agno import Agno
 from penstock_edge.surfaces.agui import Agui
 from penstock_edge.surfaces.executions.routes import Executions
-from penstock_edge.surfaces.page.routes import FirstPage
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1 import V1
 
@@ -75,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 # To add a surface, add the surface's folder, and its class to this tuple.
-SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, FirstPage)
+SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui)
 
 
 class EdgeService(Service):

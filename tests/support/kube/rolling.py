@@ -49,6 +49,7 @@ PULSES: Final = {
     "approvals": "/v1/approvals",
     "automations": "/v1/automations",
     "workflows": "/v1/workflows",
+    "console": "/",
 }
 
 

@@ -30,6 +30,7 @@ _FORKS.set_forkserver_preload(
         "penstock_connector.service",
         "penstock_normalizer.service",
         "penstock_edge.service",
+        "penstock_console.service",
         "penstock_approvals.service",
         "penstock_automations.service",
         "penstock_workflows.service",

@@ -1,6 +1,6 @@
 {{/* The services in the order of the chart. */}}
 {{- define "penstock.services" -}}
-{{- if eq .Values.mode "allInOne" -}}all-in-one{{- else -}}connector normalizer edge approvals automations workflows{{- end -}}
+{{- if eq .Values.mode "allInOne" -}}all-in-one{{- else -}}connector normalizer edge approvals automations workflows console{{- end -}}
 {{- end }}
 
 {{- define "penstock.name" -}}
@@ -171,7 +171,7 @@ readiness:
 {{- if eq .root.Values.mode "allInOne" }}{{ $full }}-all-in-one{{ else }}{{ $full }}-{{ .name }}{{ end -}}
 {{- end }}
 
-{{/* Which service answers which paths; everything else goes to the edge. */}}
+{{/* Which service answers which paths, `=` before exactly this path; all others go to the edge. */}}
 {{- define "penstock.paths" -}}
 /v1/approvals: approvals
 /v1/policy: approvals
@@ -179,6 +179,11 @@ readiness:
 /v1/automations: automations
 /v1/hooks: automations
 /v1/workflows: workflows
+"=/": console
+/docs: console
+/openapi.json: console
+/favicon.ico: console
+/assets: console
 /: edge
 {{- end }}
 
@@ -190,7 +195,7 @@ readiness:
 {{/* The host names that are answered when callers are not asked who they are. */}}
 {{- define "penstock.hosts" -}}
 {{- $hosts := list -}}
-{{- range $name := list "edge" "approvals" "automations" "workflows" -}}
+{{- range $name := list "edge" "approvals" "automations" "workflows" "console" -}}
 {{- $backend := include "penstock.backend" (dict "root" $ "name" $name) -}}
 {{- $hosts = concat $hosts (list $backend (printf "%s.%s" $backend $.Release.Namespace) (printf "%s.%s.svc" $backend $.Release.Namespace)) -}}
 {{- end -}}

@@ -44,6 +44,7 @@ from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.output import command
 from penstock_connector.checks import check_all
 from penstock_connector.service import ConnectorService
+from penstock_console.service import ConsoleService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
 from penstock_workflows.service import WorkflowsService
@@ -59,6 +60,7 @@ SERVICES: list[type[Service]] = [
     WorkflowsService,
     ConnectorService,
     EdgeService,
+    ConsoleService,
 ]
 OPEN_TO_ALL = "ALLOW_UNAUTHENTICATED_SSE"
 DEMO_FLAGS = ("ENABLE_ADK_CANONICAL_STREAM", OPEN_TO_ALL)

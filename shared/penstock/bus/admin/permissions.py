@@ -221,6 +221,12 @@ USERS: Final = (
         responds=True,
     ),
     _service(
+        "console",
+        "serves the files of the pages; as every service with routes, it takes tokens",
+        _buckets("tokens"),
+        _TOKENS,
+    ),
+    _service(
         "approvals",
         "takes decisions and continues runs; no other service may",
         ["command.connector.continue.*", "raw.*.approvals", "deadletter.approvals.*"],

@@ -25,6 +25,8 @@ from support.real.nats import NatsServer, binary, login
 RUN = "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d"
 DEPLOY = ROOT / "deploy" / "nats"
 
+WITH_ROUTES = {"edge", "approvals", "automations", "workflows", "console"}
+
 # Subjects to publish on, each with the users that may publish there besides the operator.
 PUBLISH: Mapping[str, set[str]] = {
     # commands and decisions
@@ -62,8 +64,8 @@ PUBLISH: Mapping[str, set[str]] = {
     "$KV.sent.1": {"connector"},
     f"$KV.pauses.{RUN}": {"normalizer"},
     "$KV.cursors.1.n8n": {"edge"},
-    "$KV.tokens.1": {"edge", "approvals", "automations", "workflows"},
-    "$KV.tokens.service.1": {"edge", "approvals", "automations", "workflows"},
+    "$KV.tokens.1": WITH_ROUTES,
+    "$KV.tokens.service.1": WITH_ROUTES,
     "$KV.tokens.link.1": {"approvals"},
     "$KV.idempotency.1": {"edge", "workflows"},
     "$KV.rules.1": {"automations"},
@@ -92,8 +94,8 @@ PUBLISH: Mapping[str, set[str]] = {
     "$KV.leases.normalizer.part.1": {"normalizer"},
     "$KV.leases.streams.migration": set(),
     # reads of buckets and streams that only some users may read
-    "$JS.API.STREAM.MSG.GET.KV_tokens": {"edge", "approvals", "automations", "workflows"},
-    "$JS.API.DIRECT.GET.KV_tokens": {"edge", "approvals", "automations", "workflows"},
+    "$JS.API.STREAM.MSG.GET.KV_tokens": WITH_ROUTES,
+    "$JS.API.DIRECT.GET.KV_tokens": WITH_ROUTES,
     "$JS.API.DIRECT.GET.KV_tokens.$KV.tokens.1": set(),
     "$JS.API.STREAM.MSG.GET.KV_approvals": {"edge", "approvals", "connector"},
     "$JS.API.STREAM.MSG.GET.KV_letters": set(),
@@ -103,7 +105,7 @@ PUBLISH: Mapping[str, set[str]] = {
     "$JS.API.STREAM.MSG.GET.KV_rules": {"automations"},
     "$JS.API.STREAM.MSG.GET.KV_workflows": {"edge", "automations", "workflows"},
     "$JS.API.STREAM.MSG.GET.DEADLETTERS": set(),
-    "$JS.API.DIRECT.GET.RAW": set(NAMES) - {OPERATOR, SUBSCRIBER},
+    "$JS.API.DIRECT.GET.RAW": set(NAMES) - {OPERATOR, SUBSCRIBER, "console"},
     "$JS.API.CONSUMER.CREATE.RAW": {"normalizer"},
     "$JS.API.CONSUMER.CREATE.EVENTS": set(),
     "$JS.API.CONSUMER.CREATE.EVENTS.mine.llm.>": set(),

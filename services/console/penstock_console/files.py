@@ -1,27 +1,21 @@
-"""Serves the page's static files.
-
-The files are public, because they contain no data: the page's scripts request all data from the
-API. The files are served even if the bus does not answer, because the page shows that the bus does
-not answer.
-"""
+"""Serves the static files of the pages from memory."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.web.operation import Answer, Handler, Operation, Route
-from penstock_edge.surfaces.surface import Surface
+from penstock.web.operation import Answer, Operation, Route, in_path
+from penstock.web.problems import Problem
 
 FOLDER: Final = Path(__file__).with_name("static")
 
-# The page's Content-Security-Policy. With this policy, the browser loads nothing from other hosts,
-# runs no inline script, and submits no form.
+# The Content-Security-Policy of the pages. With this policy, the browser loads nothing from other
+# hosts, runs no inline script, and submits no form.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -42,24 +36,19 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
-PATHS: Final = {
+# The files that have a path of their own.
+PAGES: Final = {
     "/": "index.html",
     "/docs": "docs.html",
     "/openapi.json": "openapi.json",
     "/favicon.ico": "icon.svg",
-    "/assets/icon.svg": "icon.svg",
-    "/assets/page.css": "page.css",
-    "/assets/page.js": "page.js",
-    "/assets/api.js": "api.js",
-    "/assets/text.js": "text.js",
-    "/assets/approval.js": "approval.js",
-    "/assets/trial.js": "trial.js",
-    "/assets/docs.js": "docs.js",
 }
+# All other files are below this path, under their own names.
+ASSETS: Final = "/assets/{name:path}"
 
 
 class File:
-    """The handler for one file, which is read once.
+    """A file, which is read once.
 
     A browser that already has this version of the file gets 304.
     """
@@ -82,38 +71,45 @@ class File:
         return Response(self._body, headers=self._headers)
 
 
-_OPERATIONS: Final = tuple(
-    Operation(
+class Assets:
+    """The handler for the files that have no path of their own."""
+
+    def __init__(self) -> None:
+        own = set(PAGES.values()) - {"icon.svg"}
+        self._files = {
+            name: File(path)
+            for path in sorted(FOLDER.rglob("*"))
+            if path.is_file() and (name := path.relative_to(FOLDER).as_posix()) not in own
+        }
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer with the file, or raise Problem: 404 if there is no such file."""
+        file = self._files.get(request.path_params["name"])
+        if file is None:
+            raise Problem(404, "the console has no such file")
+        return await file(request)
+
+
+def _operation(path: str, summary: str) -> Operation:
+    return Operation(
         method="GET",
         path=path,
-        summary=f"The file {name}",
-        tag="page",
+        summary=summary,
+        tag="console",
         answers={200: Answer("The file"), 304: Answer("The browser has this version")},
         scopes=(),
         public=True,
         published=False,
+        parameters=(in_path("name", "The file's name"),) if "{name" in path else (),
     )
-    for path, name in PATHS.items()
-)
 
 
-class FirstPage(Surface):
-    """Has the handlers for the page at `/` and `/docs`, which work even if the bus does not
-    answer."""
+_PAGES: Final = tuple(_operation(path, f"The file {name}") for path, name in PAGES.items())
+_ASSETS: Final = _operation(ASSETS, "A file that a page needs")
+OPERATIONS: Final = (*_PAGES, _ASSETS)
 
-    handlers = ()
 
-    @classmethod
-    def operations(cls) -> tuple[Operation, ...]:
-        return _OPERATIONS
-
-    def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
-        """Return a route for each file.
-
-        `around` would answer 503 if the bus does not answer. The handlers are not wrapped in
-        `around`, because the page must load even then, to show that the bus does not answer.
-        """
-        return [
-            Route(operation, File(FOLDER / PATHS[operation.path]).__call__)
-            for operation in _OPERATIONS
-        ]
+def file_routes() -> list[Route]:
+    """Return a route for each page, and a route for all other files."""
+    pages = [Route(page, File(FOLDER / PAGES[page.path])) for page in _PAGES]
+    return [*pages, Route(_ASSETS, Assets())]

@@ -1,1 +1,0 @@
-"""The surface that serves the first page and `/docs` as static files."""
