@@ -47,7 +47,8 @@ class ListedWorkflow:
 
 
 class WorkflowStore:
-    """Reads and writes definitions. Writes are idempotent: a repeated write changes nothing."""
+    """Reads and writes definitions. A repeated write changes nothing. Each method raises BusError
+    if the bucket does not answer; whether a write was done is then unknown."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = self._bus = bus
@@ -56,14 +57,13 @@ class WorkflowStore:
     async def put(self, loaded: Loaded, by: str) -> tuple[WorkflowRecord, Outcome]:
         """Store a version that is not stored yet, and make it the latest version.
 
-        A repeated put of the same content also completes an earlier put that was interrupted before
-        the version became the latest one. If the pointer was changed after the version was stored,
-        a put leaves the pointer as it is.
+        A repeated put also completes an earlier one that was interrupted before the version became
+        the latest one. If the pointer was changed after the version was stored, a put leaves it as
+        it is.
 
         Raises:
             VersionConflict: the version is stored with other content.
             TooManyWorkflows: there are too many workflows or versions.
-            BusError: the version was not stored, or it is not known whether it was.
         """
         definition = loaded.workflow.definition
         key = version_key(definition.name, definition.version)
@@ -99,19 +99,12 @@ class WorkflowStore:
         return record, outcome
 
     async def name_latest(self, name: str, version: str | None, by: str) -> LatestWorkflow:
-        """Make a stored version the latest one; with None, retire the workflow.
-
-        Raises:
-            BusError: the pointer was not written, or it is not known whether it was.
-        """
+        """Make a stored version the latest one; with None, retire the workflow."""
         wanted = LatestWorkflow(version=version, updated_at=self._bus.clock.stamp(), updated_by=by)
         return await self._point(name, wanted)
 
     async def _point(self, name: str, wanted: LatestWorkflow) -> LatestWorkflow:
-        """Write the pointer `wanted`, unless the stored pointer is newer.
-
-        Returns the pointer that is stored afterwards.
-        """
+        """Write the pointer `wanted`, unless the stored pointer is newer; return the stored one."""
         key = latest_key(name)
         while True:
             entry = await self._bucket.get(key)
@@ -124,11 +117,7 @@ class WorkflowStore:
                 return wanted
 
     async def workflows(self) -> list[ListedWorkflow]:
-        """Return all workflows, also retired ones, sorted by their names.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Return all workflows, also retired ones, sorted by their names."""
         entries = await self._bucket.entries(latest_key("*"))
         found = [
             ListedWorkflow(each.key.removeprefix(latest_key("")), _latest(each.value))
@@ -137,43 +126,25 @@ class WorkflowStore:
         return sorted(found, key=lambda each: each.name)
 
     async def latest(self, name: str) -> LatestWorkflow | None:
-        """Return the pointer of a workflow; None if there is no such workflow.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
         entry = await self._bucket.get(latest_key(name))
         return _latest(entry.value) if entry is not None else None
 
     async def many(self, wanted: Iterable[tuple[str, str]]) -> dict[str, WorkflowRecord]:
-        """Return the records of those versions (name, version) that exist, keyed by the workflow's
-        name.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Return the records of those versions (name, version) that exist, by the workflow's
+        name."""
         keys = [version_key(name, version) for name, version in wanted]
         entries = await self._bucket.many(keys)
         found = [_record(entry.key, entry.value) for entry in entries.values()]
         return {record.name: record for record in found if record is not None}
 
     async def versions(self, name: str) -> list[WorkflowRecord]:
-        """Return the versions of a workflow, the oldest first.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Return the versions of a workflow, the oldest first."""
         entries = await self._bucket.entries(version_key(name, ">"))
         found = [_record(each.key, each.value) for each in entries]
         return sorted(filter(None, found), key=lambda record: record.created_at)
 
     async def startable(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the versions of these workflows, keyed by name. Leave out workflows that cannot
-        start.
-
-        Raises:
-            BusError: the bucket cannot be read.
-        """
+        """Return the versions of those of these workflows that can start, by name."""
         found: dict[str, list[str]] = {}
         for name in names:
             latest = await self.latest(name)
@@ -216,12 +187,8 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
 def read_files(path: Path) -> dict[Path, Loaded]:
-    """Return the definitions of a file, or of all files of a folder.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or a definition is wrong; the text names the file
-            and the lines.
-    """
+    """Return the definitions of a file or folder. Raises ConfigurationError, which names file and
+    lines."""
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         wanted = [each for each in files if each == path or each.suffix in SUFFIXES]
@@ -255,12 +222,11 @@ def wrong_file(path: Path, error: InvalidDefinition) -> ConfigurationError:
 
 
 async def apply_files(path: Path, store: WorkflowStore, config: Config) -> None:
-    """Store the definitions of a file or folder. Versions that are already stored are not changed.
+    """Store the definitions of a file or folder; versions that are stored already stay.
 
     Raises:
         ConfigurationError: a definition is wrong, names an agent or a workflow that does not exist,
             or is stored with other content under the same version.
-        BusError: a definition could not be stored.
     """
     found = await asyncio.to_thread(read_files, path)
     agents = [agent.id for agent in config.agents]

@@ -101,7 +101,6 @@ class WorkflowsService(Service):
         self._stop_forgetting = self.bus.on_reconnect(self._runs.forget)
 
     async def start(self) -> None:
-        """Store the definitions of files, and begin to take inputs."""
         if self._settings.workflows is not None:
             await apply_files(self._settings.workflows, self._store, self.context.config)
         handler = self._message_handler
@@ -130,12 +129,10 @@ class WorkflowsService(Service):
         self.spawn("open runs", self._open_runs.follow)
 
     async def drain(self, grace_s: float) -> None:
-        """Take no new inputs, and finish the inputs that are under way."""
         await self.stop_consuming()
         await self._timers.drain()
 
     async def stop(self) -> None:
-        """Stop taking inputs, and give unfinished inputs back."""
         await self._timers.stop()
         await super().stop()
         self._stop_forgetting()
@@ -171,7 +168,6 @@ class WorkflowsService(Service):
         await self._message_handler.refuse(stored, error)
 
     async def _give_up_input(self, stored: Stored, error: Exception) -> None:
-        """Make a dead letter of an input whose run has begun, and fail the run."""
         await self.give_up(stored, error)
         await self._message_handler.fail(stored, error)
 

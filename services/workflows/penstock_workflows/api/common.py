@@ -32,7 +32,6 @@ VERSION: Final = in_path("version", "The version of the workflow")
 
 
 async def or_problem(answer: Awaitable[T]) -> T:
-    """Return the answer of the bus. Raises Problem 503 if the bus does not answer."""
     try:
         return await answer
     except BusError as error:
@@ -44,11 +43,7 @@ def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Respon
 
 
 def name_of(request: Request) -> str:
-    """Return the name of the workflow in the request's path.
-
-    Raises:
-        Problem: 404 for a text that no workflow may have as its name.
-    """
+    """Return the workflow's name in the path. Raises Problem 404 for a text that can be no name."""
     name = str(request.path_params["name"])
     # A client can send any text, also one with characters that have a meaning in a bucket's key.
     if NAME.fullmatch(name) is None:
@@ -57,11 +52,8 @@ def name_of(request: Request) -> str:
 
 
 async def read_definition(request: Request) -> Loaded:
-    """Return the definition in the request's body, which is JSON or YAML.
-
-    Raises:
-        Problem: 413 or 415 if the body cannot be read; 422 with each mistake and its line.
-    """
+    """Return the definition in the body. Raises Problem 413, 415 or 422 (with each mistake and its
+    line)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or media_type.endswith("+json")
     if not is_json and media_type not in _YAML_TYPES and not media_type.endswith("+yaml"):

@@ -306,13 +306,7 @@ class Definitions:
         )
 
     async def _checked(self, request: Request) -> Loaded:
-        """Return the definition in the body, after a check of the agents and workflows that it
-        names.
-
-        Raises:
-            Problem: 422 with each mistake; 413 or 415 if the body cannot be read; 503 if the bus
-                does not answer.
-        """
+        """Return the definition in the body, whose agents and workflows exist."""
         loaded = await read_definition(request)
         actions = [step.action for step in loaded.workflow.steps.values()]
         names = {each.workflow for each in actions if isinstance(each, SubWorkflow)}

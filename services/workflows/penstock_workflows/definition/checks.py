@@ -110,7 +110,7 @@ def misread(
 
 
 def _of_output(step: StepDefinition) -> Collection[str] | None:
-    """Return the fields of a step's output; None if only a run shows which fields it has."""
+    """Return the fields of a step's output; None if only a run shows which it has."""
     if step.output is not None or step.for_each is not None or step.kind == "set":
         return None
     return OF_APPROVAL if step.kind == "approve" else OF_RESULT

@@ -109,15 +109,14 @@ class Retry:
     has_effects: bool
 
     def applies_to(self, code: str, error_type: str | None) -> bool:
-        """Return whether a failure may be retried that has this code, and this type in the agent
-        server's own words."""
+        """Return whether to retry a failure with this code, and this type in the agent server's own
+        words."""
         if self.codes is not None:
             return code in self.codes or error_type in self.codes
         return code == "not_sent" if self.has_effects else code not in NEVER_RETRIED
 
     def backoff_after(self, attempt: int) -> float:
-        """Return the seconds between failed attempt number `attempt` (from 1) and the next
-        attempt."""
+        """Return the seconds after failed attempt number `attempt`, which counts from 1."""
         return min(self.backoff_s * self.factor ** (attempt - 1), self.max_backoff_s)
 
 

@@ -49,8 +49,8 @@ _STORED_TYPES: Final[Mapping[str, VariableType]] = {
 def compile(definition: Definition, *, is_new: bool = False) -> compiled.Workflow:
     """Return the compiled workflow.
 
-    With `is_new`, the definition is checked for all mistakes. Without `is_new`, only mistakes that
-    prevent compiling are errors, because a stored definition may be older than one of the checks.
+    With `is_new`, the definition is checked for all mistakes. Otherwise only mistakes that prevent
+    compiling are errors, because a stored definition may be older than a check.
 
     Raises:
         InvalidDefinition: a step has no action or several, needs itself or an unknown step, or has
@@ -87,11 +87,8 @@ class _Compiler:
         return compiled.Workflow(self.definition, steps, output, _seconds(timeout))
 
     def _graph(self) -> dict[str, frozenset[str]]:
-        """Return the ancestors of each step.
-
-        Raises:
-            InvalidDefinition: the steps do not form a graph without cycles.
-        """
+        """Return the ancestors of each step. Raises InvalidDefinition if the steps need each
+        other."""
         self.problems += check_graph(self.definition)
         self._raise()
         if self.is_new:
@@ -205,7 +202,7 @@ class _Compiler:
     def _required(
         self, path: Path, text: str, gives: ValueType, names: Collection[str]
     ) -> ValueExpression:
-        """Return the compiled expression. If the text is wrong, add a problem, and return a
+        """Return the compiled expression; for a wrong text, add a problem and return a
         placeholder."""
         scope = self._scope(frozenset(names))
         try:
@@ -236,8 +233,7 @@ class _Compiler:
         return found
 
     def _explained(self, reason: str, names: Collection[str]) -> str:
-        """Return the reason of an error, with advice if the expression uses a step that is not
-        among the needs."""
+        """Return the reason with advice, if a step is used that is not among the needs."""
         match = _UNDECLARED.fullmatch(reason)
         if match is None:
             return reason
@@ -254,8 +250,7 @@ class _Compiler:
 
 
 def _quotes(text: str, gives: ValueType) -> str:
-    """Return advice how to write a plain text as an expression; an empty text if `text` is not made
-    of plain words."""
+    """Return the advice to quote a text that is made of plain words; else an empty text."""
     if gives != "text" or _PLAIN.fullmatch(text.strip()) is None:
         return ""
     quoted = f'"{text.strip()[:40]}"'

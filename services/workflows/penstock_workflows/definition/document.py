@@ -47,10 +47,8 @@ class Place:
     indent: int = 0
 
     def inside(self, position: Position | None) -> Position:
-        """Convert a position within the text to a position in the document.
-
-        If the place of the text is unknown, return the value's start.
-        """
+        """Convert a position within the text to one in the document: the value's start, if
+        unknown."""
         if position is None or self.text is None:
             return self.start
         column = position.column + (self.text.column - 1 if position.line == 1 else self.indent)
@@ -224,7 +222,6 @@ class _Reader:
         return Place(start, Position(start.line, start.column + quotes) if is_exact else None)
 
     def _block(self, event: Any, start: Position) -> Place:
-        """Return the place of a block text (`|`), whose lines are lines of the document."""
         first = event.value.split("\n", 1)[0]
         line = self._line(start.line + 1)
         indent = len(line) - len(first)

@@ -80,8 +80,8 @@ def as_text(workflow: Workflow) -> str:
 def mermaid(workflow: Workflow) -> str:
     """Return the graph as a Mermaid flowchart.
 
-    A solid line leads from a step to each step that needs it. Its label is the condition (`when`)
-    of the step that needs it. A dotted line leads to a step that handles failures.
+    A solid line leads to a step from each step that it needs, with the step's condition (`when`) as
+    its label. A dotted line leads to a step that handles failures.
     """
     # A step's name may be a reserved word of Mermaid, such as `end`. So each step gets another id.
     ids = {name: f"s{number}" for number, name in enumerate(workflow.steps)}

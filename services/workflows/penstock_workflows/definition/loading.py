@@ -59,7 +59,6 @@ class Loaded:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the definition, in hex; the order of its fields does not matter."""
         return digest_of(self.value)
 
     def refuse(self, problems: Collection[Problem]) -> None:
@@ -69,7 +68,7 @@ class Loaded:
 
 
 def load(content: bytes) -> Loaded:
-    """Return the definition that a document in YAML or JSON has.
+    """Return the definition in a document of YAML or JSON.
 
     Raises:
         InvalidDefinition: the document cannot be read, or has mistakes, each with its position.
@@ -84,11 +83,7 @@ def load(content: bytes) -> Loaded:
 
 
 def load_value(value: Any) -> Loaded:
-    """Return the definition that is given as a JSON value.
-
-    Raises:
-        InvalidDefinition: the value has mistakes.
-    """
+    """Return the definition in a JSON value. Raises InvalidDefinition."""
     if not isinstance(value, dict):
         raise InvalidDefinition([Problem((), "a definition is an object with dsl, name, steps, …")])
     try:
@@ -100,10 +95,8 @@ def load_value(value: Any) -> Loaded:
 
 
 def digest_of(value: Any) -> str:
-    """Return the SHA-256 of a JSON value, in hex; the order of fields does not matter.
-
-    The order of steps has no meaning, because the `needs` of a step name the steps to wait for.
-    """
+    """Return the SHA-256 of a JSON value, in hex. The order of fields has no meaning, also that of
+    steps, whose `needs` name the steps to wait for."""
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 

@@ -279,7 +279,6 @@ class StepDefinition(Part):
 
     @property
     def kind(self) -> StepKind:
-        """What the step does."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
 

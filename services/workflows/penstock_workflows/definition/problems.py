@@ -27,7 +27,7 @@ class Problem:
     position: Position | None = None
 
     def at(self, position: Position) -> Problem:
-        """Return the problem with its position in the document; a known position is kept."""
+        """Return the problem with its position in the document; a known one stays."""
         return self if self.position is not None else replace(self, position=position)
 
     @property

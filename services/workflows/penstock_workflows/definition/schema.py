@@ -11,8 +11,8 @@ from penstock_workflows.definition.model import KINDS, Definition
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a definition, for editors and other programs.
 
-    A definition that fits the schema may still be refused: the schema does not check expressions,
-    the order of steps, or the names of agents.
+    It does not check expressions, the order of steps, or the names of agents, so a definition that
+    fits may still be refused.
     """
     found = Definition.model_json_schema(by_alias=True)
     step = found["$defs"]["StepDefinition"]
@@ -39,7 +39,6 @@ def _without_null(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def text() -> str:
-    """Return the schema as indented JSON, the same every time."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -28,7 +28,7 @@ _CODES: Final = {404: "not_found", 422: "not_accepted"}
 
 
 class Children:
-    """Publishes the commands that start and cancel children."""
+    """Publishes the commands that start and cancel children. Each call may be repeated."""
 
     def __init__(self, bus: Bus, config: Config, starter: Starter) -> None:
         self._bus = bus
@@ -36,16 +36,13 @@ class Children:
         self._starter = starter
 
     async def start(self, state: State, child: StartChild) -> Input | None:
-        """Start a child. Return None, or the engine's input if the child cannot be started.
+        """Start a child. Return None, or an input of its parent if the child cannot be started.
 
         The input is the failure of the child. If a workflow around the child stops, the input
         cancels the run; if the run's root has led to too many runs, it fails the run.
 
-        The run's id is in the journal, so a repeated call starts no second run.
-
-        Raises:
-            Retry: the run cannot be started now.
-            BusError: the run was not started, or it is unknown whether it was; repeat the call.
+        The run's id is in the journal, so a repeated call starts no second run. Raises Retry if the
+        run cannot be started now.
         """
         command = state.started.command
         try:
@@ -95,10 +92,6 @@ class Children:
         A child without a record was not started, and will not be started, because its step is over.
         If another process starts the child at this moment, that process cancels the child (see
         `Decisions`).
-
-        Raises:
-            BusError: the command was not published, or it is unknown whether it was; repeat the
-                call.
         """
         entry = await self._bus.bucket("runs").get(child.child)
         if entry is None:
@@ -115,12 +108,8 @@ class Children:
         return None
 
     def _agent(self, child: StartChild) -> AgentConfig:
-        """Return the agent of a step's run.
-
-        Raises:
-            Problem: there is no such agent.
-            NotAccepted: the agent does not accept the input.
-        """
+        """Return the agent of a step's run. Raises Problem 404, or NotAccepted for a wrong
+        input."""
         if child.kind == "workflow":
             return WorkflowAgent(
                 id=child.name, agent=child.name, protocol="workflow", version=child.version

@@ -44,11 +44,7 @@ class Frames:
         self._writers = 0
 
     async def write(self, run: RunInMemory) -> None:
-        """Write all frames of the run that RAW does not have. Wait while RAW accepts no frames.
-
-        Raises:
-            BusError: the server refuses a frame.
-        """
+        """Write all frames of the run that RAW does not have. Wait while RAW accepts no frames."""
         while run.frames:
             try:
                 if run.writer is None:
@@ -81,17 +77,12 @@ class Frames:
     def begin(self, run: RunInMemory) -> None:
         """Assume that RAW has no frame of this new run.
 
-        If RAW has frames nevertheless, the fence refuses the first write, and `write` finds out
-        which frames RAW has.
+        Otherwise the fence refuses the first write, and `write` finds out which frames RAW has.
         """
         run.writer = self._writer(run.run_id, 0)
 
     async def find_last_frame(self, run: RunInMemory) -> FramePosition:
-        """Find the position of the run's last frame in RAW, after which `write` continues.
-
-        Raises:
-            BusError: the server refuses the request.
-        """
+        """Find the position of the run's last frame in RAW, after which `write` continues."""
         stream, pattern = streams.raw_for(run.run_id), subjects.raw_stored(run.run_id, WRITER)
         last = await fence.tail(self._bus, stream, pattern)
         if last is None:
@@ -113,11 +104,8 @@ class Frames:
         self.begin(run)
 
     async def _written(self, run: RunInMemory) -> Callable[[Frame], bool]:
-        """Return a function that tells whether a frame was written to RAW and deleted there since.
-
-        Raises:
-            BusError: the server refuses a request.
-        """
+        """Return a function that tells whether a frame was written to RAW and deleted there
+        since."""
         events, raw = streams.events_for(run.run_id), streams.raw_for(run.run_id)
         last = await fence.tail(self._bus, events, subjects.events_of_run(run.run_id))
         event = await self._event_of(last) if last is not None else None
@@ -138,7 +126,7 @@ class Frames:
         return event
 
     async def _kept_from_ms(self, stream: str) -> float:
-        """Return the time (ms since 1970) after which a stream has lost no message; 0 if it lost
+        """Return the time (ms since 1970) after which a stream has lost no message; 0: it lost
         none."""
         state = (await self._bus.api(f"STREAM.INFO.{stream}"))["state"]
         if state["first_seq"] <= 1:
@@ -154,9 +142,9 @@ class Frames:
 def _written_up_to(frames: Iterable[Frame], event: JsonObject) -> tuple[FramePosition, str]:
     """Return the position of the last frame that is known to be written, and the time of `event`.
 
-    `event` is the run's last event. An event has the time of the frame from which it was made, but
-    several frames may have this time. If the event was made from none of these frames, another
-    service has made the event, and all of these frames were written before it.
+    `event` is the run's last event. It has the time of its frame, but several frames may have this
+    time. If it was made from none of them, another service has made it, and all of these frames
+    were written before it.
     """
     stamp, name = event["timestamp"], event.get("event") or {}
     same = [frame for frame in frames if _stamp(frame.at) == stamp]

@@ -98,13 +98,7 @@ class Listens:
         """Begin to deliver the events of a type to a step.
 
         Returns the events that were stored after the step began and before the consumers were
-        changed.
-
-        The caller calls `caught_up` after it has handled these events. Until then, a repeated call
-        returns the same events again.
-
-        Raises:
-            BusError: the step may not get all events yet; repeat the call.
+        changed. A repeated call returns them again, until `caught_up` is called.
         """
         key = _key(state.run_id, listen)
         entry = await self._bucket.get(key)
@@ -133,7 +127,7 @@ class Listens:
         ]
 
     async def caught_up(self, state: State, listen: Listen) -> None:
-        """Record that the caller has handled all events that `begin` returned. Raises BusError."""
+        """Record that all events that `begin` returned were handled."""
         key = _key(state.run_id, listen)
         entry = await self._bucket.get(key)
         if entry is None:
@@ -144,7 +138,6 @@ class Listens:
             await self._bucket.update(key, done.dump(), entry.revision)
 
     async def end(self, state: State, listen: Unlisten) -> None:
-        """Deliver no further event to a step. Raises BusError."""
         await self._bucket.delete(_key(state.run_id, listen))
 
     # events
@@ -153,7 +146,6 @@ class Listens:
         """Return an input for each run that listens for this event, with the id of the run.
 
         Raises:
-            BusError: the bucket cannot be read now.
             ValueError: the event is malformed.
         """
         await self._read_on()
@@ -206,8 +198,8 @@ class Listens:
     async def _read_on(self) -> None:
         """Apply all changes of the bucket that the bucket's leader has stored.
 
-        One read serves all calls that wait for the lock when the read begins. So a step that
-        listens for a frequent event does not cost a request for each event.
+        One read serves all calls that wait for the lock when it begins, so a frequent event does
+        not cost a request each.
         """
         self._calls += 1
         call = self._calls
@@ -244,12 +236,7 @@ class Listens:
     # the consumers
 
     async def update_consumers(self) -> None:
-        """Make the consumers of all shards deliver exactly the types that steps listen for.
-
-        Raises:
-            BusError: the consumers are not changed, or another process holds the lease for too
-                long.
-        """
+        """Make the consumers of all shards deliver exactly the types that steps listen for."""
         async with self._alone():
             await self._read_on()
             types = frozenset(self._by_type)
@@ -258,8 +245,7 @@ class Listens:
             self._declared = types
 
     async def remove_unused_types(self) -> None:
-        """Every 30 seconds, remove from the consumers the types for which no step listens any
-        more."""
+        """Every 30 seconds, remove the types for which no step listens any more."""
         while True:
             await asyncio.sleep(TIDY_S)
             try:
@@ -288,11 +274,8 @@ class Listens:
     async def _alone(self) -> AsyncIterator[None]:
         """Hold the lease for changes of the consumers.
 
-        If two processes changed the consumers at once, the slower process could remove the type of
-        a step that began after this process had read the bucket.
-
-        Raises:
-            BusUnavailable: another process holds the lease for more than `LEASE_WAIT_S`.
+        If two processes changed the consumers at once, the slower one could remove the type of a
+        step that began after it had read the bucket. Raises BusUnavailable after `LEASE_WAIT_S`.
         """
         holder = f"listens-{secrets.token_hex(8)}"
         lease = Lease(self._bus, "workflows.consumers", holder, LEASE_TTL_S)
@@ -311,11 +294,7 @@ class Listens:
 
 
 async def _all_from(bus: Bus, stream: str, pattern: str, begin: int) -> list[Stored]:
-    """Return all matching messages that the leader has from the stream sequence `begin` on.
-
-    Raises:
-        BusError: the stream cannot be read now.
-    """
+    """Return all matching messages that the leader has from the stream sequence `begin` on."""
     tail = await bus.tail(stream, pattern)
     found: list[Stored] = []
     while tail is not None and begin <= tail.sequence:
@@ -338,19 +317,13 @@ MAX_KNOWN_OWNERS: Final = 10_000
 
 
 class _Owners:
-    """Reads the users of runs from KV `runs`, and caches them, because a run never changes its
-    user."""
+    """Reads the users of runs from KV `runs`, and caches them: a run never changes its user."""
 
     def __init__(self, bus: Bus) -> None:
         self._runs = bus.bucket("runs")
         self._known: OrderedDict[str, str] = OrderedDict()
 
     async def of(self, run_id: str) -> str | None:
-        """Return the user of a run; None if the run is unknown.
-
-        Raises:
-            BusError: the bucket cannot be read now.
-        """
         known = self._known.get(run_id)
         if known is not None:
             return known

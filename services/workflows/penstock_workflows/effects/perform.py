@@ -53,14 +53,11 @@ class Performer:
 
         Returns an input of the run if the effect is known to have failed, or if a child that should
         be cancelled was never started; else None.
-
-        Raises:
-            BusError: the effect is not done, or it is unknown whether it is done.
         """
         return await self._actions[type(effect)](state, effect)
 
     async def mark_stopped(self, run_id: str, stop: Stop) -> None:
-        """Let no further run below a run that stops begin. Raises BusError."""
+        """Let no further run below a run that stops begin."""
         by, reason = stop.by or "workflow", stop.reason or "stopped"
         await self._trees.mark_stopped(run_id, by, reason)
 
@@ -90,12 +87,8 @@ class Performer:
 
 
 def _job_of(state: State, effect: Call) -> CallJob:
-    """Return the job of a call.
-
-    Raises:
-        ValidationError: the automations service accepts no such call, for example because its body
-            is too large.
-    """
+    """Return the job of a call. Raises ValidationError if automations accepts no such call, for
+    example because its body is too large."""
     command = state.started.command
     return CallJob(
         run_id=state.run_id,

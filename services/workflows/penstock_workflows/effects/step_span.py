@@ -16,8 +16,8 @@ _NS_PER_MS: Final = 1_000_000
 def context_of(state: State, child_or_call: str) -> str | None:
     """Return the trace context for the child or the call with this id.
 
-    The result is the context of the span of the step's attempt. While tracing is off, or if no step
-    waits for this id, the result is the context with which the workflow's run was started.
+    It is that of the span of the step's attempt. While tracing is off, or if no step waits for this
+    id, it is the context with which the workflow's run was started.
     """
     key = state.keys.get(child_or_call)
     opened = state.open.get(key) if key is not None else None
@@ -28,8 +28,7 @@ def context_of(state: State, child_or_call: str) -> str | None:
 
 
 def span_of(before: State | None, record: Ended | Retry) -> Span | None:
-    """Return the span of the attempt that this record ends; None if there is no trace or no
-    attempt.
+    """Return the span of the attempt that this record ends; None if there is none.
 
     `before` is the run's state before the record. A step that does not wait for anything begins and
     ends at once, and gets no span.

@@ -30,11 +30,10 @@ _Timer = tuple[str, str]  # the id of a run, and the name of a timer of the run
 
 
 class Timers:
-    """Starts the timers of runs, which are messages with the subject
-    `schedule.workflows.<run>.<timer>`.
+    """Starts the timers of runs: messages with the subject `schedule.workflows.<run>.<timer>`.
 
-    `handle` is called with the run and the timer when a short timer is due. At most `at_once` calls
-    run at once.
+    `handle` is called with the run and the timer when a short timer is due, at most `at_once` times
+    at once.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class Timers:
         self._is_drained = False
 
     async def start(self, run_id: str, timer: str, due_ms: int) -> None:
-        """Start a timer, unless it is started already. Raises BusError."""
         of, delay_s = (run_id, timer), due_ms / 1000 - self._bus.clock.time()
         is_short = delay_s <= SHORT_S
         await self._schedule(run_id, timer, due_ms, SHORT if is_short else b"")
@@ -84,7 +82,6 @@ class Timers:
             self._firing.pop(of, None)
 
     async def drain(self) -> None:
-        """Wait for no further timer, and finish the handling of those that are due."""
         self._is_drained = True
         for waiting in self._short.values():
             waiting.cancel()
@@ -93,7 +90,7 @@ class Timers:
             await asyncio.wait(self._firing.values())
 
     async def stop(self) -> None:
-        """Wait for no further timer. Another process handles the messages of unfinished timers."""
+        """Wait for no further timer. Another process handles the messages of unfinished ones."""
         for task in self._firing.values():
             task.cancel()
         await self.drain()
@@ -108,9 +105,6 @@ class Timers:
 
         While this process handles the timer, the message stays: if the process dies before it has
         done all effects, the message lets another process do them.
-
-        Raises:
-            BusError: it is unknown whether the timer is removed; repeat the call.
         """
         waiting = self._short.pop((run_id, timer), None)
         if waiting is not None:
@@ -121,21 +115,16 @@ class Timers:
         await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
 
     async def purge_later(self, run_id: str, ended_ms: int) -> None:
-        """Schedule the removal of the journal of a run that has ended. Raises BusError."""
+        """Schedule the removal of the journal of a run that has ended."""
         due_ms = ended_ms + round(self._journal_kept_s * 1000)
         await self._schedule(run_id, PURGE, due_ms, b"")
 
     async def delete_due(self, sequence: int) -> None:
-        """Delete the message of a timer that was handled, because SCHEDULES has no age limit.
-
-        Raises:
-            BusError: the message was not deleted.
-        """
+        """Delete the message of a timer that was handled, because SCHEDULES has no age limit."""
         await self._bus.delete(SCHEDULES, sequence)
 
 
 def was_short(stored: Stored) -> bool:
-    """Return whether a process may have handled the timer of a due message already."""
     return stored.payload == SHORT
 
 

@@ -132,13 +132,12 @@ class _Attempt:
         }
 
     def value(self, field: str, expression: ValueExpression | None) -> Any:
-        """Return the value of an expression; None if there is no expression. Raises StepError."""
         if expression is None:
             return None
         return self.draft.of_step(field, expression, self.step, self.index)
 
     def dispatch(self) -> dict[str, Any]:
-        """Return whom clients see as those who do the task of a child. Raises StepError."""
+        """Return whom clients see as those who do the task of a child."""
         dispatch = self.step.dispatch
         if dispatch is None:
             return {}
@@ -150,12 +149,7 @@ class _Attempt:
 
 
 def _begin(attempt: _Attempt) -> None:
-    """Begin an attempt.
-
-    Raises:
-        StepError: an expression of the step cannot be evaluated; nothing has begun.
-        NotStorable: the value of `set` cannot be stored as JSON; nothing has begun.
-    """
+    """Begin an attempt. If it raises StepError or NotStorable, nothing has begun."""
     _BEGINNINGS[type(attempt.step.action)](attempt, attempt.step.action)
 
 

@@ -129,7 +129,6 @@ def _start(draft: Draft, cancelled: inputs.CancelInput | None) -> None:
 
 
 def _refusal(start: inputs.StartInput) -> JsonObject | None:
-    """Return the error of a run that cannot start; None if it can."""
     if start.definition is None:
         return {"code": "unknown_workflow", "message": "the workflow has no definition"}
     if int(start.command.get("workflow_depth") or 0) > limits.MAX_DEPTH:
@@ -144,12 +143,9 @@ def _refusal(start: inputs.StartInput) -> JsonObject | None:
 
 
 def _announce_resumption(draft: Draft) -> None:
-    """Record the end of the run's pause, if the run is paused and the pause is over.
-
-    The pause is over if a step can continue. The pause is also over if its approval is over, even
-    if all other steps still wait for people. `_announce_pause` then announces a new pause, which
-    names an approval that can still be decided.
-    """
+    """Record the end of the run's pause, if the run is paused and the pause is over: if a step can
+    continue, or if the pause's approval is over. In the second case `_announce_pause` announces a
+    new pause, which names an approval that can still be decided."""
     state = draft.state
     if state.paused is None or draft.is_over:
         return
@@ -250,15 +246,12 @@ def _complete_child(draft: Draft, entry: Open, event: inputs.ChildInput) -> None
 
 
 def _is_count(value: Json) -> bool:
-    """Return whether a value that an agent server has reported can be a number of tokens.
-
-    With the limit, the sum of a run's tokens has at most 64 bits, so that orjson can write it.
-    """
+    """Return whether a reported value can be a number of tokens: the sum of a run's tokens must
+    have at most 64 bits, so that orjson can write it."""
     return isinstance(value, int) and 0 <= value <= MAX_TOKENS
 
 
 def _parsed(text: str) -> Json:
-    """Return the value of a text that is JSON; None for any other text."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

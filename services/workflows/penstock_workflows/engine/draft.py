@@ -74,8 +74,7 @@ class Draft:
 
     @property
     def at(self) -> int:
-        """The time of the next record, in milliseconds since 1970. Times never decrease in a
-        journal."""
+        """The time of the next record (ms since 1970). Times never decrease in a journal."""
         return max(self.now_ms, self.state.at)
 
     @property
@@ -97,15 +96,9 @@ class Draft:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the run has used all its steps."""
         return self.state.steps + self.steps > self.run_steps
 
     def spend(self, steps: int) -> None:
-        """Count steps of this decision.
-
-        Raises:
-            SliceUsed: the decision has taken more steps than its slice.
-        """
         self.steps += steps
         if self.slice_steps is not None and self.steps > self.slice_steps:
             raise SliceUsed
@@ -118,13 +111,10 @@ class Draft:
         fold(self.state, record)
 
     def stored_output(self, output: Json) -> tuple[Json, JsonObject | None, int]:
-        """Return what a record has of an output, and add a large output to `stored`.
+        """Return what a record has of an output: the output, None, and its size in bytes.
 
-        Returns the output itself, None, and the size in bytes. For a large output, returns None,
-        the reference, and 0.
-
-        Raises:
-            NotStorable: the output cannot be stored as JSON.
+        A large output is added to `stored`, and the result is None, its reference, and 0. Raises
+        NotStorable.
         """
         inline, ref, size, stored = kept(output, self.state.inline_bytes)
         self.output_bytes += size if stored is None else len(stored.payload)
@@ -138,9 +128,8 @@ class Draft:
     def evaluate(
         self, what: str, expression: ValueExpression, names: Collection[str], **extra: Json
     ) -> Any:
-        """Return the value of an expression.
-
-        The expression can use the outputs of the steps in `names`, and the values in `extra`.
+        """Return the value of an expression, which can use the outputs of the steps in `names` and
+        the values in `extra`.
 
         Raises:
             StepError: the expression cannot be evaluated.
@@ -186,7 +175,6 @@ class Draft:
         index: int | None = None,
         **extra: Json,
     ) -> Any:
-        """Return the value of an expression of a step; see `evaluate`."""
         if index is not None and step.for_each is not None:
             extra[step.for_each.as_] = self.state.loops[step.name].items[index]
         where = step.name if index is None else f"{step.name}.{index}"

@@ -24,11 +24,9 @@ from penstock_workflows.engine.state import Open, State, Waits
 
 
 def effects_of(before: State, record: Record) -> Iterator[Effect]:
-    """Yield the effects of a record that is not the first one. `before` is the state before the
-    record.
+    """Yield the effects of a record that is not the first one; `before` is the state before it.
 
-    A record that schedules a child starts at most a timer. The child is started later: see
-    `start_child`.
+    A record that schedules a child starts at most a timer; `start_child` is for later.
     """
     match record:
         case records.Scheduled() | records.Waiting() | records.Retry() | records.Ended():
@@ -58,10 +56,8 @@ def effects_of(before: State, record: Record) -> Iterator[Effect]:
 def open_effects(state: State) -> Iterator[Effect]:
     """Yield the effects of all open steps and of all cancelled children that have not ended.
 
-    The service does them again when it cannot know whether they were done.
-
-    The starts of children are not among these effects. A child is started when
-    `workflow.step_started` is seen in EVENTS.
+    The service does them again when it cannot know whether they were done. The starts of children
+    are not among them: a child starts when EVENTS has its `workflow.step_started`.
     """
     for child in state.abandoned_children:
         yield _cancel(state, child)
@@ -77,15 +73,13 @@ def open_effects(state: State) -> Iterator[Effect]:
 
 
 def started_effects(state: State) -> Iterator[Effect]:
-    """Yield the effect of a run's start: the timer of the whole run, if the workflow has a
-    timeout."""
+    """Yield the effect of a run's start: its timer, if the workflow has a timeout."""
     timer = _run_timer(state)
     if timer is not None:
         yield timer
 
 
 def start_child(state: State, child: str) -> StartChild | None:
-    """Return the start of a child; None if the child must not start any more."""
     key = state.keys.get(child)
     if key is None:
         return None

@@ -57,7 +57,7 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Remove a timer. If the timer fires nevertheless, nothing changes."""
+    """Remove a timer. If it fires nevertheless, nothing changes."""
 
     timer: str
 
@@ -92,7 +92,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Unlisten:
-    """Give the step no further event."""
+    """Ends a `Listen`."""
 
     step: str
     index: int | None

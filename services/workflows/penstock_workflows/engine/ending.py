@@ -21,7 +21,6 @@ def complete(
     child: JsonObject | None = None,
     usage: dict[str, int] | None = None,
 ) -> None:
-    """End an open step successfully, with an output that is made from the result."""
     step = draft.plan.step(entry.step)
     output = result
     if step.output is not None:
@@ -50,11 +49,7 @@ def end_step(
     child: JsonObject | None = None,
     usage: dict[str, int] | None = None,
 ) -> None:
-    """End a step, or an item, with its output.
-
-    Raises:
-        NotStorable: the output cannot be stored as JSON; nothing has changed.
-    """
+    """End a step, or an item, with its output. If it raises NotStorable, nothing has changed."""
     inline, ref, size = draft.stored_output(output)
     draft.write(
         records.Ended(draft.at, key[0], "completed", key[1], inline, ref, size, None, child, usage)
@@ -100,7 +95,6 @@ def fail_step(
     output: Json = None,
     child: JsonObject | None = None,
 ) -> None:
-    """End a step, or an item, with an error: `on_failure` decides if the run continues."""
     try:
         inline, ref, size = draft.stored_output(output) if output is not None else (None, None, 0)
     except NotStorable:
@@ -129,7 +123,6 @@ def _end_loop(draft: Draft, key: Key) -> None:
 
 
 def end_loop(draft: Draft, name: str) -> None:
-    """End a step with `for_each` after all its items have ended."""
     loop = draft.state.loops[name]
     if not loop.failed:
         draft.write(records.Ended(draft.at, name, "completed"))
@@ -153,7 +146,6 @@ def end_loop(draft: Draft, name: str) -> None:
 
 
 def complete_run(draft: Draft) -> None:
-    """End the run successfully, since all its steps are done."""
     expression = draft.plan.workflow.output
     output: Json = None
     if expression is not None:

@@ -39,7 +39,6 @@ class Timer:
     attempt: int = 0
 
     def __str__(self) -> str:
-        """Return the timer as one token of a subject."""
         if not self.step:
             return self.kind
         index = "" if self.index is None else self.index
@@ -47,7 +46,6 @@ class Timer:
 
     @classmethod
     def parse(cls, text: str) -> Timer | None:
-        """Return the timer that a subject's token names; None if the token names no timer."""
         kind, *rest = text.split("-")
         if kind not in _KINDS:
             return None

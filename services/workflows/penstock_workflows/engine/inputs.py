@@ -57,8 +57,7 @@ class TimerInput:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalInput:
-    """A command `command.workflows.continue.<run>`, which reports news of an approval
-    (`ApprovalNews`)."""
+    """A command `command.workflows.continue.<run>`, which reports a change of an approval."""
 
     approval_id: str
     news: ApprovalChange
@@ -105,8 +104,7 @@ class EventInput:
 
 @dataclass(frozen=True, slots=True)
 class CalledInput:
-    """A command `command.workflows.called.<run>`, which reports the outcome of a call
-    (`Called`)."""
+    """A command `command.workflows.called.<run>`, which reports the outcome of a call."""
 
     call_id: str
     outcome: Literal["delivered", "failed"]
@@ -117,8 +115,7 @@ class CalledInput:
 
 @dataclass(frozen=True, slots=True)
 class StepStartedSeen:
-    """The event `workflow.step_started` that names this child is in EVENTS, so the child may
-    start."""
+    """EVENTS has the `workflow.step_started` that names this child, so the child may start."""
 
     child: str
 

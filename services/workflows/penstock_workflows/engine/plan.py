@@ -36,8 +36,7 @@ class Plan:
         return self.workflow.steps[name]
 
     def names_in(self, expression: ValueExpression) -> frozenset[str]:
-        """Return all words of an expression. These include all variables that the expression
-        uses."""
+        """Return all words of an expression, which include the variables that it uses."""
         found = self._names.get(expression.text)
         if found is None:
             found = frozenset(_IDENTIFIER.findall(expression.text))
@@ -59,12 +58,9 @@ def plan_of(workflow: Workflow) -> Plan:
 
 
 def plan_of_json(definition: JsonObject) -> Plan:
-    """Return the plan of a definition that is given as JSON.
+    """Return the plan of a definition; it is cached, because many runs have the same one.
 
-    Plans are cached, because many runs have the same plan.
-
-    Steps begin in the order of the keys in `definition`. So the keys must have the same order as in
-    the document that was stored.
+    Steps begin in the order of the keys in `definition`, which must be that of the stored document.
 
     Raises:
         pydantic.ValidationError, InvalidDefinition: the definition is not valid.

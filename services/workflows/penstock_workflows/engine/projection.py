@@ -34,12 +34,10 @@ _Event = tuple[str, JsonObject, str | None]  # type, data, step_id
 def projection(
     before: State | None, record: Record, values: Mapping[str, Json] = _NONE
 ) -> list[Frame]:
-    """Return the source frames of a record. `before` is the state before the record.
-
-    `values` maps digests to outputs that were stored by reference.
+    """Return the source frames of a record; `before` is the state before it.
 
     Raises:
-        ValuesNeeded: an event has an output that is not among `values`.
+        ValuesNeeded: an event has an output that was stored by reference and is not among `values`.
     """
     if isinstance(record, records.Started):
         return _started(record)
@@ -243,7 +241,6 @@ def _on_end(before: State, record: records.End, values: Mapping[str, Json]) -> I
 
 
 def summary_of(output: Json) -> str:
-    """Return the final text of a run from its output."""
     match output:
         case None:
             return ""
@@ -265,7 +262,7 @@ def _begin(before: State, step: str, index: int | None, attempt: int = 1) -> Ite
 
 
 def _transitions(before: State, key: Key) -> Iterator[_Event]:
-    """Yield an event for each step that this step needs. Yield none for an item of a loop."""
+    """Yield an event for each step that this step needs; none for an item of a loop."""
     if key[1] is not None:
         return
     step = _step(before, key[0])

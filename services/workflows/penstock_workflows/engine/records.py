@@ -103,8 +103,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class ChildPaused:
-    """A step's child waits for a person. `sequence` is the number of the event `lifecycle.paused`
-    in the child's run."""
+    """A step's child waits for a person since event number `sequence` of its run."""
 
     at: int
     step: str
@@ -286,7 +285,7 @@ _NAMES: Final = {cls: name for name, cls in _TYPES.items()}
 
 
 def as_json(record: Record) -> JsonObject:
-    """Return the record as a JSON object, without the fields that are None."""
+    """Return the record as JSON, without the fields that are None."""
     given: JsonObject = {"record": _NAMES[type(record)]}
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
@@ -320,11 +319,7 @@ def encode(records: Sequence[Record]) -> bytes:
 
 
 def decode(payload: bytes) -> list[Record]:
-    """Return the records of one message of the journal.
-
-    Raises:
-        UnknownRecord: the payload is of another version, or has an unknown record.
-    """
+    """Return the records of one message of the journal. Raises UnknownRecord."""
     given = orjson.loads(payload)
     if not isinstance(given, dict) or given.get("v") != VERSION:
         raise UnknownRecord("a message of the journal has another version than 1")

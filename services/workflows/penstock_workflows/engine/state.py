@@ -35,11 +35,8 @@ class Result:
     items: tuple[Result, ...] | None = None
 
     def value(self, values: Mapping[str, Json]) -> Json:
-        """Return the step's output; the output of a loop is the list of its items' outputs.
-
-        Raises:
-            ValuesNeeded: outputs that are stored by reference are not among `values`.
-        """
+        """Return the step's output; that of a loop is the list of its items' outputs. Raises
+        ValuesNeeded."""
         if self.items is None:
             return loaded(self.output, self.ref, values)
         missing = {
@@ -63,7 +60,6 @@ class Loop:
     failed: int = 0
 
     def copy(self) -> Loop:
-        """Return a copy whose results can be changed."""
         return Loop(self.items, self.results.copy(), self.begun, self.ended, self.failed)
 
 
@@ -93,7 +89,7 @@ class Open:
 
     @property
     def id(self) -> str | None:
-        """The id of the child, the approval or the call for which the step waits; else None."""
+        """The id of the child, the approval or the call for which the step waits."""
         match self.waits:
             case records.Scheduled(child=child):
                 return child
@@ -164,11 +160,9 @@ class State:
 
     @property
     def waits_for_people(self) -> bool:
-        """Whether nothing in the run can go on until a person decides."""
         return bool(self.open) and len(self.open) == self.people_waiting
 
     def copy(self) -> State:
-        """Return a copy. Records that are folded into the copy do not change this state."""
         return replace(
             self,
             ready=self.ready.copy(),
@@ -182,11 +176,7 @@ class State:
 
 
 def fold(state: State | None, record: Record) -> State:
-    """Return the state after a record. An existing state is changed in place.
-
-    Raises:
-        ValueError: the first record is no `Started`, or a later record is a `Started`.
-    """
+    """Return the state after a record; an existing state is changed in place."""
     if isinstance(record, records.Started):
         if state is not None:
             raise ValueError(f"the journal of run {record.run_id} has a second start")
@@ -200,7 +190,6 @@ def fold(state: State | None, record: Record) -> State:
 
 
 def folded(journal: Iterable[Record]) -> State | None:
-    """Return the state after all records of a journal; None if it is empty."""
     state: State | None = None
     for record in journal:
         state = fold(state, record)
@@ -235,7 +224,6 @@ def _on_begun(state: State, record: records.Scheduled | records.Waiting) -> None
 
 
 def _begin(state: State, key: Key) -> None:
-    """Remove a step from the ready steps; for an item of a loop, count the item as begun."""
     step, index = key
     if index is None:
         state.ready.pop(step, None)

@@ -23,15 +23,11 @@ SPARE_LEVELS: Final = 150
 
 
 class NotStorable(ValueError):
-    """A value cannot be stored: it is nested too deep, or orjson cannot write it, for example an
-    integer of more than 64 bits."""
+    """A value is nested too deep, or no JSON, such as an integer of more than 64 bits."""
 
 
 class ValuesNeeded(Exception):
-    """An expression or an event needs values that were stored by reference.
-
-    The service loads the values of `digests`, and repeats the call with these values.
-    """
+    """An expression or an event needs the stored values of `digests`: load them, and call again."""
 
     def __init__(self, digests: Iterable[str]) -> None:
         self.digests = frozenset(digests)
@@ -47,7 +43,6 @@ class Stored:
 
 
 def reference(payload: bytes) -> JsonObject:
-    """Return the reference to a value, from the value as JSON."""
     digest = hashlib.sha256(payload).hexdigest()
     return {"digest": digest, "size": len(payload)}
 
@@ -57,10 +52,7 @@ def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, 
 
     For a small output: the output itself, None, its size in bytes, and None. For a large output:
     None, the reference, 0, and the value to store. `total_bytes` is the total size of the outputs
-    that are inside the run's records already.
-
-    Raises:
-        NotStorable: the output has more levels than records and events can have, or is no JSON.
+    inside the run's records. Raises NotStorable.
     """
     payload = _dumped(output)
     limit = MAX_INLINE_BYTES if total_bytes < MAX_TOTAL_BYTES else SMALL_BYTES
@@ -71,10 +63,6 @@ def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, 
 
 
 def _dumped(output: Json) -> bytes:
-    """Return a value as JSON.
-
-    Raises NotStorable if the value is no JSON, or if it leaves no room for `SPARE_LEVELS` levels.
-    """
     nested = output
     for _ in range(SPARE_LEVELS):
         nested = [nested]
@@ -85,11 +73,7 @@ def _dumped(output: Json) -> bytes:
 
 
 def loaded(output: Json, ref: JsonObject | None, values: Mapping[str, Json]) -> Json:
-    """Return `output` itself, or the stored value to which `ref` refers.
-
-    Raises:
-        ValuesNeeded: the value is not among `values`.
-    """
+    """Return `output`, or the stored value to which `ref` refers. Raises ValuesNeeded."""
     if ref is None:
         return output
     if ref["digest"] not in values:

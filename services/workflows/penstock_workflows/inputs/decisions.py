@@ -85,9 +85,8 @@ class Decisions:
         """Decide about an input, and do the effects of the decision.
 
         After a partial decision, decide about the rest. Between two decisions, other inputs of the
-        run have their turn, such as a cancel.
-
-        `repeated` tells whether a decision about the input may have been made before.
+        run have their turn, such as a cancel. `repeated` tells whether a decision about the input
+        may have been made before.
 
         Raises:
             Retry, BusError: not everything is done; call again with the same input and `repeated`.
@@ -108,11 +107,7 @@ class Decisions:
                 raise
 
     async def repeat(self, run_id: str) -> None:
-        """Do the effects of all open steps of a run again; do nothing if the run has no journal.
-
-        Raises:
-            Retry, BusError: not everything is done; call this again.
-        """
+        """Do the effects of all open steps of a run again, if the run has a journal."""
         async with self._runs.take(run_id) as run:
             await self._read_on(run)
             if run.state is not None and run.unreadable is None:
@@ -158,7 +153,6 @@ class Decisions:
         return decision.is_partial
 
     async def _take_all(self, run: RunInMemory, given: Input) -> None:
-        """Decide until a decision is not partial."""
         while await self._take(run, given, repeated=False):
             given = ProceedInput()
 
@@ -208,7 +202,6 @@ class Decisions:
                 )
 
     async def _do(self, run: RunInMemory, effects: Iterable[Effect]) -> None:
-        """Write the run's frames, and then do the effects."""
         assert run.state is not None
         run.owes_effects = True
         await self._frames.write(run)
@@ -284,7 +277,6 @@ class Decisions:
 
 
 def _owner_of(run: RunInMemory, given: Input) -> str:
-    """Return the user whose turn a long decision takes."""
     command = given.command if isinstance(given, StartInput) else {}
     if run.state is not None:
         command = run.state.started.command
@@ -292,8 +284,7 @@ def _owner_of(run: RunInMemory, given: Input) -> str:
 
 
 def _why(end: End) -> str:
-    """Return a failure's code and step for the log, without its message, which may quote an
-    agent."""
+    """Return a failure's code and step for the log; its message may quote an agent."""
     if end.error is None:
         return ""
     return f" ({end.error.get('code')}{f', step {end.step}' if end.step else ''})"

@@ -49,11 +49,6 @@ _ENDED_BY_OTHERS: Final = frozenset({"lifecycle.failed", "lifecycle.cancelled"})
 
 
 def input_of_command(kind: str, payload: bytes) -> Input:
-    """Return the input of a cancel, continue or called command.
-
-    Raises:
-        ValidationError: the command is malformed.
-    """
     match kind:
         case "cancel":
             cancel = CancelCommand.model_validate_json(payload)
@@ -78,9 +73,6 @@ def inputs_of_event(payload: bytes) -> list[tuple[str, Input]]:
 
     An event of a child concerns its parent. The end of any run may concern this run itself, since
     the edge and the normalizer may end the run of a workflow, too.
-
-    Raises:
-        KeyError, TypeError, JSONDecodeError: the event is malformed.
     """
     event: dict[str, Any] = orjson.loads(payload)
     name = event["event"]
@@ -143,7 +135,7 @@ class MessageHandler:
         await self._once(stored, self._on_due)
 
     async def short_timer(self, run_id: str, timer: str) -> None:
-        """Handle a timer for which this process has waited. Raises as `Decisions.take` does."""
+        """Handle a timer for which this process has waited."""
         await self._decisions.take(run_id, TimerInput(timer), repeated=False)
 
     async def take_event(self, stored: Stored) -> None:
@@ -206,9 +198,6 @@ class MessageHandler:
         """End the run of a start command that was given up; do nothing to a run that has begun.
 
         If the run were not ended, it would stay queued for ever without a sign of the error.
-
-        Raises:
-            BusError: the run is not ended; repeat the call.
         """
         run_id = subjects.run_id_of(stored.subject)
         message = f"the start cannot be carried out: {error}"[:MAX_ERROR_CHARACTERS]
@@ -218,12 +207,9 @@ class MessageHandler:
     async def fail(self, stored: Stored, error: Exception) -> None:
         """Fail the run of a command, timer or event that was given up and is a dead letter.
 
-        If the run were not failed, it would wait for ever, and only the dead letter would show it.
-        The dead letter contains the reason, `error`. A run that has ended is not changed. An error
-        that a repeated call would raise again is only logged.
-
-        Raises:
-            Retry, BusError: the run is not ended; repeat the call.
+        Otherwise the run would wait for ever, and only the dead letter would show it, which has the
+        reason `error`. A run that has ended is not changed. An error that a repeated call would
+        raise again is only logged.
         """
         letter = subjects.deadletter(WORKFLOWS, subjects.run_id_of(stored.subject))
         message = (
@@ -248,11 +234,8 @@ class MessageHandler:
                 )
 
     async def _concerned(self, stored: Stored) -> list[str]:
-        """Return the runs of which the message may be an input, even if its payload is unreadable.
-
-        Raises:
-            BusError: the record of an event's run cannot be read now.
-        """
+        """Return the runs of which the message may be an input, even if its payload is
+        unreadable."""
         run_id = subjects.run_id_of(stored.subject)
         category, action, *rest = stored.subject.split(".")
         if category == "due" and rest[-1:] == [PURGE]:
@@ -281,9 +264,6 @@ class MessageHandler:
 
         A cancel may be delivered before the start, since the two messages have different consumers.
         If this method did not end the run, the cancel would be lost, and the run would begin.
-
-        Raises:
-            BusError: the journal or the run's record cannot be read now.
         """
         if await self._bus.tail(JOURNAL, subjects.journal(run_id)) is not None:
             return
@@ -298,12 +278,8 @@ class MessageHandler:
     async def _may_start(self, run_id: str) -> bool:
         """Return whether a run may begin: its record must have the status `queued`.
 
-        An operator may replay a start after the run's journal was removed. If the status were not
-        checked, the workflow would then be carried out a second time.
-
-        Raises:
-            ValueError: the run has no record, so it is not known whether it began.
-            BusError: the record cannot be read now.
+        Otherwise a start that an operator replays after the run's journal was removed would carry
+        the workflow out a second time. Raises ValueError for a run without a record.
         """
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is None:

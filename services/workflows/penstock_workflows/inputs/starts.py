@@ -31,11 +31,7 @@ class Starts:
 
     async def input_of(self, command: StartCommand) -> StartInput:
         """Return the input for a start command. If the start is not possible, `refused` has the
-        reason.
-
-        Raises:
-            BusError: the definition cannot be read now.
-        """
+        reason."""
         agent = self._config.agent(command.agent)
         name, version = command.workflow or command.agent, command.version
         if isinstance(agent, WorkflowAgent):
@@ -78,8 +74,8 @@ def unstarted_input_of(
 ) -> StartInput:
     """Return the first input of a run that ends before its start command was handled.
 
-    `cancelled` is the cancel that came before the start was handled; `refused` (`code`, `message`)
-    is the reason why the start cannot be handled.
+    `cancelled` is a cancel that came before; `refused` (`code`, `message`) says why the start
+    cannot be handled.
     """
     command = StartCommand(
         run_id=record.run_id,
@@ -104,8 +100,7 @@ def unstarted_input_of(
 
 
 def _open(command: StartCommand, agent: object, workflow: str) -> dict[str, Any]:
-    """Return the payload of the run's first source frame, with the facts that the normalizer
-    needs."""
+    """Return the payload of the run's first source frame, with what the normalizer needs."""
     facts: dict[str, Any] = {
         "agent": command.agent,
         "protocol": PROTOCOL,

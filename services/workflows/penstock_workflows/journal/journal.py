@@ -31,11 +31,7 @@ class Incomplete(ValueError):
 
 
 def messages_of(subject: str, payload: bytes, headers: Mapping[str, str]) -> list[Message]:
-    """Return the messages that carry a payload. They must be stored as one batch.
-
-    Raises:
-        TooLarge: the payload is larger than an atomic batch can be.
-    """
+    """Return the messages that carry a payload, to be stored as one batch. Raises TooLarge."""
     if len(payload) <= MAX_MESSAGE_BYTES:
         return [Message(subject, payload, headers)]
     if len(payload) > MAX_BYTES:
@@ -122,7 +118,6 @@ class Journals:
         Raises:
             Incomplete: the stream lacks messages of the journal.
             UnknownRecord: a newer version of Penstock has written the journal.
-            BusError: the stream cannot be read now.
         """
         subject = subjects.journal(run_id)
         tail = await self._bus.tail(JOURNAL, subject)
@@ -147,12 +142,7 @@ class Journals:
         raise missing or Incomplete(subject)
 
     async def store_value(self, run_id: str, digest: str, payload: bytes) -> None:
-        """Store a large value of a run. A repeated call changes nothing.
-
-        Raises:
-            BusError: the value was not stored, or it is unknown whether it was; repeat the call.
-            TooLarge: the value is larger than an atomic batch can be.
-        """
+        """Store a large value of a run. A repeated call changes nothing. Raises TooLarge."""
         subject = subjects.journal_value(run_id, digest)
         try:
             await fence.append(self._bus, subject, messages_of(subject, payload, {}), 0)
@@ -160,12 +150,7 @@ class Journals:
             return  # the value is stored already
 
     async def value(self, run_id: str, digest: str) -> bytes:
-        """Return a large value of a run.
-
-        Raises:
-            Incomplete: the stream does not have the value.
-            BusError: the stream cannot be read now.
-        """
+        """Return a large value of a run. Raises Incomplete if the stream does not have it."""
         subject = subjects.journal_value(run_id, digest)
         tail = await self._bus.tail(JOURNAL, subject)
         if tail is None:
@@ -179,14 +164,14 @@ class Journals:
         raise Incomplete(f"{subject} lacks parts")
 
     async def purge(self, run_id: str) -> None:
-        """Remove the journal of a run, and the run's large values. Raises BusError."""
+        """Remove the journal of a run, and the run's large values."""
         for subject in (subjects.journal_value(run_id, "*"), subjects.journal(run_id)):
             await self._bus.api(f"STREAM.PURGE.{JOURNAL}", {"filter": subject})
 
     async def _between(self, subject: str, after: int, tail: Stored) -> list[Stored]:
-        """Return the messages after stream sequence `after` up to and including `tail`.
+        """Return the messages after the sequence `after` up to and including `tail`.
 
-        A replica answers the read, so messages may be missing.
+        A replica answers, so messages may be missing.
         """
         found: list[Stored] = []
         while True:
@@ -198,11 +183,7 @@ class Journals:
 
 
 def _records(stored: Sequence[Stored], before: int) -> list[Record]:
-    """Return the records in these messages. The first record must have the number `before + 1`.
-
-    Raises:
-        Incomplete: records or parts are missing.
-    """
+    """Return the records, of which the first has the number `before + 1`. Raises Incomplete."""
     records: list[Record] = []
     for headers, payload in joined_payloads(stored):
         first, expected = int(headers[RECORD]), before + len(records) + 1

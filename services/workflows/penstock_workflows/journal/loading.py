@@ -38,12 +38,6 @@ class Values:
         self._bytes = 0
 
     async def load(self, run_id: str, digests: Iterable[str], into: dict[str, Json]) -> None:
-        """Add the values of these digests to `into`.
-
-        Raises:
-            Incomplete: JOURNAL does not have a value.
-            BusError: JOURNAL cannot be read now.
-        """
         for digest in digests:
             kept = self._kept.get(digest)
             if kept is None:
@@ -60,13 +54,7 @@ class Values:
             self._bytes -= dropped
 
     async def with_values(self, run_id: str, call: Callable[[dict[str, Json]], Awaitable[T]]) -> T:
-        """Call `call` with the large values that it needs, and return the result.
-
-        If `call` raises `ValuesNeeded`, this method loads these values and calls `call` again.
-
-        Raises:
-            Incomplete, BusError: as `load` does.
-        """
+        """Call `call` with the large values that it needs, which its ValuesNeeded names."""
         values: dict[str, Json] = {}
         while True:
             try:
@@ -83,13 +71,9 @@ async def fold_new_records(
 ) -> bool:
     """Fold the journal's records that the run in memory lacks, and make their frames.
 
-    `find_last_frame` sets the position of the run's last frame in RAW. For records before
-    this position, no frames are made. Returns whether there were new records.
-
-    Raises:
-        Incomplete: JOURNAL lacks messages.
-        UnknownRecord: a newer version of Penstock has written the journal.
-        BusError: JOURNAL cannot be read now.
+    `find_last_frame` sets the position of the run's last frame in RAW, before which no frames are
+    made. Returns whether there were new records. Raises Incomplete and UnknownRecord as
+    `Journals.read`.
     """
     records, end = await journals.read(run.run_id, run.end)
     if not records:
@@ -122,10 +106,8 @@ async def fold_new_records(
 
 
 def _pass_over(run: RunInMemory, records: Sequence[Record], end: Position) -> None:
-    """Take over records of a run whose definition this version cannot compile.
-
-    Only two facts are read: whether the run has ended, and which children must be cancelled.
-    """
+    """Take over records of a run whose definition this version cannot compile: only whether the run
+    has ended, and which children must be cancelled."""
     if run.state is None:
         first = records[0]
         assert isinstance(first, Started)

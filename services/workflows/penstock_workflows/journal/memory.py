@@ -53,8 +53,7 @@ class RunInMemory:
     users: int = 0  # The number of inputs that use the run or wait for it.
 
     def take_over(self, state: State, end: Position, frames: Sequence[Frame]) -> None:
-        """Replace the state by `state`, after this process has appended or read records up to
-        `end`. `frames` are the source frames of these records."""
+        """Take the state after the records up to `end`, and their source frames."""
         self.state, self.end, self.is_known = state, end, True
         self.frames += frames
 
@@ -97,8 +96,8 @@ class Runs:
     def forget(self) -> None:
         """Forget every state, because NATS may have lost the end of JOURNAL.
 
-        After such a loss, another process's record can get the same sequence as the last record of
-        a state in memory. The fence would then accept an append that belongs to the lost records.
+        Then another process's record can get the same sequence as the last record of a state in
+        memory, and the fence would accept an append that belongs to the lost records.
         """
         for run_id, run in list(self._runs.items()):
             if run.users or run.owes_effects:
