@@ -42,7 +42,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/service/connecting.py": EVERY,
     "penstock/service/measuring.py": EVERY,
     "penstock/service/process.py": EVERY,
-    "penstock/service/service.py": ("%s is ready as", "%s: %s failed, it is restarted"),
+    "penstock/service/service.py": ("%s is ready as", "%s: %s failed, it is restarted", "%s"),
     "penstock/service/stopping.py": EVERY,
     "penstock/service/token_index.py": EVERY,
     "penstock/tracing": EVERY,
@@ -51,7 +51,6 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/web/server.py": EVERY,
     # What subscribers install; the format has "run" and the id as text.
     "penstock/subscribe": EVERY,
-    "penstock_approvals/api/common.py": EVERY,  # a record that cannot be read
     "penstock_approvals/audit/anchors.py": EVERY,
     "penstock_approvals/inbox/feed.py": ("the changes of approvals",),
     "penstock_approvals/api/changes.py": EVERY,

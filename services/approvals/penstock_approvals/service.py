@@ -18,10 +18,10 @@ from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscripti
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
-from penstock.service import Context, Service
+from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
 from penstock.tracing import requests
-from penstock.web.operation import operations_of, routes_of
+from penstock.web.operation import operations_of
 from penstock_approvals.api.approvals import Api
 from penstock_approvals.api.links import LinkMaking, LinkPages
 from penstock_approvals.api.policy import PolicyApi
@@ -82,12 +82,13 @@ class ApprovalsService(Service):
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
         public_url = self._settings.public_url
         self._link_requests = LinkRequests(self.bus, self._approvals, public_url)
-        self.routes = [
-            *routes_of(Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote)),
-            *routes_of(LinkPages(self.bus, self._approvals, self._take_vote)),
-            *routes_of(LinkMaking(self.bus, self._approvals, public_url)),
-            *routes_of(PolicyApi(self._policies)),
-        ]
+        self.routes = routes_on_bus(
+            Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote),
+            LinkPages(self.bus, self._approvals, self._take_vote),
+            LinkMaking(self.bus, self._approvals, public_url),
+            PolicyApi(self._policies),
+            statuses={UnreadableRecord: 500},
+        )
 
     async def start(self) -> None:
         """Begin to take decisions, and then to record requests."""

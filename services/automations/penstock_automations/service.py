@@ -15,10 +15,10 @@ from penstock.runs.calls import CALLS
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
-from penstock.service import Context, Service
+from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
 from penstock.web.auth import AuthConfig
-from penstock.web.operation import operations_of, routes_of
+from penstock.web.operation import operations_of
 from penstock_automations.actions.decide import DecideExecutor
 from penstock_automations.actions.executor import ActionExecutor
 from penstock_automations.actions.shares import Shares
@@ -158,7 +158,7 @@ class AutomationsService(Service):
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
             EndpointStates(self.bus),
         )
-        self.routes = [route for surface in surfaces for route in routes_of(surface)]
+        self.routes = routes_on_bus(*surfaces)
         self._mirror = Mirror(self.bus, context.pod, webhooks.endpoints)
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 

@@ -15,9 +15,9 @@ from penstock.off_loop import OFF_LOOP
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
-from penstock.service import Consumption, Context, Service
+from penstock.service import Consumption, Context, Service, routes_on_bus
 from penstock.settings import Settings
-from penstock.web.operation import operations_of, routes_of
+from penstock.web.operation import operations_of
 from penstock_workflows.api.definitions import Definitions
 from penstock_workflows.api.starts import Starts as StartRoute
 from penstock_workflows.effects.children import Children
@@ -87,7 +87,7 @@ class WorkflowsService(Service):
             Definitions(self._store, context.config),
             StartRoute(starter, settings.start_max_bytes),
         )
-        self.routes = [route for surface in surfaces for route in routes_of(surface)]
+        self.routes = routes_on_bus(*surfaces)
         self._message_handler = MessageHandler(
             self.bus,
             Starts(self.bus, context.config),

@@ -6,7 +6,7 @@ The command `python -m penstock_<name>` calls `main` with the service's class.
 from penstock.service.connecting import bus_settings, connect, pod_name
 from penstock.service.consumption import Consumption
 from penstock.service.process import main, serve
-from penstock.service.service import Context, Service
+from penstock.service.service import Context, Service, routes_on_bus
 from penstock.service.stopping import Stop, drain, stop, stop_on_signals
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "drain",
     "main",
     "pod_name",
+    "routes_on_bus",
     "serve",
     "stop",
     "stop_on_signals",

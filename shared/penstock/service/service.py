@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from starlette.types import ASGIApp
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, Consumer, Stored, streams
+from penstock.bus import Bus, BusError, Consumer, ObjectGone, Stored, streams
 from penstock.bus.read.work_queue import GiveUp, Handle
 from penstock.bus.state import deadletters
 from penstock.bus.state.attempts import Attempts
+from penstock.bus.state.bucket_index import StillReading
 from penstock.bus.state.deadletters import DeadLetter
 from penstock.bus.subjects import replay_of
 from penstock.bus.write import objects
 from penstock.service.consumption import Consumption
 from penstock.settings import Config, Settings
-from penstock.web.operation import Operation, Route
+from penstock.web.operation import Handler, Operation, Route, routes_of
+from penstock.web.problems import Problem
 from penstock.web.server import WS_PING_S
 
 log = logging.getLogger(__name__)
@@ -218,3 +222,32 @@ class Service(ABC):
                     # repeated, because a library may have swallowed the first cancellation
                     task.cancel()
                     await asyncio.wait([task], timeout=again_s)
+
+
+def routes_on_bus(
+    *surfaces: object, statuses: Mapping[type[Exception], int] | None = None
+) -> list[Route]:
+    """Return the routes of objects whose handlers read and write the bus.
+
+    What the bus raises in a handler becomes a Problem: 410 for a payload that has expired, else
+    503. `statuses` has the statuses of further errors, which are logged.
+    """
+    further = statuses or {}
+
+    def around(handler: Handler) -> Handler:
+        async def handle(request: Any) -> ASGIApp | None:
+            try:
+                return await handler(request)
+            except ObjectGone as error:
+                raise Problem(410, str(error)) from error
+            except StillReading as error:
+                raise Problem(503, str(error)) from error
+            except BusError as error:
+                raise Problem(503, f"the bus does not answer: {error}; try again") from error
+            except tuple(further) as error:
+                log.error("%s", error)
+                raise Problem(further[type(error)], str(error)) from error
+
+        return handle
+
+    return [route for surface in surfaces for route in routes_of(surface, around)]

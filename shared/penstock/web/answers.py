@@ -1,4 +1,4 @@
-"""Write the JSON answers of the routes of credentials, with times as texts."""
+"""Write JSON answers, and times as texts."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def time_text(at_s: float | None) -> str | None:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def json_answer(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")
+def json_answer(body: Any, status: int = 200, **headers: str) -> Response:
+    return Response(orjson.dumps(body), status, headers, "application/json")

@@ -162,6 +162,14 @@ async def read_model(
         raise invalid(error) from error
 
 
+def read_query(request: Request, model: type[Model]) -> Model:
+    """Return the query as a value of this model. Raises Problem 422 with the invalid fields."""
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
 def body_read_before_error(app: ASGIApp) -> ASGIApp:
     """Wrap an app so that an error is answered only after the client has sent the whole body.
 

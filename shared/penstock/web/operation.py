@@ -188,6 +188,14 @@ def in_path(name: str, description: str) -> Parameter:
     return Parameter(name, description, {"type": "string", "minLength": 1}, "path")
 
 
+def in_query(model: type[BaseModel]) -> tuple[Parameter, ...]:
+    """Return the parameters of a query, which are the fields of a model (`bodies.read_query`)."""
+    return tuple(
+        Parameter(name, str(schema.pop("description")), schema)
+        for name, schema in model.model_json_schema()["properties"].items()
+    )
+
+
 def json(description: str, schema: Schema) -> Answer:
     return Answer(description, {JSON: schema})
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,7 +28,7 @@ from penstock.bus.records import (
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity, deciding_user, identity_of
 from penstock.web.auth.limits import count_stream
-from penstock.web.bodies import read_model
+from penstock.web.bodies import read_model, read_query
 from penstock.web.leaving import while_connected
 from penstock.web.operation import (
     FLAG,
@@ -43,13 +43,14 @@ from penstock.web.operation import (
     a_list,
     an_object,
     in_path,
+    in_query,
     json,
     serves,
 )
-from penstock.web.problems import Problem, invalid
+from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals.api import changes
-from penstock_approvals.api.common import TakeVote, found, or_problem
+from penstock_approvals.api.common import TakeVote, found
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.inbox.listing import ListPosition, Page
@@ -163,10 +164,7 @@ class Query(BaseModel):
 
 
 _ID = in_path("approval_id", "The approval's id, from approval.requested")
-_FILTERS = tuple(
-    Parameter(name, str(schema.pop("description")), schema)
-    for name, schema in Query.model_json_schema()["properties"].items()
-)
+_FILTERS = in_query(Query)
 _operation = partial(Operation, tag="approvals")
 
 
@@ -196,10 +194,7 @@ class Api:
     )
     async def index(self, request: Request) -> Response | None:
         who = identity_of(request)
-        try:
-            query = Query.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise invalid(error) from error
+        query = read_query(request, Query)
         page = await while_connected(request.receive, self._page(who, query))
         if page is None:
             return None
@@ -245,13 +240,13 @@ class Api:
         cursor = request.headers.get("last-event-id") or request.query_params.get("after")
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
             raise Problem(422, "after: must be the `id` of an earlier frame")
-        end = await or_problem(self._feed.end())
+        end = await self._feed.end()
         after = int(cursor) if cursor is not None else end
         if after > end:
             raise Problem(410, "NATS has lost changes since this cursor: list the approvals again")
         shows = partial(may_see_approval, who)
         if JSON in request.headers.get("accept", ""):
-            return _json(changes.page(await or_problem(self._feed.read(after)), shows))
+            return _json(changes.page(await self._feed.read(after), shows))
         return changes.response(request, self._feed, shows, after)
 
     @serves(
@@ -271,7 +266,7 @@ class Api:
         who = identity_of(request)
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
-        await or_problem(self._approvals.audit.viewed(record, seen_by, ip))
+        await self._approvals.audit.viewed(record, seen_by, ip)
         return _json(as_shown(record))
 
     @serves(
@@ -300,7 +295,7 @@ class Api:
     )
     async def audit(self, request: Request) -> Response:
         record = await self._shown(request)
-        history = await or_problem(self._approvals.audit.history(record))
+        history = await self._approvals.audit.history(record)
         return _json(
             {
                 "approval_id": record.approval_id,
@@ -325,7 +320,7 @@ class Api:
     )
     async def lines(self, request: Request) -> Response:
         record = await self._shown(request)
-        lines = await or_problem(last_lines(self._bus, record.run_id))
+        lines = await last_lines(self._bus, record.run_id)
         return _json({"lines": [asdict(line) for line in lines]})
 
     @serves(
@@ -358,7 +353,7 @@ class Api:
         body = await read_model(request, DecisionBody)
         decider = decider_of(who, _channel(request, who), deciding_user(who, body.by))
         vote = body.request(record, decider)
-        reply = await or_problem(self._take_vote(record.approval_id, vote))
+        reply = await self._take_vote(record.approval_id, vote)
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _json(as_shown(reply.approval))
@@ -372,9 +367,7 @@ class Api:
             text = "after: must be `next` of an earlier page; leave it out for the first page"
             raise Problem(422, text) from error
         async with self._turns.of(who.user_id):
-            return await or_problem(
-                self._approvals.list.page(viewer, wanted, after, limit=query.limit)
-            )
+            return await self._approvals.list.page(viewer, wanted, after, limit=query.limit)
 
     async def _shown(self, request: Request) -> ApprovalRecord:
         """Return the approval in the path. Raises Problem 404 if the caller may not see it."""

@@ -8,13 +8,10 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from penstock.bus import BusError, ObjectGone
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
-from penstock.bus.state.bucket_index import StillReading
 from penstock.web.auth import identity_of
 from penstock.web.problems import Problem
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
@@ -30,22 +27,7 @@ async def found(
     Raises Problem 404 if there is no such approval, or if the caller does not see it.
     """
     approval_id, caller = request.path_params["approval_id"], identity_of(request).user_id
-    record = await or_problem(approvals.shown_to(caller, approval_id, sees))
+    record = await approvals.shown_to(caller, approval_id, sees)
     if record is None:
         raise Problem(404, f"there is no approval {approval_id}")
     return record
-
-
-async def or_problem(answer: Awaitable[T]) -> T:
-    """Await and return the answer. Raises Problem 410, 500 or 503 if the bus or a record fails."""
-    try:
-        return await answer
-    except ObjectGone as error:
-        raise Problem(410, str(error)) from error
-    except UnreadableRecord as error:
-        log.error("%s", error)
-        raise Problem(500, str(error)) from error
-    except StillReading as error:
-        raise Problem(503, str(error)) from error
-    except BusError as error:
-        raise Problem(503, f"the bus does not answer: {error}; try again") from error

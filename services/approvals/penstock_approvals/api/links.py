@@ -30,7 +30,7 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.api.common import TakeVote, found, or_problem
+from penstock_approvals.api.common import TakeVote, found
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.links import form, page
@@ -118,7 +118,7 @@ class LinkPages:
         view = await self._view(link)
         if view.state is State.OPEN and view.record is not None:
             ip = request.client.host if request.client is not None else None
-            await or_problem(self._approvals.audit.viewed(view.record, link.decider(), ip))
+            await self._approvals.audit.viewed(view.record, link.decider(), ip)
         return _html(view)
 
     @serves(
@@ -155,7 +155,7 @@ class LinkPages:
             # If a browser sends the form twice, both requests get the same answer.
             idempotency_key=f"link:{link.id}",
         )
-        reply = await or_problem(self._take_vote(link.approval_id, decision))
+        reply = await self._take_vote(link.approval_id, decision)
         if reply.status == 200:
             await self._note_use(link, sent)
             return Response(None, 303, {**page.HEADERS, "location": request.url.path})
@@ -163,7 +163,7 @@ class LinkPages:
         return _html(after, reply.status)
 
     async def _link(self, request: Request) -> LinkRecord:
-        link = await or_problem(self._links.find(request.path_params["secret"]))
+        link = await self._links.find(request.path_params["secret"])
         if link is None:
             raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
         return link
@@ -171,10 +171,10 @@ class LinkPages:
     async def _view(
         self, link: LinkRecord, problem: str | None = None, refused: form.Form | None = None
     ) -> View:
-        record = await or_problem(self._approvals.get(link.approval_id))
+        record = await self._approvals.get(link.approval_id)
         state = state_of(link, record, self._bus.clock.now())
         is_open = state is State.OPEN and record is not None
-        lines = await or_problem(last_lines(self._bus, record.run_id)) if is_open and record else ()
+        lines = await last_lines(self._bus, record.run_id) if is_open and record else ()
         return View(link, state, record, lines, problem, refused.fields() if refused else None)
 
     async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
@@ -219,7 +219,7 @@ class LinkMaking:
         maker = decider_of(identity_of(request), "api")
         making = self._links.make(maker, record, **body.model_dump())
         try:
-            secret, link = await or_problem(making)
+            secret, link = await making
         except LinkRefused as refused:
             raise Problem(refused.status, refused.detail) from refused
         shown = {
@@ -247,7 +247,7 @@ class LinkMaking:
         record = await found(self._approvals, request, lambda _: True)
         await ignore_body(request)
         link_id = request.path_params["link_id"]
-        if not await or_problem(self._links.revoke(record.approval_id, link_id)):
+        if not await self._links.revoke(record.approval_id, link_id):
             raise Problem(404, "there is no such link")
         return Response(status_code=204)
 

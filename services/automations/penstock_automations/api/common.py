@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -13,13 +12,10 @@ from typing import Any, Final, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from starlette.responses import Response
 
-from penstock.bus import BusError
-from penstock.bus.state.bucket_index import StillReading
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import read_body, require_json
-from penstock.web.operation import NULLABLE, Json, Operation, Parameter, a_list, an_object, in_path
+from penstock.web.operation import NULLABLE, Json, Operation, a_list, an_object, in_path
 from penstock.web.problems import Problem, invalid
 from penstock_automations.rules.check import InvalidRule
 from penstock_automations.rules.records import CompiledRule, RuleRecord
@@ -50,20 +46,10 @@ async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
     """
     rule_id = request.path_params["rule_id"]
     # A client can send any id, also one with characters that the bus does not allow in a key.
-    rule = await or_problem(store.get(rule_id)) if RULE_NAME.fullmatch(rule_id) else None
+    rule = await store.get(rule_id) if RULE_NAME.fullmatch(rule_id) else None
     if rule is None or not may_use(identity_of(request), rule.record):
         raise Problem(404, f"there is no automation {rule_id}")
     return rule
-
-
-async def or_problem(answer: Awaitable[T]) -> T:
-    """Return the answer of the bus. Raises Problem 503 if the bus does not answer."""
-    try:
-        return await answer
-    except StillReading as error:
-        raise Problem(503, str(error)) from error
-    except BusError as error:
-        raise Problem(503, f"the bus does not answer: {error}; try again") from error
 
 
 def invalid_rule(error: InvalidRule) -> Problem:
@@ -76,20 +62,8 @@ def invalid_rule(error: InvalidRule) -> Problem:
     return Problem(422, str(error), errors=errors)
 
 
-def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Response:
-    return Response(orjson.dumps(body), status, headers, "application/json")
-
-
 def a_page(name: str, items: Json) -> Json:
     return an_object(**{name: a_list(items), "next": NULLABLE})
-
-
-def filters_of(query: type[BaseModel]) -> tuple[Parameter, ...]:
-    """Return the parameters of a route whose query has this model."""
-    return tuple(
-        Parameter(name, str(schema.pop("description")), schema)
-        for name, schema in query.model_json_schema()["properties"].items()
-    )
 
 
 def cursor_of(*parts: Any) -> str:

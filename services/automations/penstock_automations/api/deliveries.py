@@ -7,15 +7,16 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import Bus
 from penstock.events import timestamp
 from penstock.validation import Part
+from penstock.web.answers import json_answer
 from penstock.web.auth import identity_of
-from penstock.web.bodies import ignore_body, read_model
+from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
     NULLABLE,
     OBJECT,
@@ -25,11 +26,12 @@ from penstock.web.operation import (
     a_list,
     an_object,
     in_path,
+    in_query,
     json,
     one_of,
     serves,
 )
-from penstock.web.problems import Problem, invalid
+from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_automations.api.common import (
     MAX_BODY_BYTES,
@@ -37,14 +39,11 @@ from penstock_automations.api.common import (
     RULE_ID,
     RULE_NAME,
     a_page,
-    answer,
     cursor_of,
     cursor_parts,
-    filters_of,
     found_rule,
     may_use,
     operation,
-    or_problem,
     time_of,
 )
 from penstock_automations.delivery.listing import (
@@ -104,7 +103,7 @@ class ReplayBody(RetryBody):
     )
 
 
-_FILTERS: Final = filters_of(Query)
+_FILTERS: Final = in_query(Query)
 _DELIVERY_ID: Final = in_path("delivery_id", "The delivery's id, which receivers get as webhook-id")
 _COUNT: Final[Json] = {"type": "integer"}
 DELIVERY: Final[Json] = an_object(
@@ -227,7 +226,7 @@ class Deliveries:
         record = await self._found(request)
         head = record.request.model_dump(mode="json") if record.request is not None else None
         attempts = [_attempt(each) for each in record.attempts]
-        return answer({**_shown(record), "request": head, "all_attempts": attempts})
+        return json_answer({**_shown(record), "request": head, "all_attempts": attempts})
 
     @serves(_of_one("replay", "Make a delivery again, with the same webhook-id"))
     async def replay(self, request: Request) -> Response:
@@ -299,14 +298,14 @@ class Deliveries:
 
     async def _begin(self, step: Awaitable[object], record: DeliveryRecord, what: str) -> Response:
         try:
-            await or_problem(step)
+            await step
         except CannotReplay as error:
             raise Problem(409, f"the delivery cannot be {what}: {error}") from error
-        return answer(_shown(record), 202)
+        return json_answer(_shown(record), 202)
 
     async def _own(self, request: Request) -> list[CompiledRule]:
         who = identity_of(request)
-        await or_problem(self._current.refresh())
+        await self._current.refresh()
         return [rule for rule in self._current.all() if may_use(who, rule.record)]
 
     async def _visible(self, request: Request) -> Names:
@@ -327,7 +326,7 @@ class Deliveries:
 
     async def _deleted(self, request: Request, rule_id: str) -> Names:
         who = identity_of(request)
-        found = await or_problem(deleted_rules(self._bus, rule_id))
+        found = await deleted_rules(self._bus, rule_id)
         return frozenset(
             (each.rule, each.uid)
             for each in found
@@ -335,12 +334,9 @@ class Deliveries:
         )
 
     async def _listed(self, request: Request, rules: Names) -> Response:
-        try:
-            query = Query.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise invalid(error) from error
+        query = read_query(request, Query)
         page = await self._page(request, rules, query, query.status)
-        return answer(
+        return json_answer(
             {"deliveries": [_shown(each) for each in page.deliveries], "next": _next(page)}
         )
 
@@ -358,13 +354,13 @@ class Deliveries:
             size = min(AT_ONCE, body.limit - count - left_out)
             part = body.model_copy(update={"after": after, "limit": size})
             page = await self._page(request, rules, part, status)
-            done = await or_problem(_done(self._bus, step, page.deliveries))
+            done = await _done(self._bus, step, page.deliveries)
             count += done
             left_out += len(page.deliveries) - done
             after = _next(page)
             if after is None or time.monotonic() > until:
                 break
-        return answer({result: count, "left_out": left_out, "next": after}, 202)
+        return json_answer({result: count, "left_out": left_out, "next": after}, 202)
 
     async def _page(
         self, request: Request, rules: Names, query: Query | RetryBody, status: Status | None
@@ -378,7 +374,7 @@ class Deliveries:
         )
         async with self._turns.of(identity_of(request).user_id):
             after = (place[0], place[1]) if place is not None else None
-            return await or_problem(self._deliveries.page(wanted, after, query.limit))
+            return await self._deliveries.page(wanted, after, query.limit)
 
     async def _repeatable(self, request: Request) -> tuple[CompiledRule, DeliveryRecord]:
         """Return the delivery that the path names, and its rule.
@@ -405,7 +401,7 @@ class Deliveries:
         key = f"{name}.{source.replace('.', '-')}"
         record = None
         if name == request.path_params["rule_id"] and _is_key(key):
-            entry = await or_problem(self._bus.bucket(BUCKET).get(key))
+            entry = await self._bus.bucket(BUCKET).get(key)
             record = record_of(entry) if entry is not None else None
         if record is None or not Selection(rules).has(record):
             raise Problem(404, f"there is no delivery {delivery_id}")

@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from penstock.bus import Bus
 from penstock.events import timestamp
+from penstock.web.answers import json_answer
 from penstock.web.auth import identity_of
 from penstock.web.operation import NULLABLE, TEXT, Json, a_list, an_object, json, one_of, serves
 from penstock_automations.actions.webhook.mirror import EndpointRecord, endpoints_of
-from penstock_automations.api.common import answer, operation, or_problem
+from penstock_automations.api.common import operation
 
 _ENDPOINT: Final[Json] = an_object(
     endpoint=TEXT,
@@ -44,11 +45,11 @@ class EndpointStates:
     )
     async def index(self, request: Request) -> Response:
         who = identity_of(request)
-        found = await or_problem(endpoints_of(self._bus))
+        found = await endpoints_of(self._bus)
         everything = who.has_scope("administer")
         shown = [each for each in found if everything or each.owner == who.user_id]
         now = timestamp(int(self._bus.clock.time() * 1000))
-        return answer({"endpoints": [_shown(each, now) for each in shown]})
+        return json_answer({"endpoints": [_shown(each, now) for each in shown]})
 
 
 def _shown(record: EndpointRecord, now: str) -> dict[str, Any]:

@@ -6,15 +6,16 @@ import asyncio
 import bisect
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.validation import Part
+from penstock.web.answers import json_answer
 from penstock.web.auth import Identity, identity_of
-from penstock.web.bodies import ignore_body, read_json
-from penstock.web.operation import OBJECT, Answer, json, serves
-from penstock.web.problems import Problem, invalid
+from penstock.web.bodies import ignore_body, read_json, read_query
+from penstock.web.operation import OBJECT, Answer, in_query, json, serves
+from penstock.web.problems import Problem
 from penstock_automations.api.bodies import (
     ACT_AS,
     CHANGED,
@@ -32,15 +33,12 @@ from penstock_automations.api.common import (
     MAX_PAGE,
     RULE_ID,
     a_page,
-    answer,
     cursor_of,
     cursor_parts,
-    filters_of,
     found_rule,
     may_use,
     operation,
     optional_body,
-    or_problem,
 )
 from penstock_automations.api.stored_rules import (
     StoredRules,
@@ -61,7 +59,7 @@ class Query(Part):
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
 
-_FILTERS: Final = filters_of(Query)
+_FILTERS: Final = in_query(Query)
 
 
 class Rules:
@@ -83,12 +81,9 @@ class Rules:
         )
     )
     async def index(self, request: Request) -> Response:
-        try:
-            query = Query.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise invalid(error) from error
+        query = read_query(request, Query)
         who = identity_of(request)
-        await or_problem(self._current.refresh())
+        await self._current.refresh()
         own = [each for each in self._current.all() if may_use(who, each.record)]
         own.sort(key=lambda rule: rule.id)
         begin = 0
@@ -97,7 +92,7 @@ class Rules:
             begin = bisect.bisect_right(own, last, key=lambda rule: rule.id)
         page = own[begin : begin + query.limit]
         more = len(own) > begin + len(page)
-        return answer(
+        return json_answer(
             {
                 "automations": [shown_rule(rule.record) for rule in page],
                 "next": cursor_of(page[-1].id) if more else None,
@@ -123,7 +118,7 @@ class Rules:
         owner = owner_of(who)
         everybody = matches_all_users(asked.all_users, owner, may_see_all_runs(owner))
         async with self._making:
-            await or_problem(self._current.refresh())
+            await self._current.refresh()
             if self._count(who.user_id) >= self._most:
                 raise Problem(
                     409,
@@ -152,7 +147,7 @@ class Rules:
     )
     async def show(self, request: Request) -> Response:
         rule = await found_rule(request, self._rules.store)
-        return answer(self._rules.shown(rule.record), etag=etag_of(rule))
+        return json_answer(self._rules.shown(rule.record), etag=etag_of(rule))
 
     @serves(
         operation(
@@ -208,10 +203,10 @@ class Rules:
         await ignore_body(request)
         rule = await self._rules.changeable(request)
         try:
-            await or_problem(self._rules.store.delete(rule.id, rule.revision))
+            await self._rules.store.delete(rule.id, rule.revision)
         except VersionConflict as error:
             raise _lost_race(error) from error
-        await or_problem(self._rules.changed())
+        await self._rules.changed()
         return Response(status_code=204)
 
     @serves(
@@ -234,7 +229,7 @@ class Rules:
         body = await optional_body(request, PauseBody)
         by = identity_of(request).user_id
         reason = body.reason or f"paused by {by}"
-        await or_problem(self._rules.store.pause(rule.id, reason, by, rule.record.uid))
+        await self._rules.store.pause(rule.id, reason, by, rule.record.uid)
         return await self._rules.respond_with_current(request)
 
     @serves(
@@ -251,7 +246,7 @@ class Rules:
         """End the pause, even if the rule comes from the file. Leave an active rule unchanged."""
         await ignore_body(request)
         rule = await found_rule(request, self._rules.store)
-        await or_problem(self._rules.store.resume(rule.id, rule.record.uid))
+        await self._rules.store.resume(rule.id, rule.record.uid)
         return await self._rules.respond_with_current(request)
 
     async def _change(self, who: Identity, rule: CompiledRule, value: Any) -> Response:

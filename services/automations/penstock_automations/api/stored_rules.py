@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus.connection.clock import Clock
+from penstock.web.answers import json_answer
 from penstock.web.auth import Identity, identity_of
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
-from penstock_automations.api.common import answer, found_rule, invalid_rule, or_problem
+from penstock_automations.api.common import found_rule, invalid_rule
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.hidden import with_restored_secrets
@@ -107,9 +108,7 @@ class StoredRules:
         if (reason := missing_right(rule, owner)) is not None:
             raise Problem(403, reason)
         try:
-            return await or_problem(
-                self.store.apply(rule, owner, all_users=all_users, expected=expected)
-            )
+            return await self.store.apply(rule, owner, all_users=all_users, expected=expected)
         except VersionConflict as error:
             raise Problem(409, refusal) from error
 
@@ -128,21 +127,21 @@ class StoredRules:
         self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200
     ) -> Response:
         """Respond with a stored record, as soon as the rule matches events."""
-        await or_problem(self.changed())
-        rule = await or_problem(self.store.get(record.rule.id))
+        await self.changed()
+        rule = await self.store.get(record.rule.id)
         is_same = rule is not None and rule.record.version == record.version
         headers = {"etag": etag_of(rule)} if rule is not None and is_same else {}
         body = self.shown(record)
         if secrets:
             body["new_secrets"] = dict(secrets)
             headers["cache-control"] = "no-store"
-        return answer(body, status, **headers)
+        return json_answer(body, status, **headers)
 
     async def respond_with_current(self, request: Request) -> Response:
         """Respond with the rule that the path names, as soon as its last change is in effect."""
-        await or_problem(self.changed())
+        await self.changed()
         rule = await found_rule(request, self.store)
-        return answer(self.shown(rule.record), etag=etag_of(rule))
+        return json_answer(self.shown(rule.record), etag=etag_of(rule))
 
     def shown(self, record: RuleRecord) -> dict[str, Any]:
         if record.rule.schedule is None:

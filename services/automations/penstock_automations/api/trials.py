@@ -16,6 +16,7 @@ from starlette.responses import Response
 from penstock.bus import Bus
 from penstock.events.examples import example
 from penstock.validation import Part
+from penstock.web.answers import json_answer
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_connected
@@ -36,11 +37,9 @@ from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.api.common import (
     MAX_BODY_BYTES,
     RULE_ID,
-    answer,
     found_rule,
     operation,
     optional_body,
-    or_problem,
     time_of,
 )
 from penstock_automations.jobs.job import EventSource, Job, TriggerKind, TriggerSource
@@ -163,7 +162,7 @@ class Trials:
             job, occurrence = sample(rule, type_, self._bus.clock.stamp())
             request, attempted = await self._webhooks.test(rule, job, occurrence)
         hidden = dict.fromkeys(request.headers, HIDDEN)
-        return answer(
+        return json_answer(
             {
                 "request": {
                     "method": request.head.method,
@@ -184,8 +183,8 @@ class Trials:
         self, user_id: str, rule: CompiledRule, since: datetime, limit: int
     ) -> Response:
         async with self._turns.of(user_id):
-            found = await or_problem(dry_run(self._bus, rule, since, limit))
-        return answer(
+            found = await dry_run(self._bus, rule, since, limit)
+        return json_answer(
             {
                 "looked_at": found.looked_at,
                 "complete": found.complete,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import orjson
 from starlette.requests import Request
-from starlette.responses import Response
 
-from penstock.bus import BusError
 from penstock.off_loop import OFF_LOOP
 from penstock.runs.workflows import NAME
 from penstock.web.auth import identity_of
@@ -29,17 +25,6 @@ _YAML_TYPES: Final = frozenset({YAML, "application/x-yaml", "text/yaml", "text/x
 operation = partial(Operation, tag="workflows")
 WORKFLOW: Final = in_path("name", "The name of the workflow")
 VERSION: Final = in_path("version", "The version of the workflow")
-
-
-async def or_problem(answer: Awaitable[T]) -> T:
-    try:
-        return await answer
-    except BusError as error:
-        raise Problem(503, f"the bus does not answer: {error}; try again") from error
-
-
-def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Response:
-    return Response(orjson.dumps(body), status, headers, "application/json")
 
 
 def name_of(request: Request) -> str:

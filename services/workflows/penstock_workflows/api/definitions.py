@@ -5,15 +5,16 @@ from __future__ import annotations
 import bisect
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus.records import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import find_workflow
 from penstock.settings import Config
+from penstock.web.answers import json_answer
 from penstock.web.auth import identity_of
-from penstock.web.bodies import ignore_body, read_model
+from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
     FLAG,
     NULLABLE,
@@ -21,22 +22,20 @@ from penstock.web.operation import (
     TEXT,
     Answer,
     Json,
-    Parameter,
     a_list,
     an_object,
+    in_query,
     json,
     serves,
 )
-from penstock.web.problems import Problem, invalid
+from penstock.web.problems import Problem
 from penstock_workflows.api.common import (
     BODY_TYPES,
     VERSION,
     WORKFLOW,
-    answer,
     invalid_definition,
     name_of,
     operation,
-    or_problem,
     read_definition,
 )
 from penstock_workflows.definition import InvalidDefinition, Loaded
@@ -73,10 +72,7 @@ class LatestBody(BaseModel):
     version: str = Field(max_length=32, description="A version that is stored.")
 
 
-_FILTERS: Final = tuple(
-    Parameter(name, str(schema.pop("description")), schema)
-    for name, schema in Query.model_json_schema()["properties"].items()
-)
+_FILTERS: Final = in_query(Query)
 _SUMMARY: Final[Json] = an_object(
     name=TEXT,
     version=NULLABLE,
@@ -126,19 +122,16 @@ class Definitions:
         )
     )
     async def index(self, request: Request) -> Response:
-        try:
-            query = Query.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise invalid(error) from error
-        found = await or_problem(self._store.workflows())
+        query = read_query(request, Query)
+        found = await self._store.workflows()
         begin = 0
         if query.after is not None:
             begin = bisect.bisect_right(found, query.after, key=lambda each: each.name)
         page = found[begin : begin + query.limit]
         wanted = [(each.name, each.latest.version) for each in page if each.latest.version]
-        records = await or_problem(self._store.many(wanted))
+        records = await self._store.many(wanted)
         more = len(found) > begin + len(page)
-        return answer(
+        return json_answer(
             {
                 "workflows": [
                     _summary(each.name, each.latest, records.get(each.name)) for each in page
@@ -159,8 +152,8 @@ class Definitions:
         )
     )
     async def show(self, request: Request) -> Response:
-        record = await or_problem(find_workflow(self._store.bus, name_of(request), None))
-        return answer(_shown(record, is_latest=True))
+        record = await find_workflow(self._store.bus, name_of(request), None)
+        return json_answer(_shown(record, is_latest=True))
 
     @serves(
         operation(
@@ -176,7 +169,7 @@ class Definitions:
     async def versions(self, request: Request) -> Response:
         name = name_of(request)
         latest = await self._latest(name)
-        found = await or_problem(self._store.versions(name))
+        found = await self._store.versions(name)
         listed = [
             {
                 **record.model_dump(include={"version", "digest", "created_at", "created_by"}),
@@ -184,7 +177,7 @@ class Definitions:
             }
             for record in found
         ]
-        return answer({"versions": listed})
+        return json_answer({"versions": listed})
 
     @serves(
         operation(
@@ -199,9 +192,9 @@ class Definitions:
     )
     async def show_version(self, request: Request) -> Response:
         name, version = name_of(request), str(request.path_params["version"])
-        record = await or_problem(find_workflow(self._store.bus, name, version))
+        record = await find_workflow(self._store.bus, name, version)
         latest = await self._latest(name)
-        return answer(_shown(record, is_latest=latest.version == record.version))
+        return json_answer(_shown(record, is_latest=latest.version == record.version))
 
     @serves(
         operation(
@@ -235,12 +228,12 @@ class Definitions:
                 raise Problem(422, f"{field}: {reason}", errors=errors)
         try:
             put = self._store.put(loaded, identity_of(request).user_id)
-            record, outcome = await or_problem(put)
+            record, outcome = await put
         except (VersionConflict, TooManyWorkflows) as error:
             raise Problem(409, str(error)) from None
         latest = await self._latest(name)
         shown = _shown(record, is_latest=latest.version == record.version)
-        return answer(shown, 201 if outcome == "created" else 200)
+        return json_answer(shown, 201 if outcome == "created" else 200)
 
     @serves(
         operation(
@@ -258,9 +251,9 @@ class Definitions:
     async def name_latest(self, request: Request) -> Response:
         name = name_of(request)
         body = await read_model(request, LatestBody)
-        await or_problem(find_workflow(self._store.bus, name, body.version))
+        await find_workflow(self._store.bus, name, body.version)
         by = identity_of(request).user_id
-        return _pointer(name, await or_problem(self._store.name_latest(name, body.version, by)))
+        return _pointer(name, await self._store.name_latest(name, body.version, by))
 
     @serves(
         operation(
@@ -277,7 +270,7 @@ class Definitions:
         await ignore_body(request)
         name = name_of(request)
         await self._latest(name)
-        await or_problem(self._store.name_latest(name, None, identity_of(request).user_id))
+        await self._store.name_latest(name, None, identity_of(request).user_id)
         return Response(status_code=204)
 
     @serves(
@@ -295,7 +288,7 @@ class Definitions:
     async def validate(self, request: Request) -> Response:
         loaded = await self._checked(request)
         workflow = loaded.workflow
-        return answer(
+        return json_answer(
             {
                 "name": workflow.name,
                 "version": workflow.version,
@@ -310,7 +303,7 @@ class Definitions:
         loaded = await read_definition(request)
         actions = [step.action for step in loaded.workflow.steps.values()]
         names = {each.workflow for each in actions if isinstance(each, SubWorkflow)}
-        known = await or_problem(self._store.startable(names))
+        known = await self._store.startable(names)
         try:
             loaded.refuse(
                 [
@@ -323,7 +316,7 @@ class Definitions:
         return loaded
 
     async def _latest(self, name: str) -> LatestWorkflow:
-        latest = await or_problem(self._store.latest(name))
+        latest = await self._store.latest(name)
         if latest is None:
             raise Problem(404, f"there is no workflow {name!r}")
         return latest
@@ -349,4 +342,4 @@ def _shown(record: WorkflowRecord, *, is_latest: bool) -> dict[str, Any]:
 
 
 def _pointer(name: str, latest: LatestWorkflow) -> Response:
-    return answer({"name": name, **latest.model_dump(mode="json")})
+    return json_answer({"name": name, **latest.model_dump(mode="json")})

@@ -17,7 +17,7 @@ from penstock.web.auth import acting_user, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.operation import Parameter, json, serves
 from penstock.web.problems import Problem
-from penstock_workflows.api.common import WORKFLOW, name_of, operation, or_problem
+from penstock_workflows.api.common import WORKFLOW, name_of, operation
 
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
@@ -90,26 +90,24 @@ class Starts:
         body = await read_model(request, RunBody, self._max_body_bytes)
         user_id = acting_user(who, body.user_id)
         depth = depth_of_request(request.headers.get(HEADER), MAX_DEPTH)
-        started = await or_problem(
-            self._starter.start(
-                Start(
-                    WorkflowAgent(id=name, protocol="workflow", agent=name, version=body.version),
-                    body.message,
-                    body.session_id,
-                    user_id,
-                    roles=who.roles_of(user_id),
-                    started_by=who.starters_for(user_id),
-                    input=body.input,
-                    key=_key(request, body),
-                    # The Starter compares these bytes when an idempotency key comes again. They
-                    # contain the workflow's name, because the name is in the path, and the same
-                    # body with another name is another request.
-                    request=orjson.dumps(
-                        [name, body.model_dump(exclude={"idempotency_key"})],
-                        option=orjson.OPT_SORT_KEYS,
-                    ),
-                    origin=Origin(depth=depth),
-                )
+        started = await self._starter.start(
+            Start(
+                WorkflowAgent(id=name, protocol="workflow", agent=name, version=body.version),
+                body.message,
+                body.session_id,
+                user_id,
+                roles=who.roles_of(user_id),
+                started_by=who.starters_for(user_id),
+                input=body.input,
+                key=_key(request, body),
+                # The Starter compares these bytes when an idempotency key comes again. They
+                # contain the workflow's name, because the name is in the path, and the same
+                # body with another name is another request.
+                request=orjson.dumps(
+                    [name, body.model_dump(exclude={"idempotency_key"})],
+                    option=orjson.OPT_SORT_KEYS,
+                ),
+                origin=Origin(depth=depth),
             )
         )
         record = started.record.model_copy(update={"unredacted": None})
