@@ -65,6 +65,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_automations/actions/webhook/mirror.py": EVERY,
     "penstock_automations/delivery/failing.py": EVERY,  # a rule
     "penstock_automations/delivery/waking.py": EVERY,  # a rule
+    "penstock_automations/matching/backlog.py": EVERY,  # events of several runs
     "penstock_automations/matching/evaluations.py": EVERY,  # a lane's run is bound; hooks have none
     "penstock_automations/rules": EVERY,
     "penstock_automations/service.py": EVERY,

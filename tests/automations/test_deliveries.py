@@ -11,8 +11,9 @@ import orjson
 import pytest
 
 from penstock import telemetry
-from penstock.bus import GiveBack, Message, Stored, WorkQueue, streams, subjects
+from penstock.bus import Message, Stored, WorkQueue, streams, subjects
 from penstock.bus.admin import replay
+from penstock.bus.read.work_queue import again_after
 from penstock.bus.state import deadletters
 from penstock_automations.actions.webhook.breaker import Breaker
 from penstock_automations.actions.webhook.exchange import Sender
@@ -86,19 +87,19 @@ async def test_a_delivery_whose_reports_are_lost_is_not_sent_twice_by_its_proces
 async def test_a_job_is_given_up_for_processes_that_did_not_survive_it_and_not_for_deliveries(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, unsurvived: int, outcome: str
 ) -> None:
-    handle = WorkQueue._attempt
+    answer = WorkQueue._answer_to
 
-    async def handle_at_last(self: WorkQueue, stored: Stored) -> None:
+    async def answer_at_last(self: WorkQueue, stored: Stored) -> bytes:
         if stored.subject.startswith("delivery."):
             if stored.delivered < 25:
-                raise GiveBack(0)
+                return again_after(0)
             if unsurvived:
                 key = f"attempts.automations.automations.{stored.sequence}.{stored.subject}"
                 bucket = made.penstock.bus.bucket("claims")
                 await bucket.put(key, str(unsurvived).encode())
-        await handle(self, stored)
+        return await answer(self, stored)
 
-    monkeypatch.setattr(WorkQueue, "_attempt", handle_at_last)
+    monkeypatch.setattr(WorkQueue, "_answer_to", answer_at_last)
     async with automations(nats_server.url) as made:
         await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
         run = await made.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,7 +111,7 @@ async def test_a_user_whose_share_is_used_up_takes_no_time_and_another_user_has_
     assert other.failure is None
 
 
-async def test_a_lane_handles_one_users_events_in_order_and_refuses_what_has_no_room(
+async def test_a_lane_handles_one_users_events_in_order_until_it_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lanes, "MAX_WAITING", 3)
@@ -123,14 +124,43 @@ async def test_a_lane_handles_one_users_events_in_order_and_refuses_what_has_no_
         handled.append(each)
 
     made: Lanes[str] = Lanes(handle)
-    assert [made.add("alice", f"alice{number}") for number in range(4)] == [True] * 3 + [False]
-    assert made.add("bob", "bob")
+    for number in range(3):
+        assert not made.is_full("alice")
+        made.add("alice", f"alice{number}")
+    assert made.is_full("alice")
+    assert not made.is_full("bob")
+    made.add("bob", "bob")
     await asyncio.sleep(0)
     assert handled == ["bob"]
     assert made.is_busy("alice")
     free.set()
     await eventually(lambda: _idle(made), what="the lane is empty")
     assert handled == ["bob", "alice0", "alice1", "alice2"]
+
+
+async def test_all_lanes_together_get_half_of_the_event_loops_time() -> None:
+    turns: Counter[str] = Counter()
+    used_s = 0.0
+
+    async def handle(owner: str) -> None:
+        nonlocal used_s
+        for _ in range(20):
+            async with made.turn():
+                begun = time.perf_counter()
+                while time.perf_counter() - begun < 2 * lanes.TURN_S:
+                    pass
+                used_s += time.perf_counter() - begun
+                turns[owner] += 1
+
+    made: Lanes[str] = Lanes(handle)
+    begun = time.perf_counter()
+    for owner in ("alice", "bob", "carol"):
+        made.add(owner, owner)
+    while max(turns.values(), default=0) < 20:
+        await asyncio.sleep(0)
+    assert used_s < 0.6 * (time.perf_counter() - begun)
+    assert min(turns.values()) > 15, "the owners take turns"
+    await made.stop()
 
 
 async def _idle(made: Lanes[str]) -> bool:

@@ -18,8 +18,16 @@ from penstock.runs.workflows import latest_key, version_key
 from penstock.service import Service
 from penstock.settings import AgnoAgent, AuthSettings, Config, ConfigurationError, Settings
 from penstock_workflows.definition import load_value
-from penstock_workflows.registry import VersionConflict, WorkflowStore, apply_files, read_files
+from penstock_workflows.registry import (
+    BY,
+    TooManyWorkflows,
+    VersionConflict,
+    WorkflowStore,
+    apply_files,
+    read_files,
+)
 from penstock_workflows.service import WorkflowsService
+from penstock_workflows.settings import WorkflowsSettings
 from support.drive.secured import bearer, served
 from support.fakes.issuer import SECRET
 from support.real.nats import NatsServer
@@ -202,6 +210,35 @@ async def test_many_writers_at_once_store_one_version(bus: Bus) -> None:
     outcomes = await asyncio.gather(*(write(number % 5) for number in range(20)))
     assert outcomes.count("created") == 1
     assert outcomes.count("same") == 3  # the same content, four times in all
+
+
+async def test_a_user_makes_a_limited_number_of_workflows_and_another_user_has_his_own(
+    bus: Bus,
+) -> None:
+    store = WorkflowStore(bus, per_user=2)
+    for name in ("one", "two"):
+        await store.put(load_value(greet(name=name)), "alice")
+        await store.name_latest(name, None, "bob")  # who retires it does not become its maker
+    with pytest.raises(TooManyWorkflows, match="PENSTOCK_WORKFLOWS_PER_USER"):
+        await store.put(load_value(greet(name="three")), "alice")
+    await store.put(load_value(greet("2", name="two")), "alice")
+    for name in ("three", "four"):
+        await store.put(load_value(greet(name=name)), "bob")
+    for name in ("five", "six", "seven"):
+        await store.put(load_value(greet(name=name)), BY)
+
+
+async def test_the_setting_limits_the_workflows_that_are_made_over_http(
+    http: httpx.AsyncClient,
+) -> None:
+    default = WorkflowsSettings.model_fields["workflows_per_user"].default
+    someone = bearer("someone", scope="workflow")
+    for number in range(default):
+        assert (await put(http, greet(name=f"w{number}"), someone)).status_code == 201
+    refused = await put(http, greet(name="one-more"), someone)
+    assert refused.status_code == 409
+    assert "PENSTOCK_WORKFLOWS_PER_USER" in refused.json()["detail"]
+    assert (await put(http, greet(name="of-the-author"))).status_code == 201
 
 
 async def test_a_retired_workflow_is_not_started_and_its_versions_stay(

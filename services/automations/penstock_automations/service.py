@@ -43,8 +43,11 @@ from penstock_automations.delivery.waking import Waking
 from penstock_automations.guard.guard import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish_due
+from penstock_automations.jobs.return_times import ReturnTimes
+from penstock_automations.matching.backlog import SERVICE as EVENTS_OF
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.evaluations import Evaluations
+from penstock_automations.matching.lanes import MAX_WAITING
 from penstock_automations.matching.matcher import Matcher
 from penstock_automations.rules.calls import read_call_secrets
 from penstock_automations.rules.file import apply_file
@@ -61,6 +64,9 @@ log = logging.getLogger(__name__)
 
 # How many events a process has in memory: they wait to be matched, most of them in lanes.
 EVENTS_AT_ONCE = 4000
+# How many messages that name events for full lanes a process has in hand. If each of them has one
+# event in one user's lane, others still have half.
+RETURNING_AT_ONCE = 2 * MAX_WAITING
 ENCRYPT_AFTER_S = 900.0
 LIST = "list of deliveries"
 READABLE = "the secrets of rules are stored readable in NATS: set PENSTOCK_RULE_KEYS"
@@ -109,13 +115,15 @@ class AutomationsService(Service):
             "run": StartRunExecutor(self.bus, context.config, starter),
             "decide": DecideExecutor(self.bus),
         }
-        evaluations, places = Evaluations(self._store), Shares(settings.deliveries_at_once)
+        evaluations = Evaluations(self._store)
+        places, times = Shares(settings.deliveries_at_once), ReturnTimes()
         self._matcher = Matcher(
             self.bus,
             self._rules,
             evaluations,
             order,
             places,
+            times,
             give_up=self.give_up,
             batch=settings.match_batch,
         )
@@ -132,6 +140,7 @@ class AutomationsService(Service):
             records=records,
             failing=failing,
             places=places,
+            times=times,
             delays_s=settings.retry_delays_s,
             max_age_s=settings.delivery_max_age_s,
         )
@@ -218,6 +227,12 @@ class AutomationsService(Service):
             at_once=self._settings.deliveries_at_once,
             finish_s=self._settings.drain_s,
         )
+        returning = replace(
+            due,
+            durable=f"{durable}-events",
+            subjects=(subjects.due(EVENTS_OF, ">"),),
+            at_once=RETURNING_AT_ONCE,
+        )
         events = Consumer(
             stream=streams.EVENTS,
             durable=durable,
@@ -228,7 +243,9 @@ class AutomationsService(Service):
         self.consume(jobs, self._deliverer.handle, give_up=self._deliverer.give_up)
         self.consume(due, partial(publish_due, self.bus, self.give_up))
         self.consume(times, self._schedules.handle)
-        # An event that found its user's lane full comes again often, although it kills nothing.
+        # Matching has budgets, so no event kills a process. But an event may be in a lane for long,
+        # and would be blamed if the process were killed again and again.
+        self.consume(returning, self._matcher.backlog.handle, counts_attempts=False)
         self.consume(events, self._matcher.handle, counts_attempts=False)
         self.consume_replays(partial(replay_dead_letter, self.bus))
 
@@ -258,7 +275,7 @@ class AutomationsService(Service):
         # Calls wait at most until their breaker lets a request pass. To wake the calls of one user,
         # the jobs of all calls would have to be read.
         if rule.id != CALLS:
-            self._waking.wake(rule.id, rule.record.uid)
+            self._waking.wake(rule)
 
     async def _keep_consumers(self) -> None:
         while True:

@@ -24,6 +24,7 @@ from penstock_workflows.definition.checks import taken_name, unknown_references
 
 log = logging.getLogger(__name__)
 
+BY: Final = "file"  # who stores the definitions of files
 MAX_WORKFLOWS: Final = 1000
 MAX_VERSIONS: Final = 500  # the greatest number of versions of one workflow
 
@@ -35,7 +36,7 @@ class VersionConflict(Exception):
 
 
 class TooManyWorkflows(Exception):
-    """The limit of workflows, or of versions of a workflow, is reached."""
+    """A limit of workflows, or of versions of a workflow, is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,11 @@ class WorkflowStore:
     """Reads and writes definitions. A repeated write changes nothing. Each method raises BusError
     if the bucket does not answer; whether a write was done is then unknown."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, per_user: int = MAX_WORKFLOWS) -> None:
+        """`per_user` is how many workflows one user may make."""
         self.bus = self._bus = bus
         self._bucket = bus.bucket(BUCKET)
+        self._per_user = per_user
 
     async def put(self, loaded: Loaded, by: str) -> tuple[WorkflowRecord, Outcome]:
         """Store a version that is not stored yet, and make it the latest version.
@@ -70,7 +73,7 @@ class WorkflowStore:
         record = await self._read(key)
         outcome: Outcome = "same"
         if record is None:
-            await self._require_room(definition.name)
+            await self._require_room(definition.name, by)
             record = WorkflowRecord(
                 name=definition.name,
                 version=definition.version,
@@ -90,12 +93,9 @@ class WorkflowStore:
                 f"version {record.version} of the workflow {record.name} is stored with other "
                 "content, and a stored version never changes: give the definition a new version"
             )
-        await self._point(
-            record.name,
-            LatestWorkflow(
-                version=record.version, updated_at=record.created_at, updated_by=record.created_by
-            ),
-        )
+        by, at = record.created_by, record.created_at
+        latest = LatestWorkflow(version=record.version, updated_at=at, updated_by=by, made_by=by)
+        await self._point(record.name, latest)
         return record, outcome
 
     async def name_latest(self, name: str, version: str | None, by: str) -> LatestWorkflow:
@@ -112,6 +112,7 @@ class WorkflowStore:
                 present = LatestWorkflow.model_validate_json(entry.value)
                 if present.updated_at >= wanted.updated_at:
                     return present
+                wanted = wanted.model_copy(update={"made_by": present.made_by})
             revision = entry.revision if entry is not None else 0
             if await self._bucket.update(key, wanted.dump(), revision) is not None:
                 return wanted
@@ -156,15 +157,21 @@ class WorkflowStore:
         entry = await self._bucket.get(key)
         return WorkflowRecord.model_validate_json(entry.value) if entry is not None else None
 
-    async def _require_room(self, name: str) -> None:
-        if await self.latest(name) is None:
-            if len(await self.workflows()) >= MAX_WORKFLOWS:
+    async def _require_room(self, name: str, by: str) -> None:
+        if await self.latest(name) is not None:
+            if len(await self.versions(name)) >= MAX_VERSIONS:
                 raise TooManyWorkflows(
-                    f"there are {MAX_WORKFLOWS} workflows, and more are not allowed"
+                    f"the workflow {name} has {MAX_VERSIONS} versions: use another name"
                 )
-        elif len(await self.versions(name)) >= MAX_VERSIONS:
+            return
+        found = await self.workflows()
+        if len(found) >= MAX_WORKFLOWS:
+            raise TooManyWorkflows(f"there are {MAX_WORKFLOWS} workflows, and more are not allowed")
+        made = sum(each.latest.made_by == by for each in found)
+        if by != BY and made >= self._per_user:
             raise TooManyWorkflows(
-                f"the workflow {name} has {MAX_VERSIONS} versions: use another name"
+                f"a user may make {self._per_user} workflows (PENSTOCK_WORKFLOWS_PER_USER), also "
+                f"retired ones count, and you have made {made}: store a new version of one of them"
             )
 
 
@@ -180,9 +187,6 @@ def _record(key: str, value: bytes) -> WorkflowRecord | None:
         return None
 
 
-log = logging.getLogger(__name__)
-
-BY: Final = "file"
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 

@@ -82,7 +82,7 @@ class WorkflowsService(Service):
             performer,
             settings.steps_per_run,
         )
-        self._store = WorkflowStore(self.bus)
+        self._store = WorkflowStore(self.bus, settings.workflows_per_user)
         surfaces = (
             Definitions(self._store, context.config),
             StartRoute(starter, settings.start_max_bytes),

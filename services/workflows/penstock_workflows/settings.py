@@ -17,6 +17,12 @@ class WorkflowsSettings(StartSettings):
         description="The path of a file with the definition of a workflow, or of a folder with "
         "such files (`.yaml`, `.yml`, `.json`). A version that is stored already must not change.",
     )
+    workflows_per_user: int = Field(
+        100,
+        ge=0,
+        description="How many workflows one user may make over HTTP, retired ones included. There "
+        "are at most 1,000 in all.",
+    )
     start_max_bytes: int = Field(
         1024 * 1024,
         ge=1024,

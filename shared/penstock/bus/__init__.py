@@ -32,7 +32,7 @@ from penstock.bus.errors import (
 from penstock.bus.messages import Message, Stored
 from penstock.bus.read.follow import Follow, Followed
 from penstock.bus.read.reader import Reader
-from penstock.bus.read.work_queue import Consumer, GiveBack, NeverFinished, Retry, WorkQueue
+from penstock.bus.read.work_queue import Consumer, NeverFinished, Retry, WorkQueue
 from penstock.bus.state.fair_share import FairShare
 from penstock.bus.state.kv import Bucket, Entry
 from penstock.bus.state.leases import Lease
@@ -53,7 +53,6 @@ __all__ = [
     "FenceConflict",
     "Follow",
     "Followed",
-    "GiveBack",
     "HistoryLost",
     "Incoming",
     "Lease",

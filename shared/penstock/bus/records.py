@@ -522,3 +522,4 @@ class LatestWorkflow(Record):
     version: str | None = None
     updated_at: str = Field("", description="When the latest version was named, or retired")
     updated_by: str = ""
+    made_by: str = Field("", description="Who stored the first version")

@@ -6,11 +6,6 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
-
-RETURNS_PER_S: Final = (
-    100  # how many deliveries of one owner that found no place return in a second
-)
 
 
 class Shares:
@@ -23,24 +18,12 @@ class Shares:
     def __init__(self, places: int) -> None:
         self._free = places
         self._taken: Counter[str] = Counter()
-        # by owner: the time on the monotonic clock for which the last return is booked
-        self._booked: dict[str, float] = {}
         # by owner, in the order in which the places came: the tasks that wait for a place
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     def room(self, owner: str) -> int:
         """Return how many more places the owner could take now."""
         return max((self._free - self._taken[owner] + 1) // 2, 0)
-
-    def reserve_wait_s(self, owner: str, now: float) -> float:
-        """Return the seconds after which a delivery that gets no place should be tried again.
-
-        Each call returns a later time than the last call for this owner. Otherwise the whole
-        backlog of one owner would return at once, and stand before the deliveries of others.
-        """
-        booked = max(self._booked.get(owner, 0.0), now + 1.0) + 1 / RETURNS_PER_S
-        self._booked[owner] = booked
-        return booked - now
 
     def take(self, owner: str) -> bool:
         """Take a place; return False if the owner can get none now."""
@@ -56,7 +39,6 @@ class Shares:
         self._taken[owner] -= 1
         if not self._taken[owner]:
             del self._taken[owner]
-            self._booked.pop(owner, None)
         for other in sorted(self._waiting, key=self._taken.__getitem__):
             waiting = self._waiting[other]
             while waiting and (waiting[0].done() or self.take(other)):

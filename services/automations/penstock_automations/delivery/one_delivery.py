@@ -47,6 +47,7 @@ from penstock_automations.delivery.records import Attempt, DeliveryRecord, Recor
 from penstock_automations.jobs.job import CallSource, EventSource, Job, TriggerSource
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import postpone, publish
+from penstock_automations.jobs.return_times import ReturnTimes
 from penstock_automations.rules.calls import CallRefused, CallSecret, rule_of_call
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
@@ -86,9 +87,9 @@ Result = Attempted | AttemptDeferred | Failed
 class Parts:
     """What all deliveries of a process use.
 
-    `places` are the deliveries that may be in memory, shared by owners. `delays_s` has the seconds
-    between the attempts of a delivery, and `max_age_s` the seconds after which there is no further
-    attempt.
+    `places` are the deliveries that may be in memory, shared by owners, and `times` those at which
+    a delivery without a place is tried again. `delays_s` has the seconds between the attempts of a
+    delivery, and `max_age_s` the seconds after which there is no further attempt.
     """
 
     bus: Bus
@@ -102,6 +103,7 @@ class Parts:
     records: Records
     failing: FailingRules
     places: Shares
+    times: ReturnTimes
     delays_s: Sequence[float]
     max_age_s: float
 
@@ -225,7 +227,7 @@ class Delivery:
     async def _attempt_with_place(self, rule: CompiledRule) -> Result:
         owner, places = rule.record.owner.user_id, self._parts.places
         if not places.take(owner):
-            return AttemptDeferred(places.reserve_wait_s(owner, time.monotonic()))
+            return AttemptDeferred(self._parts.times.reserve_wait_s(owner, time.monotonic()))
         try:
             executor = self._parts.executors[rule.record.rule.action.kind]
             async with executor.reserve_capacity(rule, self._job) as put_off:

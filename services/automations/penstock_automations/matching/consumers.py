@@ -13,7 +13,7 @@ from penstock.bus.connection.retry import first_answer
 from penstock_automations.rules.store import CurrentRules
 
 NOTHING: Final = "custom.none.none"  # a subject without messages
-# So many events may be unacknowledged. Events of users whose lane is full count, too.
+# So many events may be unacknowledged. Those of full lanes are acknowledged, and wait elsewhere.
 MAX_PENDING: Final = 10_000
 LEASE_TTL_S, LEASE_WAIT_S, CHECK_S = 5.0, 30.0, 0.05
 _NANO: Final = 1_000_000_000

@@ -1,19 +1,22 @@
 """Keeps events that take long to match out of the way of other users' events.
 
 Each user has a lane. The events of a lane are matched one after another, and all lanes are matched
-side by side.
+side by side. Together, they get half of the event loop's time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
 MAX_WAITING: Final = 100  # how many events a user may have in a lane
+TURN_S: Final = 0.005  # the seconds of work after which other tasks of the process get as much time
 
 
 class Lanes(Generic[T]):
@@ -23,23 +26,39 @@ class Lanes(Generic[T]):
         self._handle = handle
         self._waiting: dict[str, deque[T]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._worked_s = 0.0  # since the last pause
+        self._pausing = asyncio.Lock()
 
     def is_busy(self, owner: str) -> bool:
         return owner in self._waiting
 
-    def add(self, owner: str, item: T) -> bool:
-        """Have an event handled after the user's earlier events; return False if too many wait."""
+    def is_full(self, owner: str) -> bool:
+        return len(self._waiting.get(owner, ())) >= MAX_WAITING
+
+    def add(self, owner: str, item: T) -> None:
+        """Have an event handled after the user's earlier events. The lane must not be full."""
         waiting = self._waiting.get(owner)
         if waiting is not None:
-            if len(waiting) >= MAX_WAITING:
-                return False
             waiting.append(item)
-            return True
+            return
         self._waiting[owner] = deque([item])
         task = asyncio.create_task(self._work(owner))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return True
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until a lane may work on the event loop. Nothing is awaited within the context."""
+        while self._worked_s > TURN_S:
+            async with self._pausing:
+                if self._worked_s > TURN_S:
+                    await asyncio.sleep(self._worked_s)
+                    self._worked_s = 0.0
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._worked_s += time.perf_counter() - begun
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
 from penstock import log_fields, telemetry
-from penstock.bus import Bus, GiveBack, ObjectGone, Stored, messages, subjects
+from penstock.bus import Bus, ObjectGone, Stored, messages, subjects
 from penstock.bus.read import direct
 from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.streams import events_for
@@ -21,8 +22,10 @@ from penstock.bus.write import objects
 from penstock.expressions import Budget, TooMuch
 from penstock_automations.actions.shares import Shares
 from penstock_automations.jobs.job import EventSource, Job
-from penstock_automations.jobs.order import Order
+from penstock_automations.jobs.order import Between, Order
 from penstock_automations.jobs.publish import postpone, publish
+from penstock_automations.jobs.return_times import ReturnTimes
+from penstock_automations.matching.backlog import Backlog
 from penstock_automations.matching.evaluations import LOOP_STEPS, Evaluations
 from penstock_automations.matching.facts import Facts, RunFacts
 from penstock_automations.matching.lanes import Lanes
@@ -38,11 +41,15 @@ from penstock_automations.rules.store import CurrentRules
 
 log = logging.getLogger(__name__)
 
-LANE_FULL_S: Final = 2.0  # seconds until an event comes again that found its user's lane full
 # The seconds that one user's events in a batch may take before the user's later events go to the
 # user's lane, and the seconds after which other tasks of the process may run.
 TURN_S: Final = 0.02
 LOOP_S: Final = 0.005
+# An ordered rule also matches the run's earlier events that no process has matched yet. Beside
+# other users' events, this is done for so many events of the stream; in a lane, for all.
+MAX_BETWEEN: Final = 10_000
+# The steps that reading and parsing an event count, beside those of its conditions.
+READ_STEPS: Final = 50
 
 # The errors that are raised when an event cannot be read, because the normalizer did not write the
 # event, or because the event's object has expired.
@@ -75,6 +82,10 @@ class _Arrival:
     stored: Stored
     result: asyncio.Future[None]
 
+    @property
+    def stream(self) -> str:
+        return events_for(subjects.run_id_of(self.stored.subject))
+
     def end(self, error: Exception | None = None) -> None:
         if self.result.done():  # the handler was cancelled
             return
@@ -85,18 +96,35 @@ class _Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slow:
-    """An event in a lane."""
+class _Work:
+    """An event that has arrived, with its jobs, or an event in a lane, which has none yet."""
 
     arrival: _Arrival
     event: _Event
+    jobs: Sequence[Job] = ()
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What has become of the events of a batch. Those in a lane are not here.
+
+    `full` has, by owner and stream, the events for which the owner's lane is full, and `used_s` the
+    seconds that an owner's events have taken.
+    """
+
+    quick: list[_Work] = field(default_factory=list)
+    done: list[_Arrival] = field(default_factory=list)
+    full: defaultdict[tuple[str, str], list[_Arrival]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    used_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Matcher:
     """Matches the events that have arrived, up to `batch` after each look at the rules.
 
     The events of a batch are matched one after another. If an event takes long, this event and
-    later events of the same user go to the user's lane.
+    later events of the same user go to the user's lane. If the lane is full, they wait in NATS.
     """
 
     def __init__(
@@ -106,6 +134,7 @@ class Matcher:
         evaluations: Evaluations,
         order: Order,
         places: Shares,
+        times: ReturnTimes,
         *,
         give_up: GiveUp,
         batch: int,
@@ -115,19 +144,20 @@ class Matcher:
         self._evaluations = evaluations
         self._order = order
         self._places = places
+        self._times = times
         self._give_up = give_up
         self._batch = batch
         self._facts = Facts(bus)
         self._lanes = Lanes(self._match_slowly)
+        self.backlog = Backlog(bus, self.handle, self._lanes.is_full, give_up)
         self._arrived: list[_Arrival] = []
         self._matching: asyncio.Task[None] | None = None
 
     async def handle(self, stored: Stored) -> None:
         """Match an event, and store its jobs.
 
-        Raises:
-            BusError: not all jobs are stored; match the event again.
-            GiveBack: too many events of the same user wait.
+        An event for which the user's lane has no room is stored in the backlog instead. Raises
+        BusError; match the event again.
         """
         arrival = _Arrival(stored, asyncio.get_running_loop().create_future())
         self._arrived.append(arrival)
@@ -157,53 +187,76 @@ class Matcher:
         # The server delivers an event to any process. Without this refresh, a process that has not
         # yet read a new rule would acknowledge the rule's first events without a job.
         await self._rules.refresh()
-        jobs: list[Job] = []
-        done: list[_Arrival] = []
-        used_s: defaultdict[str, float] = defaultdict(float)
+        matched = _Batch()
         begun = time.perf_counter()
         for arrival in batch:
-            event = await self._read(arrival.stored)
-            if event is None:
-                done.append(arrival)
-                continue
-            owner, before = event.facts.owner, time.perf_counter()
-            found = None
-            if used_s[owner] < TURN_S and not self._lanes.is_busy(owner):
-                found = self._match_quickly(event)
-                used_s[owner] += time.perf_counter() - before
-            if found is not None:
-                jobs += found
-                done.append(arrival)
-            elif not self._lanes.add(owner, _Slow(arrival, event)):
-                arrival.end(GiveBack(LANE_FULL_S))
+            await self._take(arrival, matched)
             if time.perf_counter() - begun > LOOP_S:
                 await asyncio.sleep(0)
                 begun = time.perf_counter()
-        await self._store_jobs(jobs)
-        for arrival in done:
+        await self._finish(matched)
+
+    async def _take(self, arrival: _Arrival, batch: _Batch) -> None:
+        facts = await self._facts_of(arrival.stored)
+        if facts is not None and self._lanes.is_full(facts.owner):
+            batch.full[facts.owner, arrival.stream].append(arrival)
+            return
+        event = await self._read(arrival.stored, facts) if facts is not None else None
+        if event is None:
+            batch.done.append(arrival)
+            return
+        owner, begun = event.facts.owner, time.perf_counter()
+        jobs = None
+        if batch.used_s[owner] < TURN_S and not self._lanes.is_busy(owner):
+            jobs = self._match_quickly(event)
+            batch.used_s[owner] += time.perf_counter() - begun
+        if jobs is not None:
+            batch.quick.append(_Work(arrival, event, jobs))
+        else:
+            self._lanes.add(owner, _Work(arrival, event))
+
+    async def _finish(self, batch: _Batch) -> None:
+        jobs = [job for each in batch.quick for job in each.jobs]
+        unfinished = await self._store_jobs(jobs, self._between_quickly)
+        for each in batch.quick:
+            owner = each.event.facts.owner
+            if not any(job.ordered and job.order_key in unfinished for job in each.jobs):
+                batch.done.append(each.arrival)
+            elif self._lanes.is_full(owner):
+                batch.full[owner, each.arrival.stream].append(each.arrival)
+            else:
+                self._lanes.add(owner, _Work(each.arrival, each.event))
+        for (owner, stream), arrivals in batch.full.items():
+            await self.backlog.put(owner, stream, [each.stored.sequence for each in arrivals])
+            batch.done += arrivals
+        for arrival in batch.done:
             arrival.end()
 
-    async def _read(self, stored: Stored) -> _Event | None:
-        """Return the event; None if no rule waits for it, or if it cannot be read."""
+    async def _facts_of(self, stored: Stored) -> RunFacts | None:
+        """Return the facts about the event's run; None if no rule waits for the event."""
         type_, _, run_id = stored.subject.rpartition(".")
         if not self._rules.index.has_type(type_):
             return None
+        facts = await self._facts.of(run_id)
+        if facts is None:
+            log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
+        return facts
+
+    async def _read(self, stored: Stored, facts: RunFacts) -> _Event | None:
+        """Return the event; None if it cannot be read."""
         try:
-            return await self._parsed(stored, type_, run_id)
+            return await self._parsed(stored, facts)
         except _UNREADABLE as error:
             # No later try can read this event. If this event were not given up, all later events
             # would wait for this event.
             await self._give_up(stored, error)
             return None
 
-    async def _parsed(self, stored: Stored, type_: str, run_id: str) -> _Event | None:
+    async def _parsed(self, stored: Stored, facts: RunFacts) -> _Event:
+        type_, _, run_id = stored.subject.rpartition(".")
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         # These fields are read here, because an event without them cannot be read.
         _ = body["event"]["category"], body["data"].get, int(body["sequence"])
-        facts = await self._facts.of(run_id)
-        if facts is None:
-            log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
-            return None
         return _Event(stored, type_, run_id, facts, body, event_of(body))
 
     def _match_quickly(self, event: _Event) -> list[Job] | None:
@@ -219,45 +272,57 @@ class Matcher:
             return None
         return [job_of(event, match) for match in found if match is not None]
 
-    async def _match_slowly(self, slow: _Slow) -> None:
+    async def _match_slowly(self, slow: _Work) -> None:
         """Match an event of a lane, and let other tasks run between the conditions."""
         event = slow.event
         log_fields.bind(event.run_id)
         try:
             rules = [rule for rule in self._candidates(event) if event.may_fire(rule)]
-            found = await self._matched(rules, event)
-            await self._store_jobs([job_of(event, match) for match in found])
+            found = await self._matched_in_turns(rules, event)
+            jobs = [job_of(event, match) for match in found]
+            await self._store_jobs(jobs, self._between_in_turns)
         except Exception as error:
             slow.arrival.end(error)
         else:
             slow.arrival.end()
 
-    async def _matched(self, rules: Iterable[CompiledRule], event: _Event) -> list[Match]:
-        begun = time.perf_counter()
+    async def _matched_in_turns(self, rules: Iterable[CompiledRule], event: _Event) -> list[Match]:
         found = []
         for rule in rules:
-            match = await self._evaluations.matched(rule, event.variable)
+            try:
+                async with self._lanes.turn():
+                    match = matched(rule, event.variable, Budget(LOOP_STEPS))
+            except TooMuch:
+                match = await self._evaluations.matched_off_loop(rule, event.variable)
             if match is not None:
                 found.append(match)
-            if time.perf_counter() - begun > LOOP_S:
-                await asyncio.sleep(0)
-                begun = time.perf_counter()
         return found
 
     def _candidates(self, event: _Event) -> Iterable[CompiledRule]:
         return self._rules.index.candidates(event.type, event.facts.owner, event.variable)
 
-    async def _store_jobs(self, jobs: Sequence[Job]) -> None:
+    async def _store_jobs(self, jobs: Sequence[Job], between: Between) -> set[str]:
+        """Store jobs; return the `order_key` of each queue for which `between` raised TooMuch."""
         queues: dict[str, list[Job]] = {}
         for job in jobs:
             if job.ordered:
                 queues.setdefault(job.order_key, []).append(job)
-        extended = (self._order.extend(queue, self._between) for queue in queues.values())
-        first = [job for job in await asyncio.gather(*extended) if job is not None]
+        unfinished: set[str] = set()
+
+        async def extended(key: str) -> Job | None:
+            try:
+                return await self._order.extend(queues[key], between)
+            except TooMuch:
+                unfinished.add(key)
+                return None
+
+        first = [job for job in await asyncio.gather(*map(extended, queues)) if job is not None]
         unordered = [job for job in jobs if not job.ordered]
         await asyncio.gather(*self._entries((*unordered, *first)))
         for job in jobs:
-            telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
+            if not (job.ordered and job.order_key in unfinished):
+                telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
+        return unfinished
 
     def _entries(self, jobs: Iterable[Job]) -> Iterator[Awaitable[None]]:
         """Yield a write for each job. A job whose owner has no room now is scheduled.
@@ -272,30 +337,57 @@ class Matcher:
             if room[owner] >= 0:
                 yield publish(self._bus, job)
             else:
-                wait_s = self._places.reserve_wait_s(owner, time.monotonic())
+                wait_s = self._times.reserve_wait_s(owner, time.monotonic())
                 yield postpone(self._bus, job, self._bus.clock.time() + wait_s)
 
-    async def _between(self, job: Job, after: int, upto: int) -> list[Job]:
+    async def _between_in_turns(self, job: Job, after: int, upto: int) -> list[Job]:
         """Return the jobs of the job's rule and run for the events between two stream sequences."""
+        jobs: list[Job] = []
+        async for rule, event in self._missed(job, after, upto):
+            found = await self._matched_in_turns([rule], event)
+            jobs += [job_of(event, match) for match in found]
+        return jobs
+
+    async def _between_quickly(self, job: Job, after: int, upto: int) -> list[Job]:
+        """Do what `_between_in_turns` does. Raises TooMuch: it takes long, so a lane has to do it.
+
+        Without this limit, an ordered rule that matches rarely, for reasons that take long to
+        evaluate, would have the events of other users wait.
+        """
+        budget = Budget(LOOP_STEPS)
+        jobs: list[Job] = []
+        async for rule, event in self._missed(job, after, upto, MAX_BETWEEN):
+            budget.take(READ_STEPS)
+            match = matched(rule, event.variable, budget)
+            jobs += [job_of(event, match)] if match is not None else []
+        return jobs
+
+    async def _missed(
+        self, job: Job, after: int, upto: int, at_most: float = math.inf
+    ) -> AsyncIterator[tuple[CompiledRule, _Event]]:
+        """Yield the events of the job's run for which its rule waits.
+
+        Raises:
+            TooMuch: the stream may have more than `at_most` events between the two sequences.
+        """
         rule, run_id = self._rules.get(job.rule), job.run_id
         if rule is None or rule.record.uid != job.uid or run_id is None:
-            return []
+            return
         stream = events_for(run_id)
-        types = {*rule.types, job.type}
-        names = [subjects.event(type_, run_id) for type_ in sorted(types)]
         after = max(after, rule.record.begins.get(stream, 0))
-        jobs: list[Job] = []
+        if upto - after > at_most:
+            raise TooMuch
+        if (facts := await self._facts.of(run_id)) is None:
+            return
+        names = [subjects.event(type_, run_id) for type_ in sorted({*rule.types, job.type})]
         for stored in await direct.between(self._bus, stream, names, after, upto):
-            type_ = stored.subject.rpartition(".")[0]
             try:
-                event = await self._parsed(stored, type_, run_id)
+                event = await self._parsed(stored, facts)
             except _UNREADABLE:
                 # The process that gets this event from the server makes the event a dead letter.
                 continue
-            if event is not None and event.may_fire(rule):
-                found = await self._matched([rule], event)
-                jobs += [job_of(event, match) for match in found]
-        return jobs
+            if event.may_fire(rule):
+                yield rule, event
 
 
 def job_of(event: _Event, match: Match) -> Job:

@@ -342,4 +342,4 @@ def _shown(record: WorkflowRecord, *, is_latest: bool) -> dict[str, Any]:
 
 
 def _pointer(name: str, latest: LatestWorkflow) -> Response:
-    return json_answer({"name": name, **latest.model_dump(mode="json")})
+    return json_answer({"name": name, **latest.model_dump(mode="json", exclude={"made_by"})})

@@ -257,14 +257,18 @@ USERS: Final = (
         ["command.connector.start.*", "command.workflows.start.*", "command.workflows.called.*"],
         ["raw.*.automations", "deadletter.automations.*"],
         ["decide.*", "link.*", "delivery.*.*"],
-        ["schedule.automations.>", "schedule.automations-schedules.*"],
+        [
+            "schedule.automations.>",
+            "schedule.automations-schedules.*",
+            "schedule.automations-events.*",
+        ],
         _follows("KV_rules"),
         # The service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
         _takes(EVENTS, "automations"),
         _takes(DELIVERIES, "automations"),
         _takes(COMMANDS, "automations-replay"),
-        _takes(SCHEDULES, "automations", "automations-schedules"),
+        _takes(SCHEDULES, "automations", "automations-schedules", "automations-events"),
         # A retry that is due is published to DELIVERIES. The service deletes its message in
         # SCHEDULES, because SCHEDULES would otherwise keep the message forever.
         [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],

@@ -58,14 +58,6 @@ class Retry(Exception):
         self.delay_s = delay_s
 
 
-class GiveBack(Exception):
-    """A handler gives a message back; the server delivers it to any process after `delay_s`."""
-
-    def __init__(self, delay_s: float) -> None:
-        super().__init__(f"given back for {delay_s:g} s")
-        self.delay_s = delay_s
-
-
 class NeverFinished(Exception):
     """Several processes in a row began to handle a message, and did not survive it."""
 
@@ -118,8 +110,7 @@ class WorkQueue:
 
     When a handler returns, the queue acknowledges the message. When a handler raises `Retry` or a
     BusError, the same process keeps the message and calls the handler again; this does not count as
-    a delivery. When a handler raises `GiveBack`, the message comes again later, perhaps to another
-    process. Any other exception is logged, and the server delivers the message again, up to
+    a delivery. Any other exception is logged, and the server delivers the message again, up to
     `MAX_DELIVER` times. Then `give_up` gets the message.
 
     The server counts all deliveries, including deliveries to processes that were killed or stopped.
@@ -360,8 +351,6 @@ class WorkQueue:
                 await self._attempt(stored)
             except Retry as retry:
                 await self._pause(retry.delay_s)
-            except GiveBack as error:
-                return again_after(error.delay_s)
             except NeverFinished as error:
                 await self._give_up(stored, error)
                 return NEVER_AGAIN
