@@ -36,7 +36,7 @@ from penstock_edge.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Holds the parts of one edge, such as its hubs, views and limits."""
+    """The parts of one edge, such as its hubs, views and limits."""
 
     bus: Bus
     config: Config
@@ -57,7 +57,6 @@ class Edge:
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
-        """Make the parts of an edge that uses this bus."""
         many = ManyRunViews(bus, Feeds(bus), RunRecords(bus))
         shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
         names = AguiLegIds(bus, many.records)
@@ -100,7 +99,6 @@ class Edge:
         return self.hubs.streams
 
     def allowance(self) -> Allowance:
-        """Return a new allowance, which limits how much one page may read."""
         settings = self.settings
         return Allowance(settings.page_events, settings.page_bytes, settings.page_s)
 
@@ -137,5 +135,4 @@ class Edge:
         return TreeViews(self.agui, root, source, known, frozenset(answered))
 
     async def stream(self, view: View, start: StartPosition) -> EventStream:
-        """Open a client's stream of the view; the stream begins at the start position."""
         return EventStream(await self.hubs.join(view, start), ended=start.ended)

@@ -98,11 +98,6 @@ class EdgeService(Service):
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
 
     async def start(self) -> None:
-        """Start the background work.
-
-        This work sends keep-alives, closes old streams, answers requests for large events, and
-        keeps the counts of open runs and the indexes of runs and sessions up to date.
-        """
         if not is_tried():
             log.warning(
                 "uvicorn: this version is not one of the tried ones, so ASGI writes all events, at "

@@ -32,10 +32,7 @@ class AguiLegIds(LegIds):
     records: RunRecords
 
     async def thread_of(self, run_id: str) -> str:
-        """Return the session id of a run; the run's own id if the run has no record.
-
-        The method waits if the bus does not answer.
-        """
+        """Return the session id of a run; the run's own id if the run has no record."""
         record = await self.records.of(run_id)
         return run_id if record is None else record.session_id
 
@@ -57,21 +54,12 @@ class AguiLegIds(LegIds):
             return str(orjson.loads(entry.value)["agui_run_id"])
 
     async def write(self, run_id: str, leg: int, name: str) -> int:
-        """Write the client's runId for a leg that is about to begin; return the KV revision.
-
-        Raises:
-            BusError: the runId was not written, or it is not known whether it was written.
-        """
+        """Write the client's runId for a leg that is about to begin; return the KV revision."""
         value = orjson.dumps({"run_id": run_id, "leg": leg, "agui_run_id": name})
         return await self.bus.bucket("aliases").put(_key(run_id, leg), value)
 
     async def withdraw(self, run_id: str, leg: int, revision: int) -> None:
-        """Delete the runId that `write` has written with this revision, because the leg did not
-        begin.
-
-        Raises:
-            BusError: the runId may not have been deleted.
-        """
+        """Delete the runId that `write` has written with this revision: the leg did not begin."""
         await self.bus.bucket("aliases").delete(_key(run_id, leg), revision)
 
 

@@ -18,7 +18,7 @@ from penstock.bus.records import ENDED, CancelCommand, RunRecord
 from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
-from penstock_edge.runs.run_access import run_of
+from penstock_edge.runs.records import run_of
 from penstock_edge.sources.locate import lifecycle_of, start_of_new_run
 from penstock_edge.views.items import type_of
 
@@ -28,7 +28,7 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The record of a cancelled run, the time of the cancellation, and `confirmed` of the event.
+    """A cancelled run, the time of the cancellation, and `confirmed` of the event.
 
     `at` is None if the run has not ended yet.
     """
@@ -49,12 +49,8 @@ class Canceller:
         """Cancel the run, and wait for the run's end.
 
         If no service has ended the run after `wait_s`, the edge ends the run, and waits for at most
-        5 seconds more.
-
-        Raises:
-            Problem: 404 if the run is unknown or the caller may not see it; 409 if the run has
-                ended, even if another caller's request has just cancelled it.
-            BusError: the command or the end of the run could not be written.
+        5 seconds more. A run that has ended is 409, even if another caller's request has just
+        cancelled it.
         """
         record = await run_of(self._bus, who, run_id)
         run_id = record.run_id  # the record has the id in lower case, as on the bus

@@ -43,8 +43,7 @@ def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
 async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> Item:
     """Encode one message as an item; first read from NATS what the encoding needs.
 
-    If the message cannot be read, the item is a notice, so that a client sees that a message is
-    missing.
+    If the message cannot be read, the item is a notice, so that a client sees that one is missing.
     """
     try:
         if not is_raw(stored):
@@ -83,7 +82,6 @@ def _unreadable(view: View, stored: Stored, error: Exception) -> Item:
 
 
 async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequence) -> None:
-    """Fold the run's events from `start` on into the encoding, up to the event before `upto`."""
     run_id = subjects.run_id_of(upto.subject)
     stream, run = events_for(run_id), (subjects.events_of_run(run_id),)
     newest = int(upto.headers[SEQUENCE]) - 1
@@ -106,12 +104,6 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
 
 
 async def _with_object(bus: Bus, stored: Stored) -> Stored:
-    """Return the message with its payload, which may be in the object store.
-
-    Raises:
-        BusError: the object store does not answer.
-        ObjectGone: the object has expired.
-    """
     for _ in range(OBJECT_TRIES - 1):
         try:
             return replace(stored, payload=await unwrap(bus, stored.payload))

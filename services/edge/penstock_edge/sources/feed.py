@@ -44,15 +44,11 @@ class Listener(Protocol):
 
     session_id: str | None
 
-    def wants(self, event_type: str) -> bool:
-        """Return whether the listener needs events of this type, a `category.action`."""
-        ...
+    def wants(self, event_type: str) -> bool: ...
 
     def receive(self, batch: list[Stored]) -> None:
-        """Take messages that the listener may need, in the stream's order.
-
-        This method must not block, and must not raise an exception.
-        """
+        """Take messages that the listener may need, in order; neither block nor raise an
+        exception."""
         ...
 
 
@@ -60,10 +56,9 @@ class Watcher(Protocol):
     """A source that needs all events of some runs, and knows the runs by their ids."""
 
     def take(self, stored: Stored) -> None:
-        """Take the next message of a watched run.
+        """Take the next message of a watched run; neither block nor raise an exception.
 
-        During this call, the watcher may call `Feed.watch` and `Feed.unwatch`. The method must not
-        block, and must not raise an exception.
+        During this call, the watcher may call `Feed.watch` and `Feed.unwatch`.
         """
         ...
 
@@ -89,13 +84,9 @@ class Feed:
         self._session_of: dict[str, str] = {}  # maps run ids to session ids
 
     async def join(self, listener: Listener) -> StreamSequence:
-        """Add a listener.
+        """Add a listener; return the sequence from which on it receives all messages that it needs.
 
-        Returns:
-            The stream sequence from which on the listener receives all messages that it needs.
-
-        Raises:
-            BusError: the stream cannot be followed now. The listener is not added.
+        If this raises BusError, the listener is not added.
         """
         await self.acquire()
         # If there were an `await` between the following lines, the listener could receive a message
@@ -108,7 +99,6 @@ class Feed:
         return StreamSequence(recent[0].sequence) if recent else self._next
 
     def leave(self, listener: Listener) -> None:
-        """Remove a listener; do nothing if the listener was not added."""
         if listener in self._by_type:
             self._by_type.discard(listener)
             self._listeners_by_type.clear()
@@ -122,11 +112,7 @@ class Feed:
         self.release()
 
     async def acquire(self) -> None:
-        """Follow the stream until `release` is called.
-
-        Raises:
-            BusError: the stream cannot be followed now. The caller must not call `release`.
-        """
+        """Follow the stream until `release` is called. After a BusError, do not call `release`."""
         self._users += 1
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -158,8 +144,6 @@ class Feed:
         self._watchers.setdefault(run_id, set()).add(watcher)
 
     def unwatch(self, run_id: str, watcher: Watcher) -> None:
-        """Pass no more messages of this run to the watcher; do nothing if the run is not
-        watched."""
         watchers = self._watchers.get(run_id)
         if watchers is not None:
             watchers.discard(watcher)
@@ -167,8 +151,7 @@ class Feed:
                 del self._watchers[run_id]
 
     def recent_messages(self) -> list[Stored]:
-        """Return the newest messages of the stream in order and without gaps, beginning at
-        `oldest`."""
+        """Return the newest messages in order and without gaps, beginning at `oldest`."""
         return list(self._recent)
 
     def forget(self) -> None:
@@ -180,7 +163,6 @@ class Feed:
         self._recent_bytes = 0
 
     async def close(self) -> None:
-        """Wait until the subscriptions without listeners have ended."""
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _add(self, listener: Listener) -> None:
@@ -191,7 +173,6 @@ class Feed:
             self._by_session.setdefault(listener.session_id, set()).add(listener)
 
     def release(self) -> None:
-        """End one `acquire` of the feed. The end of the last `acquire` ends the subscription."""
         self._users -= 1
         if self._users == 0 and self._opening is not None:
             task = asyncio.create_task(self._end(self._opening))
@@ -261,7 +242,6 @@ class Feed:
                 yield from listeners
 
     def _session(self, stored: Stored) -> str | None:
-        """Return the session id of the message's run; None if it is unknown."""
         run_id = subjects.run_id_of(stored.subject)
         known = self._session_of.get(run_id)
         if known is not None:
@@ -292,16 +272,13 @@ class Feeds:
         return self._feeds[shard]
 
     def forget(self, stream: str) -> None:
-        """Drop the remembered messages of this stream (see `Feed.forget`)."""
         kind, shard = kind_and_shard(stream)
         if kind == EVENTS and shard in self._feeds:
             self._feeds[shard].forget()
 
     async def close(self) -> None:
-        """Wait until the subscriptions without listeners have ended."""
         await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
 
 
 def _numbers(stored: Stored) -> tuple[int, int]:
-    """Return the message's stream sequence, and the sequence before it."""
     return stored.sequence, stored.sequence - 1

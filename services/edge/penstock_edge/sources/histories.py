@@ -18,9 +18,9 @@ def history_of(
 ) -> History:
     """Return a reader of the view's stored messages from the stream sequence `start` on.
 
-    `source` selects the messages of a view over many runs; None for any other view. The source need
-    not be started. For a run tree, `start` must be the sequence of the root's first event: only the
-    events before a position show which runs belong to the tree at this position.
+    `source` selects the messages of a view over many runs, and need not be started. For a run tree,
+    `start` must be the sequence of the root's first event: only the events before a position show
+    which runs belong to the tree at this position.
     """
     if isinstance(view.reads, RunTree):
         members = Members(view.reads.run_id, view.reads.known)
@@ -32,11 +32,8 @@ def history_of(
 
 
 async def newest_sequence_of(bus: Bus, view: View, start: int) -> int:
-    """Return the stream sequence of the view's newest stored message from `start` on; 0 if there is
-    no such message.
-
-    This function reads all messages from `start` on.
-    """
+    """Return the sequence of the view's newest stored message; 0 if there is none. Read all of
+    them."""
     history, newest = history_of(bus, view, None, start), 0
     while batch := await history.before(sys.maxsize):
         newest = batch[-1].sequence

@@ -37,7 +37,6 @@ class _Lane:
     held: deque[Stored] = field(default_factory=deque)
 
     def is_read(self, end: int) -> bool:
-        """Return whether all messages of the pattern before the end have been returned."""
         return self.known >= end and not (self.held and self.held[0].sequence < end)
 
 
@@ -104,12 +103,9 @@ class History:
     async def before(self, end: int, limit: int = BATCH) -> list[Stored]:
         """Return the next messages before this stream sequence; an empty list if there are no more.
 
-        All messages before the end must be stored already. If `keep` accepts none of these
-        messages, one call reads all messages up to the end. To read fewer messages in one call,
-        use `step`.
-
-        Raises:
-            BusError: the stream cannot be read now. The next call continues at the same position.
+        All messages before the end must be stored already. If `keep` accepts none of them, one call
+        reads all messages up to the end; `step` reads fewer. After a BusError, the next call
+        continues at the same position.
         """
         while True:
             step = await self.step(end, limit)
@@ -119,10 +115,8 @@ class History:
     async def step(self, end: int, limit: int = BATCH) -> Step:
         """Read up to `limit` messages before this stream sequence.
 
-        If a step reads no messages, it is the last step.
-
-        Raises:
-            BusError: the stream cannot be read now. The next call continues at the same position.
+        If a step reads no messages, it is the last step. After a BusError, the next call continues
+        at the same position.
         """
         async with self._turn():
             found: list[Stored] = []
@@ -193,7 +187,6 @@ class History:
         return merged
 
     def _keep_lanes(self) -> None:
-        """Drop the lanes whose patterns are no longer read, and add lanes for new patterns."""
         self._lanes = {
             pattern: self._lanes.get(pattern) or _Lane(pattern, self._next)
             for pattern in self._patterns()

@@ -31,8 +31,7 @@ KEPT_BYTES: Final = 64 * 1024 * 1024
 
 
 class LargeEvents:
-    """Answers the requests for large events. The NATS server sends each request to only one
-    edge."""
+    """Answers the requests for large events. NATS sends each request to only one edge."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -42,14 +41,12 @@ class LargeEvents:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to answer requests; wait until a NATS server accepts the subscription."""
         subject = large_event("*", "*", "*")
         self._listening = await until_answered(
             f"subscribing to {subject}", lambda: self._bus.subscribe(subject, self._take, "edge")
         )
 
     async def stop(self) -> None:
-        """Answer no more requests."""
         if self._listening is not None:
             try:
                 await self._listening.unsubscribe()
@@ -92,7 +89,7 @@ class LargeEvents:
             log.debug("a part of a large event could not be sent: %s", error)
 
     async def _event(self, name: str) -> bytes:
-        """Return the event of this name, `<run id>.<sequence>`. Raise BusError, ObjectGone.
+        """Return the event of this name, `<run id>.<sequence>`.
 
         Commands and dead letters have other names in the object store. So a subscriber cannot
         request commands or dead letters.

@@ -59,12 +59,10 @@ async def start_of_new_run(bus: Bus, shard: int, *, frames: bool = False) -> Sta
 async def with_live_marker(
     bus: Bus, stream: str, patterns: Collection[str], start: StartPosition
 ) -> StartPosition:
-    """Return the position with `live_after`, the sequence of these patterns' newest message."""
     return replace(start, live_after=await tail(bus, stream, list(patterns)))
 
 
 async def start_from_now(bus: Bus, shard: int = 0) -> StartPosition:
-    """Return the position of the next message that will be stored in a shard's EVENTS."""
     return _start_from(await _end(bus, streams.events_of(shard)))
 
 
@@ -76,13 +74,8 @@ async def start_after(
 ) -> StartPosition:
     """Return the position in EVENTS from which a client of many runs continues after its cursor.
 
-    `keep` returns whether a message belongs to the client's stream.
-
-    Raises:
-        Problem: 410 if NATS has lost the cursor's message, or has no message with this sequence
-            yet; 400 if `keep` refuses the message, because the cursor then belongs to another
-            stream.
-        BusError: the stream cannot be read now.
+    `keep` returns whether a message belongs to the client's stream. A cursor of another stream is
+    400, and one of a message that NATS has lost, or does not have yet, is 410.
     """
     stream = streams.events_of(shard)
     state = (await bus.api(f"STREAM.INFO.{stream}"))["state"]
@@ -119,15 +112,9 @@ def _start_from(sequence: int) -> StartPosition:
 
 
 async def record_of(bus: Bus, run_id: str) -> RunRecord:
-    """Return the run's record.
-
-    Raises:
-        Problem: 404 if there is no such run.
-        BusError: KV cannot be read now.
-    """
     known_as = run_id.lower()  # a UUID in capital letters is the same id
     entry = await bus.bucket("runs").get(known_as) if subjects.is_run_id(known_as) else None
-    if entry is None or entry.value is None:
+    if entry is None:
         raise Problem(404, f"there is no run {run_id[:64]}")
     return RunRecord.model_validate_json(entry.value)
 
@@ -138,14 +125,12 @@ async def is_descendant(bus: Bus, run_id: str, root: str) -> bool:
 
 
 async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
-    """Return the records of a run, its parent, the parent's parent and so on; the outermost is
-    last.
-    """
+    """Return the records of a run, its parent, and so on; the outermost is last."""
     found: list[RunRecord] = []
     next_: str | None = run_id
     while next_ is not None and len(found) <= MAX_DEPTH:
         entry = await bus.bucket("runs").get(next_)
-        if entry is None or entry.value is None:
+        if entry is None:
             break
         record = RunRecord.model_validate_json(entry.value)
         found.append(record)
@@ -154,10 +139,7 @@ async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
 
 
 async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
-    """Return the run's newest lifecycle event; None if no lifecycle event is stored.
-
-    If the run has ended, the result is the terminal event, because no lifecycle event follows it.
-    """
+    """Return the run's newest lifecycle event, which is the terminal event if the run has ended."""
     return await bus.tail(streams.events_for(run_id), subjects.event("lifecycle.*", run_id))
 
 
@@ -166,12 +148,8 @@ async def locate(
 ) -> StartPosition:
     """Return the position from which a client reads a run; the run may have ended.
 
-    `record` is the run's record if the caller has just read it.
-
-    Raises:
-        Problem: 404 for an unknown run; 410 if all events of the run have expired, or if NATS has
-            lost the cursor's event; 400 for a cursor of another stream.
-        BusError: the streams cannot be read now.
+    `record` is the run's record if the caller has just read it. A cursor of another stream is 400;
+    if all events of the run have expired, or NATS has lost the cursor's event, the Problem is 410.
     """
     run_id = view.run_id
     if record is None:
@@ -219,10 +197,8 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
 
 
 async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
-    """Return a list with the first message from `start` on; an empty list if there is none.
-
-    If a replica lags behind, this function asks again.
-    """
+    """Return a list with the first message from `start` on; ask again while a replica lags
+    behind."""
     stream, pattern = view.followed.stream, view.followed.pattern
     while True:
         found, _ = await read(bus, stream, pattern, start, 1)
@@ -235,10 +211,8 @@ async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
 async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
     """Return the start position in a run of which no lifecycle event is stored.
 
-    The run is queued, or its events have expired or are lost.
-
-    Raises:
-        Problem: if the run has ended, 503 while lost events may still be restored, and else 410.
+    The run is queued, or its events have expired or are lost. If it has ended, the Problem is 503
+    while lost events may still be restored, and else 410.
     """
     loss = bus.continuity.covers(streams.events_for(record.run_id), record.first_event or 0)
     if record.status in ENDED:
@@ -272,11 +246,7 @@ def _is_first(stored: Stored) -> bool:
 
 
 async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
-    """Check a cursor of a run; return whether messages after the cursor have expired.
-
-    Raises:
-        Problem: 400 if the cursor is not of this run; 410 if NATS has lost the cursor's message.
-    """
+    """Check a cursor of a run; return whether messages after the cursor have expired."""
     stream, pattern = view.followed.stream, view.followed.pattern
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
     if found and found[0].sequence == after.sequence:
@@ -303,10 +273,7 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
 
 
 async def _end(bus: Bus, stream: str) -> int:
-    """Return one more than the stream's last sequence.
-
-    Every message that is stored later has this sequence or a greater one.
-    """
+    """Return one more than the stream's last sequence."""
     info = await bus.api(f"STREAM.INFO.{stream}")
     return int(info["state"]["last_seq"]) + 1
 

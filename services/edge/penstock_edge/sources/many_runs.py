@@ -47,10 +47,6 @@ class ManyEncoding(Encoding):
         return self.missing_from(stored) is None
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
-        """Return the sequence of the run's first event if the run has no encoder.
-
-        The result is None if the run has an encoder, or if the dialect has no state.
-        """
         if (
             self.reads_from is ReadFrom.CURSOR
             or subjects.run_id_of(stored.subject) in self._encoders
@@ -115,8 +111,7 @@ class FilteredSource(Source, ABC):
     async def start(self) -> int:
         """Begin to deliver; return the stream sequence of the first message to be delivered.
 
-        Raises:
-            BusError: the messages cannot be followed now. The caller must stop the source.
+        After a BusError, the caller must stop the source.
         """
         live_from = await self._feed.join(self)
         await self.prepare()
@@ -132,7 +127,6 @@ class FilteredSource(Source, ABC):
             self._working = None
 
     def receive(self, batch: list[Stored]) -> None:
-        """Take messages from the feed; `accepts` decides later which of them are delivered."""
         self._received += batch
         self._wake.set()
 
@@ -252,7 +246,6 @@ class ManyRunViews:
         return TypesSource(self.feeds.of(shard), self.records, types, owners, deliver)
 
     def session(self, session: Session, deliver: Deliver) -> SessionSource:
-        """Make a source of the events of a session's runs."""
         return SessionSource(self.bus, self.feeds.of(session.shard), self.records, session, deliver)
 
     def of_types(
@@ -262,11 +255,6 @@ class ManyRunViews:
         framing: Framing,
         shard: int = 0,
     ) -> View:
-        """Make a view of a shard's canonical events that match one of these `category.action`
-        patterns.
-
-        If `owners` is given, the view has only events of these owners' runs.
-        """
         chosen = sorted(set(types))
         # Clients whose views have the same key share a hub. If the views of different owners had
         # the same key, their clients would get each other's events. A user's id may have any
@@ -285,7 +273,6 @@ class ManyRunViews:
     def of_session(
         self, session: Session, dialect: str, framing: Framing, types: frozenset[str] | None = None
     ) -> View:
-        """Make a view of the events of a session's runs, in a dialect of `CLIENT_DIALECTS`."""
         return _view(
             ("session", *session.key),
             dialect,

@@ -22,11 +22,7 @@ from penstock_edge.views.items import type_of
 
 @dataclass(slots=True)
 class Allowance:
-    """Knows how many events and bytes a request may still read, and how long the request may take.
-
-    The allowance is spent when no events or no bytes are left, or `time_s` seconds after the
-    request began.
-    """
+    """How many events and bytes a request may still read, and how long the request may take."""
 
     events: int
     size_bytes: int
@@ -34,13 +30,11 @@ class Allowance:
     _begun: float = field(default_factory=time.monotonic)
 
     def spend(self, events: int, size_bytes: int) -> None:
-        """Subtract the events and bytes that were read."""
         self.events -= events
         self.size_bytes -= size_bytes
 
     @property
     def is_spent(self) -> bool:
-        """Whether the allowance is spent, so that the request must be answered now."""
         late = time.monotonic() - self._begun >= self.time_s
         return late or self.events <= 0 or self.size_bytes <= 0
 
@@ -55,11 +49,7 @@ async def read_run(
 
     Each batch is read within one `turn`, so that other users do not wait for long. If `take` is
     given, `take` gets the type and the body of each event, within the turn, and the returned list
-    is empty.
-
-    Raises:
-        BusError: the stream cannot be read now.
-        ObjectGone: the payload of an event has expired.
+    is empty. Raise ObjectGone if the payload of an event has expired.
     """
     events: list[dict[str, Any]] = []
     stream, pattern = events_for(run.run_id), events_of_run(run.run_id)

@@ -75,8 +75,6 @@ class RunRows(IndexRows):
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Store the rows of the changed records; log values that are no records, and drop their
-        rows."""
         rows, gone = [], []
         for change in changes:
             row = _row(change) if change.value is not None else None
@@ -96,7 +94,6 @@ class RunRows(IndexRows):
             follow(rows)
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a run, unless the row has a later sequence."""
         self.write("DELETE FROM runs WHERE key = ? AND seq < ?", [(packed(key), sequence)])
 
     def slice(
@@ -210,7 +207,6 @@ class RunList:
         return found[:limit], len(found) > limit
 
     async def records(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-        """Return the records of these runs by run id; leave out runs without a readable record."""
         found: dict[str, RunRecord] = {}
         for run_id, entry in (await self.index.bucket.many(run_ids)).items():
             try:
@@ -242,7 +238,6 @@ class RunList:
 
 
 def _row(change: Change) -> Row | None:
-    """Return the row of a run's record; if the value is no record, log this, and return None."""
     record = _record(change.value or b"")
     if record is None or not is_run_id(change.key):
         telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
@@ -286,13 +281,11 @@ def packed(run_id: str) -> bytes:
 
 
 def run_id_of(key: bytes) -> str:
-    """Return the run id that `packed` has turned into these 16 bytes."""
     text = key.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def unix_ms(timestamp: object) -> int:
-    """Return the time in Unix milliseconds; 0 if the value is no time of RFC 3339."""
     try:
         return int(datetime.fromisoformat(str(timestamp)).timestamp() * 1000)
     except (ValueError, OverflowError):

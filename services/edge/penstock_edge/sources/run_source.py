@@ -36,11 +36,7 @@ _CLOSING: Final = frozenset({"end", "lost", "event"})
 
 
 def ignore_failure(error: BaseException) -> None:
-    """Do nothing.
-
-    A source has this function as `on_failure` if the source is used only for its patterns, or if
-    its delivery cannot fail.
-    """
+    """Do nothing. A source has this function as `on_failure` if its delivery cannot fail."""
 
 
 def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> Source:
@@ -65,7 +61,6 @@ class EventsOfRun(Source):
         self._follow = Follow(bus, followed, start, deliver)
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered."""
         await self._follow.start()
         return self._start
 
@@ -73,7 +68,6 @@ class EventsOfRun(Source):
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return True, because all messages under the patterns belong to this run."""
         return True
 
     async def stop(self) -> None:
@@ -104,7 +98,6 @@ class FramesUntilEnd(Source):
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered."""
         await self._frames.start()
         await self._events.start()
         return self._start
@@ -113,7 +106,6 @@ class FramesUntilEnd(Source):
         return (subjects.raw_stored(self._run_id, UPSTREAM),)
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return True, because all messages under the patterns belong to this run."""
         return True
 
     async def stop(self) -> None:
@@ -150,10 +142,8 @@ class FramesUntilEnd(Source):
         self._finish()
 
     async def _last_frame(self) -> Stored | None:
-        """Return the run's last frame; None if RAW has no frame of the run.
-
-        If the leg is still open, this method waits for the leg's end, but at most `END_WAIT_S`.
-        """
+        """Return the run's last frame; wait for the end of an open leg, but at most
+        `END_WAIT_S`."""
         stream, pattern = raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
         until = asyncio.get_running_loop().time() + END_WAIT_S
         while True:

@@ -19,7 +19,10 @@ from penstock_edge.views.view import Deliver, Source
 
 
 class SessionFromStart(Source):
-    """Delivers the session's stored events, then its live events."""
+    """Delivers the session's stored events from its start, then its live events.
+
+    Dialects whose frames depend on all earlier events need this source.
+    """
 
     def __init__(
         self, bus: Bus, many: ManyRunViews, session: Session, turns: ReadScheduler, deliver: Deliver
@@ -34,12 +37,6 @@ class SessionFromStart(Source):
         self._held: list[Stored] | None = []
 
     async def start(self) -> int:
-        """Deliver the stored events, and begin to deliver the live events. Return 1, because the
-        stored events are delivered from the stream's beginning.
-
-        Raises:
-            BusError: the events cannot be read now. The caller must stop the source.
-        """
         self._live.on_failure = self.on_failure
         live_from = await self._live.start()
         history = History(
@@ -59,7 +56,6 @@ class SessionFromStart(Source):
         return await self._live.accepts(stored)
 
     async def has_cursor(self, stored: Stored) -> bool:
-        """Return whether a client of the session may have the cursor of this message."""
         return await self._live.has_cursor(stored)
 
     async def prepare(self) -> None:

@@ -76,8 +76,7 @@ class RunRecords:
     async def of(self, run_id: str) -> RunRecord | None:
         """Return the run's record; None if there is none, or if the record cannot be read.
 
-        The status in the record may be outdated. If the bus does not answer, the method waits and
-        tries again.
+        The status in the record may be outdated. If the bus does not answer, the method waits.
         """
         known = self._known.get(run_id)
         while known is None:
@@ -101,11 +100,6 @@ class RunRecords:
 
 
 async def with_shard(shards: SessionShards, session: Session) -> Session:
-    """Return the session with its shard.
-
-    Raises:
-        BusError: KV cannot be read or written now.
-    """
     return replace(session, shard=await shards.of(session.owner, session.session_id))
 
 
@@ -135,7 +129,6 @@ async def create_session(
 
 
 async def has_expired_events(bus: Bus, records: Sequence[SessionRecord]) -> bool:
-    """Return whether the session's first events have expired."""
     for record in records:
         if len(record.runs) >= MAX_SESSION_RUNS or (
             record.runs and await _is_run_cut(bus, record.runs[0])
@@ -225,7 +218,11 @@ _INACTIVE: Final = ENDED | {"paused"}
 
 
 class ActiveRuns:
-    """Reads the newest records of active runs from the stream of KV `runs`, and keeps them."""
+    """Reads the records of the runs that neither have ended nor pause, and changed in ten minutes.
+
+    Each stream with `until=idle` needs them twice a second. If each stream read these records
+    itself, the cost would grow with the number of streams.
+    """
 
     def __init__(self) -> None:
         self._next = 0
@@ -235,7 +232,6 @@ class ActiveRuns:
         self._records: dict[str, tuple[float, RunRecord]] = {}
 
     async def now(self, bus: Bus) -> list[RunRecord]:
-        """Return the records of the runs that are active now."""
         async with self._lock:
             if not self._next:
                 since = bus.clock.now() - timedelta(seconds=OLDEST_S)
@@ -263,7 +259,6 @@ class ActiveRuns:
             self._records[subject] = (time.monotonic(), record)
 
     def _forget(self) -> None:
-        """Drop the records that were read too long ago."""
         oldest = time.monotonic() - OLDEST_S
         for subject, (read_at, _) in list(self._records.items()):
             if read_at >= oldest:
@@ -275,5 +270,4 @@ _of: WeakKeyDictionary[Bus, ActiveRuns] = WeakKeyDictionary()
 
 
 async def active_runs(bus: Bus) -> list[RunRecord]:
-    """Return the records of the runs that are active now."""
     return await _of.setdefault(bus, ActiveRuns()).now(bus)

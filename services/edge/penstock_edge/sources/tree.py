@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class TreeSource(Source, Watcher):
     """Delivers the events of a tree from the stream sequence `start` on.
 
-    `start` must not be after the root's first stored event. If `start` were later, the source would
-    not know the runs that earlier events have added to the tree.
+    `start` must not be after the root's first stored event: the source would not know the runs that
+    earlier events have added to the tree.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class TreeSource(Source, Watcher):
         self._catching_up: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered."""
         await self._opened.acquire()
         self._feed = self._opened
         self._catching_up = asyncio.create_task(self._catch_up())
@@ -55,7 +54,6 @@ class TreeSource(Source, Watcher):
         return self._members.patterns()
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return True, because the readers of stored events know the tree's runs by themselves."""
         return True
 
     async def stop(self) -> None:
@@ -70,7 +68,6 @@ class TreeSource(Source, Watcher):
             feed.release()
 
     def take(self, stored: Stored) -> None:
-        """Deliver a live event, unless it was delivered before."""
         feed = self._feed
         if feed is None or stored.sequence < self._next:
             return
@@ -94,7 +91,6 @@ class TreeSource(Source, Watcher):
                     return
 
     async def _read(self, live_from: int) -> None:
-        """Deliver the stored events below this stream sequence."""
         while True:
             try:
                 batch = await self._history.before(live_from)

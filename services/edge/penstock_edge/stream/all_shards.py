@@ -50,10 +50,6 @@ class AllShards:
         self._unmarked = len(clients)  # how many shards have not sent their live marker yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application.
-
-        The response also ends when the caller's credential becomes invalid.
-        """
         first = self._clients[0]
         for client in self._clients:
             client.is_resumable = True

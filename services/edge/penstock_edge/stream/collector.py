@@ -21,8 +21,7 @@ FULL_COLLECTION_S = 3600.0
 
 
 class Collector:
-    """Lets the garbage collector check only new objects, and all objects every `full_collection_s`
-    seconds.
+    """Lets the garbage collector check only new objects, and all objects every `full_collection_s`.
 
     A collection of all objects frees cycles that the code makes by mistake.
     """
@@ -32,7 +31,6 @@ class Collector:
         self._due = time.monotonic() + full_collection_s
 
     def install(self) -> None:
-        """Freeze the present objects, such as imported modules, and begin to watch collections."""
         gc.collect()
         gc.freeze()
         gc.callbacks.append(self._on_collection)

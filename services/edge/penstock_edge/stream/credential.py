@@ -40,7 +40,6 @@ def watch(
 def while_valid(
     scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None = None
 ) -> Iterator[None]:
-    """Watch the caller's credential within the block, as `watch` does."""
     stop = watch(scope, end, warn)
     try:
         yield
@@ -49,8 +48,7 @@ def while_valid(
 
 
 class _Expiry:
-    """Calls `end` at a Unix time. The object uses a timer, which needs 0.4 KB; a task would need
-    1.6 KB."""
+    """Calls `end` at a Unix time, by a timer, which needs 0.4 KB; a task would need 1.6 KB."""
 
     __slots__ = ("_end", "_expires_at", "_timer")
 

@@ -98,13 +98,11 @@ class Direct(Driver):
         self._client.leave_in_sync()
 
     def resumed(self) -> None:
-        """Let the client continue, because the transport accepts bytes again."""
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
         self._client.wake()
 
     def lost(self) -> None:
-        """Let the client leave the hub, because the connection is closed."""
         if self._task is not None:
             self._task.cancel()
         self._client.leave()
@@ -181,7 +179,6 @@ class Direct(Driver):
 
 
 def dropped(client: Client) -> bytes:
-    """Return the bytes that tell a slow client why its stream ends."""
     is_resumable = client.hub.view.delivery is Delivery.RESUMABLE
     return DROPPED if is_resumable else client.interruption()
 

@@ -6,6 +6,5 @@ from starlette.types import Receive
 
 
 async def until_closed(receive: Receive) -> None:
-    """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

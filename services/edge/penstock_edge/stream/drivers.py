@@ -54,7 +54,6 @@ class ByTask(Driver):
         self._task = asyncio.current_task()
 
     async def wait(self) -> None:
-        """Wait for a call of `wake`; return at once if `wake` was called since the last wait."""
         await self._wake.wait()
         self._wake.clear()
 
@@ -65,8 +64,8 @@ class ByTask(Driver):
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
-        """Do nothing: this method is called only for clients in sync, and ASGI clients are never
-        in sync."""
+        """Do nothing: this is called only for clients in sync, and ASGI clients are never in
+        sync."""
 
 
 _TCP_INFO_BYTES: Final = 256
@@ -157,7 +156,6 @@ class OwnFrames:
         self._notices += self._view.notice(code, message)
 
     def mark_live(self) -> None:
-        """Write the live marker before the first item."""
         self._notices += self.take_live_marker()
 
     def next(self, *, is_at_marker: bool) -> bytes:

@@ -35,7 +35,7 @@ EARLY_S: Final = 0.001
 
 
 class Flushable(Protocol):
-    """The methods and attributes of a hub that the scheduler uses."""
+    """The part of a hub that the scheduler uses."""
 
     flush_at: float  # the event loop's time at which the hub may be flushed again
 
@@ -94,7 +94,6 @@ class Flushes:
             self._set_timer()
 
     def flush_soon(self, hub: Flushable) -> None:
-        """Flush the hub in the next iteration of the event loop."""
         self._due.append(hub)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -108,12 +107,10 @@ class Flushes:
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events
 
     def sampled(self, added_s: float) -> None:
-        """Record the measured added latency of one event, in seconds."""
         self._sampled_at = self.time()
         ADDED_SECONDS.observe(max(0.0, added_s))  # below 0 if two machines' clocks differ
 
     def close(self) -> None:
-        """Cancel all waiting flushes, and set the metrics a last time."""
         self._due.clear()
         self._waiting.clear()
         if self._timer is not None:

@@ -57,7 +57,7 @@ class SourceFailed(Exception):
 
 
 class _Arrivals:
-    """Holds the messages that a source has delivered and that the hub has not encoded yet.
+    """The messages that a source has delivered and that the hub has not encoded yet.
 
     `queue` lets `Flushes` flush the hub soon. `close` drops the reference to the hub. If the
     reference stayed, the hub and its source would form a cycle. The ring of a finished hub would
@@ -85,7 +85,6 @@ class _Arrivals:
         self.add([])
 
     def give_back(self, batch: list[Stored]) -> None:
-        """Put messages back, so that `take` returns them before all other messages."""
         self.batch[:0] = batch
 
     def close(self) -> None:
@@ -93,11 +92,7 @@ class _Arrivals:
         self.batch = []
 
     def take(self) -> list[Stored]:
-        """Return the new messages.
-
-        Raises:
-            SourceFailed: the source has failed, and all its messages have been taken.
-        """
+        """Return the new messages; raise `SourceFailed` once all of a failed source are taken."""
         batch, self.batch = self.batch, []
         if not batch and self.failure is not None:
             raise SourceFailed from self.failure
@@ -186,8 +181,7 @@ class Hub:
     async def start(self) -> None:
         """Begin to follow the view; concurrent callers wait for the same start.
 
-        Raises:
-            BusError: the source cannot be followed. The caller must stop the hub.
+        After a BusError, the caller must stop the hub.
         """
         if self._state is State.NEW:
             self._state = State.STARTING
@@ -205,8 +199,8 @@ class Hub:
             self._state = State.FOLLOWING
 
     async def stop(self) -> None:
-        """End the streams of all clients between two frames, so that the clients can reconnect
-        with cursors."""
+        """End the streams of all clients between two frames, so that they can reconnect with
+        cursors."""
         self._close(State.OVER)
         self._budget.forget(self)
         for task in (self._starting, self._working):
@@ -229,9 +223,8 @@ class Hub:
     def can_join(self, last: Stored | None) -> bool:
         """Return whether no message is missing between `last` and the ring's oldest item.
 
-        `last` is the last stored message that the client has read. A message can be missing if the
-        client has read from a replica that lags behind. `last` is None if the client has read no
-        message; the result is then True.
+        `last` is the last stored message that the client has read, if any. A message can be missing
+        if the client has read from a replica that lags behind.
         """
         if last is None:
             return True
@@ -244,7 +237,6 @@ class Hub:
         return encode_now(self.view, encoding, stored)
 
     async def encode(self, encoding: Encoding, stored: Stored) -> Item:
-        """Encode one message as an item; a message that cannot be read becomes a notice."""
         item = encode_now(self.view, encoding, stored)
         return item or await encode(self._bus, self.view, encoding, stored)
 
@@ -279,8 +271,7 @@ class Hub:
     def flush(self) -> int:
         """Encode the new messages, and write them to the clients; return the number of writes.
 
-        `Flushes` calls this method. If there are more clients than `SLICE`, the next call continues
-        the fan-out.
+        If there are more clients than `SLICE`, the next call continues the fan-out.
         """
         group, arrivals = self.in_sync, self._arrivals
         arrivals.is_queued = False
@@ -313,8 +304,7 @@ class Hub:
     def _measure(self, received: str, writes: int) -> None:
         """Measure the added latency of an event, if this flush has written it to clients in sync.
 
-        A client that is not in sync may read old events. The age of an old event is not latency
-        that Penstock has added.
+        A client that is not in sync may read old events, whose age Penstock has not added.
         """
         self._sampled = None
         if writes:
@@ -348,7 +338,6 @@ class Hub:
                 return
 
     async def _encode(self, stored: Stored) -> None:
-        """Encode one message for which the hub must read from NATS; the messages after it wait."""
         try:
             item = await encode(self._bus, self.view, self._encoding, stored)
         except Exception:
@@ -364,7 +353,6 @@ class Hub:
         self._flush_again()
 
     def _end(self) -> None:
-        """Stop the source, because the last item of the view is in the ring."""
         self._state = State.OVER
         self._release_source()
 
@@ -380,11 +368,7 @@ class Hub:
         self._stopping = asyncio.create_task(self._source.stop())
 
     def _begin_fan_out(self) -> int:
-        """Begin to write the new items to the clients in sync, and wake all other clients.
-
-        Returns:
-            The number of writes.
-        """
+        """Begin to write the new items to the clients in sync, and wake all other clients."""
         ring, group, now = self.ring, self.in_sync, self._flushes.now
         self.flush_at = now + self._flushes.join_s
         end, writes = ring.end, 0

@@ -37,7 +37,6 @@ class Hubs:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def join(self, view: View, start: StartPosition) -> Client:
-        """Add a client to the hub of the view; the client's stream begins at the start position."""
         hub = self._hubs.get(view.key)
         if hub is None or hub.is_failed:
             ring_bytes = self._settings.ring_bytes
@@ -65,10 +64,7 @@ class Hubs:
         return client
 
     async def maintain(self) -> None:
-        """Keep idle streams alive, drop slow clients and end old streams, until cancelled.
-
-        Each client is checked every `check_period_s` seconds (see `keep_alive`).
-        """
+        """Keep idle streams alive, drop slow clients and end old streams, until cancelled."""
         period_s = check_period_s(self._settings.keep_alive_s)
         while True:
             await asyncio.sleep(period_s)
@@ -102,7 +98,6 @@ class Hubs:
                 self._forget(hub)
 
     async def close(self) -> None:
-        """End every stream, and stop all hubs."""
         hubs = (*self._hubs.values(), *self._detached)
         self._hubs.clear()
         self._detached.clear()
@@ -111,8 +106,7 @@ class Hubs:
             self._flushing.close()
 
     def _flushes(self) -> Flushes:
-        """Return the scheduler of flushes; the first call makes the scheduler, because a scheduler
-        needs a running event loop."""
+        """Return the scheduler of flushes, which needs a running event loop and so is made late."""
         if self._flushing is None:
             self._flushing = Flushes(self._budget.report)
         return self._flushing

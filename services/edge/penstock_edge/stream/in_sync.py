@@ -24,13 +24,10 @@ Write = Callable[[bytes], object]
 
 
 class Member(Protocol):
-    """The methods of a client that its hub uses."""
+    """The part of a client that its hub uses."""
 
     def wake(self) -> None:
-        """Check the ring, because the ring has new items or will get no more items.
-
-        A client in sync first leaves the group.
-        """
+        """Check the ring; a client in sync first leaves the group."""
         ...
 
     def fail(self) -> None:
@@ -76,7 +73,6 @@ class InSyncGroup:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a fan-out is in progress."""
         return bool(self.unwritten)
 
     @property
@@ -84,7 +80,6 @@ class InSyncGroup:
         return [*self.written, *self.unwritten]
 
     def add(self, member: Member, write: Write) -> None:
-        """Add a client that has all items before `at`."""
         self.written[member] = write
 
     def remove(self, member: Member) -> tuple[RingPosition, StreamSequence]:
@@ -94,7 +89,6 @@ class InSyncGroup:
         return self.at, self.next
 
     def next_of(self, member: Member) -> StreamSequence:
-        """Return one more than the sequence of the newest item that was written to a member."""
         return self._next_before if member in self.unwritten else self.next
 
     def move(self, at: RingPosition, next: StreamSequence) -> None:
@@ -112,10 +106,7 @@ class InSyncGroup:
     ) -> int:
         """Begin a fan-out of the items up to `at`: write `body` to at most `most` members.
 
-        No fan-out may be in progress. `write` continues the fan-out.
-
-        Returns:
-            The number of writes.
+        No fan-out may be in progress. `write` continues the fan-out. Return the number of writes.
         """
         if len(self.written) == 1:
             # Most runs have one client. A dictionary that gets and loses an entry for each event is
@@ -156,7 +147,6 @@ class InSyncGroup:
         return writes
 
     def _fail(self, member: Member) -> None:
-        """End the stream of a member whose `write` is raising an exception."""
         extra = run_of(self.run_id)
         log.exception("a client's stream ends, because a write has failed", extra=extra)
         member.fail()

@@ -18,14 +18,12 @@ CHECKS_PER_KEEP_ALIVE: Final = 3  # the number of checks of one stream in `keep_
 
 
 def check_period_s(keep_alive_s: float) -> float:
-    """Return the seconds between two checks of one stream."""
     return keep_alive_s / CHECKS_PER_KEEP_ALIVE
 
 
 def is_due(idle_s: float, period_s: float) -> bool:
     """Return whether a stream without bytes for `idle_s` needs a keep-alive at this check.
 
-    `period_s` is the result of `check_period_s`. The keep-alive is due one check before the end of
-    `keep_alive_s`, because the next check may come too late.
+    The keep-alive is due one check before the end of `keep_alive_s`: the next may come too late.
     """
     return idle_s >= (CHECKS_PER_KEEP_ALIVE - 1) * period_s

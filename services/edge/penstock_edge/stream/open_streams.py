@@ -54,16 +54,12 @@ class Stream(Protocol):
         ...
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
-        """End the stream between two frames, and ask the client to reconnect.
-
-        A further call changes nothing.
-        """
+        """End the stream between two frames, and ask the client to reconnect."""
         ...
 
 
 class OpenStreams:
-    """Knows all open streams of this process. If `max_age_s` is 0, no stream is closed because of
-    its age."""
+    """The open streams of this process. If `max_age_s` is 0, none is closed because of its age."""
 
     def __init__(self, max_streams: int, max_age_s: float) -> None:
         self.max_streams = max_streams
@@ -92,9 +88,6 @@ class OpenStreams:
         """Check that one more stream may be opened, and count the stream for the user.
 
         Handlers call this method before they begin any work.
-
-        Raises:
-            Problem: 503 if this edge opens no more streams; 429 if the user has too many.
         """
         if self._grace_s is not None:
             STREAMS_REFUSED.labels("draining").inc()
@@ -111,7 +104,6 @@ class OpenStreams:
         self._close_at.pop(stream, None)
 
     def rotate(self) -> None:
-        """Ask the clients of old streams to reconnect; `Hubs.maintain` calls this periodically."""
         self._close_due(ReconnectReason.AGE)
 
     async def drain(self, grace_s: float) -> None:
@@ -146,8 +138,6 @@ class OpenStreams:
 
 
 def retry_ms() -> int:
-    """Return the time after which a client should reconnect, in milliseconds.
-
-    The time is random, so that clients do not all reconnect at once.
-    """
+    """Return after how many milliseconds a client should reconnect; random, so that not all come at
+    once."""
     return random.randint(*RETRY_MS)

@@ -28,8 +28,7 @@ PIECE_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The result of `Replay.take` when the replay has reached the ring. `truncated` is True if
-    messages before the ring are missing."""
+    """The replay has reached the ring; `truncated` if messages before the ring are missing."""
 
     truncated: bool = False
 
@@ -53,8 +52,7 @@ class Replay:
     async def take(self, turn: Turn) -> tuple[Item, ...] | Reached:
         """Return the next items, or `Reached` if the replay has reached the ring.
 
-        The result is empty if this call found no items; the next call may find some. The stream is
-        read within a `turn`.
+        The result is empty if this call found no items; the next call may find some.
         """
         if self._encoding is None:
             if self._start >= self._hub.first_sequence:

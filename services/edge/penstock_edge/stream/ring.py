@@ -18,8 +18,11 @@ ITEM_BYTES: Final = 200  # the memory of an item without its frames, in bytes
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together. `end` is the position in the ring after the last item, and
-    `end_bytes` is the number of bytes of all items before `end`."""
+    """Items that are written together.
+
+    `end` is the position in the ring after the last item, and `end_bytes` is the number of bytes of
+    all items before `end`.
+    """
 
     body: bytes
     end: RingPosition
@@ -64,7 +67,6 @@ class Ring:
         self._chunks: dict[RingPosition, Chunk] = {}
 
     def append(self, item: Item) -> None:
-        """Add an item after the newest item."""
         body = item.body
         self.held_bytes += len(body) + ITEM_BYTES
         self._sequences.append(item.sequence)
@@ -80,8 +82,7 @@ class Ring:
     def evict(self, limit_bytes: int, least: int) -> bool:
         """Evict the oldest items until the ring fits in `limit_bytes` or has only `least` items.
 
-        Returns:
-            Whether any item was evicted.
+        Return whether any item was evicted.
         """
         count, most = 0, len(self._bodies) - least
         while self.held_bytes > limit_bytes and count < most:
@@ -115,7 +116,6 @@ class Ring:
         return known
 
     def position(self, sequence: StreamSequence) -> RingPosition:
-        """Return the position of the first item at or after this stream sequence."""
         return RingPosition(self.base + bisect_left(self._sequences, int(sequence)))
 
     @property
@@ -125,11 +125,7 @@ class Ring:
         return ByteOffset(self._evicted_bytes + present_bytes)
 
     def offset_before(self, at: RingPosition) -> ByteOffset:
-        """Return the number of bytes of all items before `at`.
-
-        For a position before the ring's oldest item, this is the number of bytes of all evicted
-        items.
-        """
+        """Return the number of bytes of all items before `at`, at least of all evicted items."""
         after = self._bodies[max(at - self.base, 0) :]
         return ByteOffset(self.delivered_bytes - sum(map(len, after)))
 
@@ -145,8 +141,7 @@ class Ring:
         return body, RingPosition(self.base + stop), StreamSequence(self._sequences[stop - 1] + 1)
 
     def _join(self, first: int) -> tuple[bytes, int]:
-        """Return the bytes of a chunk whose first item has the index `first`, and the index after
-        the chunk."""
+        """Return the bytes of a chunk from the index `first` on, and the index after the chunk."""
         bodies = self._bodies
         stop, size_bytes = first + 1, len(bodies[first])
         while stop < len(bodies):
@@ -157,7 +152,6 @@ class Ring:
         return bodies[first] if stop - first == 1 else b"".join(bodies[first:stop]), stop
 
     def _make_chunk(self, first: int) -> Chunk:
-        """Return the chunk whose first item has this index in the ring's lists."""
         body, stop = self._join(first)
         end = RingPosition(self.base + stop)
         items = tuple(map(self._item, range(first, stop)))

@@ -38,14 +38,12 @@ class RingBudget:
             self._empty_rings()
 
     def forget(self, hub: EvictableHub) -> None:
-        """Stop counting the bytes of a hub."""
         self.held_bytes -= self._held.pop(hub, 0)
         self._most_bytes = self._limit_bytes
         self.report()
 
     def report(self) -> None:
-        """Set the metric. `Flushes` calls this method at most once every `REPORT_S`, not for each
-        event."""
+        """Set the metric, at most once every `REPORT_S` (`Flushes`), not for each event."""
         RING_BYTES.set(self.held_bytes)
 
     def _empty_rings(self) -> None:

@@ -62,7 +62,6 @@ class Position:
 
     @classmethod
     def parse(cls, value: bytes) -> Self:
-        """Parse a position that `dump` has written. Raise ValueError, KeyError or TypeError."""
         record = orjson.loads(value)
         return cls(record["cursor"], record["complete_until"], record["holder"])
 
@@ -77,7 +76,6 @@ class Position:
 
     @property
     def time(self) -> datetime | None:
-        """`complete_until` as a datetime; None if there is no such time."""
         until = self.complete_until
         return None if until is None else datetime.fromtimestamp(until, UTC)
 
@@ -109,10 +107,6 @@ class SavedCursors:
 
         The cursor belongs to the user and to the name of the stream token. So a new token with the
         same name continues with the cursor. A token with another name cannot move the cursor.
-
-        Raises:
-            Problem: 422 for an invalid name; 409 if there are too many cursors.
-            BusError: the cursor cannot be read now.
         """
         if not _NAME.fullmatch(name):
             raise Problem(422, "cursor: must have 1 to 64 letters, digits, - and _")
@@ -131,13 +125,10 @@ class SavedCursors:
         return SavedCursor(self, f"{owner}.{name}", found, entry.revision if entry else 0)
 
     def follow(self, following: asyncio.Task[None]) -> None:
-        """Register a task that saves the last position of a stream; `close` waits for this task."""
         self._following.add(following)
         following.add_done_callback(self._following.discard)
 
     async def close(self) -> None:
-        """Wait up to `CLOSE_S` until the last positions are saved; call this after all streams
-        ended."""
         if self._following:
             await asyncio.wait(self._following, timeout=CLOSE_S)
 
@@ -163,12 +154,7 @@ class SavedCursor:
         self._is_taken = False  # whether a newer connection uses the cursor
 
     async def begin(self, cursor: str, complete_until: float | None = None) -> None:
-        """Save the position at which the stream begins, and let only this connection save from now
-        on.
-
-        Raises:
-            BusError: the position cannot be saved now.
-        """
+        """Save the position at which the stream begins; from now on, only this connection saves."""
         self._saved = Position(cursor, complete_until, self._holder)
         while True:
             revision = await self._bucket.update(self._key, self._saved.dump(), self._revision)
@@ -225,8 +211,6 @@ class SavedCursor:
         )
 
     async def _keep(self, sample: Sample) -> None:
-        """Save the sample's position, unless it is saved already or a newer connection has the
-        cursor."""
         wanted = replace(self._saved, cursor=sample.cursor or self._saved.cursor)
         if sample.is_complete:
             wanted = replace(wanted, complete_until=sample.unix_s)

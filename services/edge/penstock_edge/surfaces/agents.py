@@ -8,11 +8,6 @@ from penstock_edge.surfaces.errors import shortened
 
 
 def agent_by_id(config: Config, agent_id: str) -> AgentConfig:
-    """Return the agent with this id in the configuration.
-
-    Raises:
-        Problem: 404 if there is no such agent.
-    """
     agent = config.agent(agent_id)
     if agent is None:
         raise Problem(404, config.no_agent(agent_id))
@@ -20,14 +15,8 @@ def agent_by_id(config: Config, agent_id: str) -> AgentConfig:
 
 
 def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
-    """Return the agent, team or workflow with this id in the configuration.
-
-    If no agent of this kind has the id, the result is the agent that has this name at its agent
-    server.
-
-    Raises:
-        Problem: 404 if no agent of this kind has this id or this name.
-    """
+    """Return the agent, team or workflow with this id, or else with this name at its agent
+    server."""
     agents = [each for each in config.agents if each.kind == kind]
     found = [each for each in agents if each.id == name] or [
         each for each in agents if each.agent == name
@@ -41,11 +30,8 @@ def agent_of_app(config: Config, name: str) -> AgentConfig:
     """Return the agent that ADK's clients name by this `appName`.
 
     The `appName` of an ADK agent is always the agent's name at the ADK server, because requests are
-    relayed to that server unchanged. For any other agent, `appName` is the id in the configuration.
-    If no agent has this id, `appName` is an agent's name at its agent server.
-
-    Raises:
-        Problem: 404 if there is no such agent.
+    relayed to that server unchanged. For any other agent, `appName` is the id in the configuration,
+    or else the agent's name at its agent server.
     """
     agent = config.by_app_name(name)
     if agent is not None:

@@ -1,4 +1,4 @@
-"""Field types for the request bodies of several surfaces."""
+"""Parts of bodies that several surfaces have: fields of requests, and responses in JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import Annotated, Any
 
 import orjson
 from pydantic import AfterValidator
+from starlette.responses import Response
 
 from penstock_edge.surfaces.errors import InvalidBody, body_error
 
 
+def json_response(body: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
 def not_blank(text: str) -> str:
-    """Return the text; raise ValueError if the text is empty or has only white space."""
     if not text.strip():
         raise ValueError("must not be empty or only white space")
     return text
@@ -25,9 +29,6 @@ def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
     """Return the workflow's input from the value at the path `where`; None if there is no input.
 
     If the request body is a form, the value is the text of a JSON object.
-
-    Raises:
-        InvalidBody: the value is not an object.
     """
     if value in (None, ""):
         return None

@@ -5,11 +5,13 @@ Clients of Agno, ADK and AG-UI can read this form: a list of `{type, loc, msg}`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from penstock.start_fields import NotAccepted
 from penstock.web.problems import Problem
 
 JsonObject = dict[str, Any]
@@ -33,12 +35,11 @@ def body_error(error_type: str, where: Where, text: str) -> JsonObject:
 
 
 def invalid(error_type: str, where: Where, text: str) -> InvalidBody:
-    """Return the exception that refuses a body because of one error."""
     return InvalidBody([body_error(error_type, where, text)])
 
 
 def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
-    """Return the exception that refuses a body after a model's validation has failed.
+    """Return the refusal of a body after a model's validation has failed.
 
     `where` is the path of the validated part in the body; it is empty for the whole body.
     """
@@ -47,7 +48,20 @@ def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
     )
 
 
+@contextmanager
+def unaccepted_as_422(*prefix: str) -> Iterator[None]:
+    """Turn a `NotAccepted` of the block into an `InvalidBody` (decision 0126).
+
+    The errors name each field. `prefix` is the path in the body under which the fields are.
+    """
+    try:
+        yield
+    except NotAccepted as error:
+        raise InvalidBody(
+            {**body_error("not_accepted", (*prefix, *refusal.where), refusal.text), "input": None}
+            for refusal in error.refusals
+        ) from error
+
+
 def shortened(text: str) -> str:
-    """Return the first `SHOWN_CHARACTERS` of a client's text, which an error message can
-    contain."""
     return text[:SHOWN_CHARACTERS]

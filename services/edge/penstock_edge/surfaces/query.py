@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from penstock.bus.records import RunRecord
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.problems import Problem
-from penstock_edge.runs.trees import is_workflow
+from penstock_edge.runs.records import is_workflow
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.dialects import RAW_DIALECT
 from penstock_edge.views.trees import BY_DEFAULT
@@ -26,30 +26,18 @@ MAX_DIGITS: Final = 9
 
 
 def cursor_text(request: HTTPConnection) -> str | None:
-    """Return the text of the request's cursor; None or an empty text if the request has no
-    cursor."""
     # An EventSource that reconnects uses its first URL again. So the cursor in the header is newer
     # than the cursor in the URL.
     return request.headers.get("last-event-id") or request.query_params.get("after")
 
 
 def cursor_of(request: HTTPConnection) -> Cursor | None:
-    """Return the cursor of the request; None if the request has no cursor.
-
-    Raises:
-        Problem: 400 if the text is not a cursor.
-    """
     return parsed_cursor(request, Cursor.parse)
 
 
 def parsed_cursor(request: HTTPConnection, parse: Callable[[str], T]) -> T | None:
-    """Parse the request's cursor with `parse`; return None if the request has no cursor.
-
-    `parse` raises ValueError for a text that is not a cursor.
-
-    Raises:
-        Problem: 400 if the text is not a cursor.
-    """
+    """Return the request's cursor. `parse` raises ValueError for a text that is not a cursor
+    (400)."""
     text = cursor_text(request)
     if not text:
         return None
@@ -60,17 +48,12 @@ def parsed_cursor(request: HTTPConnection, parse: Callable[[str], T]) -> T | Non
 
 
 def wants_page(request: HTTPConnection) -> bool:
-    """Return whether the request accepts JSON and does not accept an event stream."""
     accept = request.headers.get("accept", "")
     return "application/json" in accept and "text/event-stream" not in accept
 
 
 def number(text: str | None, name: str, default: int, most: int) -> int:
-    """Return the number from 1 to `most` in this text; `default` if there is no text.
-
-    Raises:
-        Problem: 422 for any other text.
-    """
+    """Return the number from 1 to `most` in this text; `default` if there is no text."""
     if text is None:
         return default
     digits = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
@@ -80,11 +63,6 @@ def number(text: str | None, name: str, default: int, most: int) -> int:
 
 
 def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
-    """Return whether a parameter is `on`; return `default` if the parameter is missing.
-
-    Raises:
-        Problem: 422 if the value is neither `on` nor `off`.
-    """
     text = request.query_params.get(name)
     if text not in (None, "on", "off"):
         raise Problem(422, f"{name}: must be on or off")
@@ -92,11 +70,6 @@ def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
 
 
 def dialect_of(request: HTTPConnection, known: Collection[str]) -> str:
-    """Return the value of the parameter `dialect`; `canonical` if the request does not have it.
-
-    Raises:
-        Problem: 422 for a dialect that is not among `known`.
-    """
     # In a query, `+` stands for a space. So `agui+runs` arrives as `agui runs`, unless the client
     # has encoded the `+`.
     dialect = request.query_params.get("dialect", "canonical").replace(" ", "+")
@@ -106,12 +79,6 @@ def dialect_of(request: HTTPConnection, known: Collection[str]) -> str:
 
 
 def include_of(request: HTTPConnection, dialect: str, *, of_workflow: bool) -> str | None:
-    """Return the value of the parameter `include`; None if the request does not have it.
-
-    Raises:
-        Problem: 422 for an unknown value, or if the dialect cannot show the events of the run: a
-            workflow's run and several runs have no bytes of one agent server.
-    """
     given = request.query_params.get("include")
     if given not in (None, *INCLUDES):
         raise Problem(422, f"include: must be {' or '.join(INCLUDES)}")
@@ -125,22 +92,13 @@ def include_of(request: HTTPConnection, dialect: str, *, of_workflow: bool) -> s
 
 
 def with_children(include: str | None, dialect: str, record: RunRecord) -> bool:
-    """Return whether the answer shows the events of the runs that the run's steps have started.
-
-    Only a workflow's run has such runs. If `include` is None, the events of these runs are shown in
-    the dialects of `BY_DEFAULT`.
-    """
+    """Return whether the answer shows the events of the runs that the run's steps have started."""
     if not is_workflow(record):
         return False
     return include == CHILDREN or (include is None and dialect in BY_DEFAULT)
 
 
 def until_idle(request: HTTPConnection) -> bool:
-    """Return whether the stream ends when no run is active or queued (`until=idle`).
-
-    Raises:
-        Problem: 422 for any other value of `until`.
-    """
     until = request.query_params.get("until")
     if until not in (None, IDLE):
         raise Problem(422, f"until: must be {IDLE}")
@@ -148,13 +106,7 @@ def until_idle(request: HTTPConnection) -> bool:
 
 
 def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
-    """Return the event types that `category` and `type` select.
-
-    If the request has neither parameter, the result is None, which selects all types.
-
-    Raises:
-        Problem: 422 for an unknown category or type, or if frames of the dialect have no types.
-    """
+    """Return the event types that `category` and `type` select; None selects all types."""
     categories, types = listed(request, "category"), listed(request, "type")
     if not categories and not types:
         return None
@@ -173,12 +125,9 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:
-    """Return the values, without duplicates, of a parameter that may be repeated.
+    """Return the values of a parameter that may be repeated.
 
     Each repetition may have several values, separated by commas.
-
-    Raises:
-        Problem: 422 for more than `MAX_VALUES` values.
     """
     given = request.query_params.getlist(name)
     values = (value.strip() for text in given for value in text.split(","))

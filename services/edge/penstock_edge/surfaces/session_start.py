@@ -21,10 +21,7 @@ CHECK_S: Final = 0.5
 
 
 class UntilIdle:
-    """The response for one client. It ends when no run of the session is active or queued.
-
-    The client gets the session's last event before the response ends.
-    """
+    """Ends a client's response after the session's last event, when no run is active or queued."""
 
     def __init__(self, stream: ASGIApp, client: Client, bus: Bus, session: Session) -> None:
         self._stream = stream
@@ -62,8 +59,8 @@ class UntilIdle:
 class SessionStart:
     """The position from which a client reads, and whether the stream ends when idle (`until=idle`).
 
-    `last_event` is the stream sequence of the session's last event. `last_event` is None if a run
-    was active or queued when the request came.
+    `last_event` is the stream sequence of the session's last event; None if a run was active or
+    queued when the request came.
     """
 
     position: StartPosition
@@ -74,10 +71,7 @@ class SessionStart:
 def ending(
     stream: ASGIApp, client: Client, bus: Bus, session: Session, start: SessionStart
 ) -> ASGIApp:
-    """Return the client's stream; with `start.until_idle`, as a stream that ends when idle.
-
-    Such a stream ends when no run of the session is active or queued.
-    """
+    """Return the client's stream; with `start.until_idle`, as a stream that ends when idle."""
     if not start.until_idle:
         return stream
     if start.last_event is not None:

@@ -24,8 +24,7 @@ class Surface:
     """The base class of every surface; a subclass lists the classes of its handlers in `handlers`.
 
     The methods of the handler classes declare their operations with `serves`. The surface makes one
-    object of each handler class, with the edge as the only argument. A subclass may override `make`
-    to change this.
+    object of each handler class, with the edge as the only argument, unless `make` is overridden.
     """
 
     handlers: ClassVar[tuple[type, ...]]
@@ -35,7 +34,6 @@ class Surface:
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        """Return the operations of all handlers, in the order of `handlers`."""
         return operations_of(*cls.handlers)
 
     def make(self, edge: Edge) -> Sequence[object]:
@@ -45,7 +43,6 @@ class Surface:
         return [route for made in self._made for route in routes_of(made, around)]
 
     async def close(self) -> None:
-        """Close the handlers that own resources."""
         for made in self._made:
             if isinstance(made, Closing):
                 await made.close()

@@ -1,8 +1,8 @@
 """Views for AG-UI clients: one leg, a whole run, or the runs of a thread one after another.
 
 A profile is the set of fields with which a dialect writes AG-UI events (`PROFILES`). For AG-UI
-clients, each leg is a run of its own with its own runId.
-Pure."""
+clients, each leg is a run of its own with its own runId. Pure.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class Audience:
     def key(self) -> tuple[str, str]:
         """The audience's part of a view's key.
 
-        The key has the result of `is_modern` instead of the protocol's version, because the frames
-        depend only on this result.
+        The frames depend only on the result of `is_modern`, not on the protocol's version.
         """
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
@@ -69,7 +68,6 @@ class LegIds(Protocol):
 
 
 def default_agui_run_id(run_id: str, leg: int) -> str:
-    """Return the AG-UI runId of a leg for which no client has set a runId."""
     return run_id if leg == 1 else f"{run_id}-{leg}"
 
 
@@ -81,7 +79,7 @@ ENDED_RUNS: Final = 10_000
 
 @dataclass(slots=True)
 class RunEncoders:
-    """Holds the encoders of one stream or page, one for each run.
+    """The encoders of one stream or page, one for each run.
 
     `forget` drops the encoder of a run that has ended, because no further frame of the run follows.
     """
@@ -112,7 +110,6 @@ class RunEncoders:
             await self.look_up(run_id, orjson.loads(stored.payload)["leg"])
 
     async def begin(self, run_id: str) -> None:
-        """Make the encoder of a run, unless it exists; wait if the bus does not answer."""
         if run_id not in self._encoders:
             self._encoders[run_id] = AguiEncoder(
                 self.audience.profile,
@@ -122,7 +119,6 @@ class RunEncoders:
             )
 
     async def look_up(self, run_id: str, leg: int) -> None:
-        """Look up the AG-UI id of a leg; wait if the bus does not answer."""
         self._leg_ids[run_id, leg] = await self.leg_ids.agui_run_id(run_id, leg)
 
     def has(self, run_id: str) -> bool:
@@ -162,8 +158,8 @@ class RunEncoders:
 class RunEncoder(Encoder):
     """Encodes one run with the encoder that `encoders` has for this run.
 
-    `RunEncoders.prepare` makes this encoder. So `prepare` must be called with a message of the run
-    before `feed` is called.
+    `RunEncoders.prepare` makes this encoder, so it must be called with a message of the run before
+    `feed`.
     """
 
     encoders: RunEncoders
@@ -177,16 +173,11 @@ class RunEncoder(Encoder):
         return encoder.feed(event)
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `prepare` has nothing to look up for this message of the run."""
         if self._encoder is None:
             return self.encoders.is_ready(stored)
         return not stored.subject.startswith(_SUBJECTS_THAT_BEGIN_A_LEG)
 
     def interrupted(self) -> list[bytes]:
-        """Return the frames of an error, for the stream of a leg that ends too early.
-
-        The client of a leg's stream does not reconnect on its own.
-        """
         return [sse.encode(each.data) for each in self.encoders.interrupted()]
 
 
@@ -236,9 +227,6 @@ class RunsInTurn:
         """Return the frames of this event, and of the held events that can follow now.
 
         If this event is held, the result is empty.
-
-        Raises:
-            ValueError, KeyError, TypeError: the body is not an event.
         """
         self._held.append((run_id, event))
         frames: list[Frame] = []
@@ -297,11 +285,9 @@ class AguiViews:
     leg_ids: LegIds
 
     def encoders(self, audience: Audience) -> RunEncoders:
-        """Make the encoders of one stream or page for these clients."""
         return RunEncoders(self.leg_ids, audience)
 
     def of_run(self, run_id: str, dialect: str, framing: Framing) -> View:
-        """Make the view of a whole run with its pauses, in the profile that the dialect names."""
         audience = Audience(PROFILES[dialect])
         if isinstance(framing, Sse):
             framing = replace(framing, id_first=audience.profile.id_first)
@@ -314,7 +300,6 @@ class AguiViews:
         return self._run(key, run_id, audience, framing, encoding, Delivery.RESUMABLE)
 
     def of_leg(self, run_id: str, leg: int, audience: Audience) -> View:
-        """Make the view of one leg, which is one run for AG-UI clients."""
         key = (run_id, *audience.key, f"leg {leg}")
 
         def encoding() -> Encoding:
@@ -332,10 +317,8 @@ class AguiViews:
         source: Callable[[Deliver], Source],
         shard: int,
     ) -> View:
-        """Make the view of a thread's runs, one after another.
-
-        `key` is the key of the session, and `shard` is the shard of its runs.
-        """
+        """Make the view of a thread's runs; `key` is the session's, `shard` the shard of its
+        runs."""
         return View(
             ("thread", *key, *audience.key, framing.key),
             audience.profile.name,

@@ -38,11 +38,6 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text of a cursor.
-
-        Raises:
-            ValueError: the text is not a cursor.
-        """
         match = _FORM.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"{text[:80]!r} is no cursor: send back the id of a frame")
@@ -72,11 +67,6 @@ class ShardCursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text of a cursor.
-
-        Raises:
-            ValueError: the text is not a cursor.
-        """
         before = str(BEFORE_ALL)
         parts = text.strip().split(_BETWEEN)
         found = [BEFORE_ALL if part == before else Cursor.parse(part) for part in parts]

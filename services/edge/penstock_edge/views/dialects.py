@@ -41,11 +41,6 @@ class RunViews:
     def of_run(
         self, run_id: str, dialect: str, framing: Framing, types: frozenset[str] | None = None
     ) -> View:
-        """Make the view of the run in this dialect.
-
-        If `types` is given and the dialect's frames have types, the view has only frames of these
-        types.
-        """
         if dialect in PROFILES:
             return self.agui.of_run(run_id, dialect, framing)
         return run_view(run_id, dialect, framing, types)
@@ -57,10 +52,9 @@ def run_view(
     framing: Framing = NAMED_SSE,
     types: frozenset[str] | None = None,
 ) -> View:
-    """Make the view of a whole run.
+    """Make the view of a whole run in a dialect of `CLIENT_DIALECTS`, or in `RAW_DIALECT`.
 
-    If the dialect is one of `CLIENT_DIALECTS`, the view has the run's events in this dialect. If
-    the dialect is `RAW_DIALECT`, the view has the agent server's own frames.
+    If `types` is given, the view has only frames of these types.
     """
     if dialect == RAW_DIALECT:
         return _raw_view(run_id)
@@ -159,15 +153,12 @@ class Finished(Encoding):
 def finished(
     encoding: Callable[[], Encoding], dialect: ClientDialect, framing: Framing
 ) -> Callable[[], Encoding]:
-    """Return what makes the encoding with the dialect's last frame and error, if it has any."""
     if dialect.last is None and dialect.error is None:
         return encoding
     return lambda: Finished(encoding(), dialect, framing)
 
 
 def reads_from_of(dialect: str) -> ReadFrom:
-    """Return whether a dialect of `CLIENT_DIALECTS` is read from the cursor or from the run's
-    start."""
     return ReadFrom.START if CLIENT_DIALECTS[dialect].stateful else ReadFrom.CURSOR
 
 
@@ -189,10 +180,6 @@ def notices(
 
 
 def rendering(framing: Framing, types: frozenset[str] | None) -> Render:
-    """Return the function that writes a dialect's frames in this framing.
-
-    If `types` is given, the function returns no bytes for frames of other types.
-    """
     if types is None:
         return framing.event
     return partial(selected, render=framing.event, types=types)

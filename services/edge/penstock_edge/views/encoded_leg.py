@@ -1,19 +1,56 @@
-"""Encodes one leg of a run in a dialect, for the ADK, Agno and AG-UI surfaces. Pure."""
+"""Encodes one leg of a run in a dialect, for the response to a POST (decision 0318). Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import orjson
 
 from penstock.bus import Stored
 from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
+from penstock_edge.views.framing import VERBATIM_SSE, Framing
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
+from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 
 PAUSED = "lifecycle.paused"
+
+E = TypeVar("E", bound=Encoder)
+
+
+@dataclass(frozen=True, slots=True)
+class LegForm(Generic[E]):
+    """How the clients of a dialect read a leg.
+
+    `key` differs between forms whose frames differ. `interrupted` returns the frames for a stream
+    that ends before its leg does: its client does not reconnect, and without these frames would
+    conclude that the run has succeeded.
+    """
+
+    key: tuple[str, ...]
+    dialect: str
+    encoder: Callable[[], E]
+    render: Render
+    interrupted: Callable[[E], list[bytes]]
+    framing: Framing = VERBATIM_SSE
+
+    def of_leg(self, leg: int) -> EncodedLeg:
+        encoder = self.encoder()
+        return EncodedLeg(encoder, leg, self.render, lambda: self.interrupted(encoder))
+
+    def view(self, run_id: str, leg: int) -> View:
+        return View(
+            (run_id, self.dialect, f"leg {leg}", *self.key),
+            self.dialect,
+            RunEvents(run_id),
+            lambda: self.of_leg(leg),
+            no_notice,
+            ReadFrom.START,  # the frames of a leg depend on the events before it
+            self.framing,
+            Delivery.ONCE,
+        )
 
 
 @dataclass(slots=True)
@@ -23,10 +60,6 @@ class EncodedLeg(Encoding):
     Events of earlier legs change only the encoder's state; their frames are not written. If a
     policy decides an approval at once, the run does not pause. The stream then continues with the
     events of the next leg.
-
-    `interrupted` returns the frames for a stream that ends before its leg does. The clients of such
-    streams do not reconnect. If these frames were missing, a client would conclude that the run has
-    succeeded.
     """
 
     encoder: Encoder
@@ -37,7 +70,8 @@ class EncodedLeg(Encoding):
     def feed(self, stored: Stored) -> Item:
         event = orjson.loads(stored.payload)
         frames = self.encoder.feed(event)
-        if is_before(event, stored, self.leg):
+        # A run may end before this leg begins, so its terminal event is never left out.
+        if type_of(stored) not in TERMINAL and event["leg"] < self.leg:
             return Item(stored.sequence, [])
         body = rendered(frames, stored.sequence, self.render)
         return Item(stored.sequence, body, last=ends_leg(stored))
@@ -46,15 +80,12 @@ class EncodedLeg(Encoding):
         return self.interrupted()
 
 
-def is_before(event: dict[str, Any], stored: Stored, leg: int) -> bool:
-    """Return whether the event belongs to an earlier leg.
-
-    The result is False for the run's terminal event, because a run may end before this leg begins.
-    """
-    return type_of(stored) not in TERMINAL and bool(event["leg"] < leg)
-
-
 def ends_leg(stored: Stored) -> bool:
     """Return whether the event is the pause after a leg, or the run's terminal event."""
     event_type = type_of(stored)
     return event_type in TERMINAL or event_type == PAUSED
+
+
+def no_notice(code: str, message: str) -> bytes:
+    """Write none of the edge's notices, because the dialect has no place for them."""
+    return b""

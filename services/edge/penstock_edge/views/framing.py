@@ -26,8 +26,7 @@ class Framing(Protocol):
 
     @property
     def keep_alive(self) -> bytes:
-        """The bytes that are written to a silent stream; empty if the framing has no
-        keep-alives."""
+        """The bytes that are written to a silent stream; empty for none."""
         ...
 
     @property
@@ -47,12 +46,11 @@ class Framing(Protocol):
     def event(self, frame: Frame, cursor: str) -> bytes: ...
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
-        """Return the bytes of a message's only frame; `sequence` is the message's stream
-        sequence."""
+        """Return the bytes of a message's only frame."""
         return self.event(Frame(data, event), f"{sequence}-0")
 
     def last(self, data: bytes, cursor: str) -> bytes:
-        """Return the bytes of a dialect's last frame (`ClientDialect.last`) and its cursor."""
+        """Return the bytes of a dialect's last frame (`ClientDialect.last`)."""
         return self.event(Frame(data), cursor)
 
     def notice(self, frame: Frame) -> bytes:
@@ -135,7 +133,6 @@ class WebSocketMessages(Framing):
         return f"messages, cursors={self.cursors}"
 
     def event(self, frame: Frame, cursor: str) -> bytes:
-        """Return a message with the frame's data; if `cursors` is True, also `{"cursor": …}`."""
         message = _message(frame)
         if self.cursors:
             message += orjson.dumps({"cursor": cursor}) + MESSAGE_END
@@ -155,7 +152,7 @@ class PageItems(Framing):
     is_resumable: bool = False
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """Return no bytes, because a page has an end, and its client does not reconnect."""
+        """Return no bytes, because the client of a page does not reconnect."""
         return b""
 
     def event(self, frame: Frame, cursor: str) -> bytes:
@@ -170,7 +167,6 @@ class PageItems(Framing):
 
 
 def split(body: bytes) -> Sequence[str]:
-    """Split the bytes of one write into WebSocket messages."""
     return body.decode().split("\n")[:-1]
 
 

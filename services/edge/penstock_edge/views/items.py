@@ -32,7 +32,6 @@ class Item:
         self.body = frames[0] if len(frames) == 1 else b"".join(frames)
 
     def after(self, cursor: Cursor) -> bytes:
-        """Return the part of the item that a client with this cursor has not received yet."""
         if self.sequence != cursor.sequence:
             return self.body if self.sequence > cursor.sequence else b""
         return b"".join(self.frames[cursor.frame + 1 :])
@@ -42,46 +41,30 @@ class Encoding(Protocol):
     """Encodes the messages of one stream or page, in order.
 
     Some encodings have state. To fold a message into the state means to encode the message without
-    writing its frames.
+    writing its frames. `feed` and `fold` raise ValueError, KeyError or TypeError if a message
+    cannot be read.
     """
 
     def is_ready(self, stored: Stored) -> bool:
         """Return whether `feed` can encode this message without a read from NATS.
 
-        If the result is False, the caller first folds the messages that begin at `missing_from`,
-        and then awaits `prepare`.
+        Otherwise the caller first folds the messages from `missing_from` on, and awaits `prepare`.
         """
         return True
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up values that the frames need but that are not in the message.
-
-        If the bus does not answer, the method waits.
-        """
+        """Look up values that the frames need but that are not in the message. Wait for the bus."""
         return
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
-        """Return the sequence of the first message that must be folded before this message.
-
-        The result is None if no message must be folded.
-        """
+        """Return the sequence of the first message that must be folded before this message."""
         return None
 
     def fold(self, stored: Stored) -> None:
-        """Encode a message only for the encoding's state; drop the frames.
-
-        Raises:
-            ValueError, KeyError, TypeError: the message cannot be read.
-        """
+        """Encode a message only for the encoding's state; drop the frames."""
         return
 
-    def feed(self, stored: Stored) -> Item:
-        """Encode one message as an item.
-
-        Raises:
-            ValueError, KeyError, TypeError: the message cannot be read.
-        """
-        ...
+    def feed(self, stored: Stored) -> Item: ...
 
     def interruption(self) -> list[bytes]:
         """Return the frames that mark the stream as incomplete; none if clients can reconnect."""
@@ -95,15 +78,13 @@ Render = Callable[[Frame, str], bytes]
 def selected(frame: Frame, cursor: str, *, render: Render, types: frozenset[str]) -> bytes:
     """Return the bytes of a frame if its type is in `types`; no bytes for any other frame.
 
-    A frame's cursor has the frame's index among the frames of its message. Frames that are not
-    written count, too. So the cursors of a stream do not depend on the types that the client
-    selects.
+    Frames that are not written count in cursors, too. So the cursors of a stream do not depend on
+    the types that the client selects.
     """
     return render(frame, cursor) if frame.event in types else b""
 
 
 def rendered(frames: Sequence[Frame], sequence: int, render: Render) -> list[bytes]:
-    """Return the bytes of a message's frames, each with its cursor."""
     if len(frames) == 1:  # nearly always
         return [render(frames[0], f"{sequence}-0")]
     return [render(frame, f"{sequence}-{index}") for index, frame in enumerate(frames)]
@@ -155,7 +136,6 @@ class UnchangedEncoding(Encoding):
 
 
 def type_of(stored: Stored) -> str:
-    """Return the type of a canonical event, its `category.action`."""
     return stored.subject.rpartition(".")[0]
 
 

@@ -39,8 +39,8 @@ class Child:
 def child_of(parent: str, data: dict[str, Any]) -> str | None:
     """Return the id of the run that an event `workflow.step_started` of `parent` names.
 
-    The result is None if the event names no run, or a run of another shard. The events of another
-    shard have no common order with the events of `parent`.
+    The result is None for a run of another shard, whose events have no common order with the events
+    of `parent`.
     """
     child = data.get("child_run_id")
     if not isinstance(child, str) or not subjects.is_run_id(child):
@@ -68,7 +68,6 @@ class Family:
         return len(self._seen) >= MAX_RUNS
 
     def add(self, child: str, parent: str) -> bool:
-        """Add a run; return False if the tree is full, or if the run was added before."""
         if child in self._seen or self.is_full:
             return False
         self._seen.add(child)
@@ -85,8 +84,7 @@ class Family:
         return self.end(child) if self._parents.get(child) == parent else []
 
     def end(self, run_id: str) -> list[str]:
-        """Remove a run and the runs below it; return the removed runs. The root is never
-        removed."""
+        """Remove a run and the runs below it; return them. The root is never removed."""
         if self._parents.pop(run_id, None) is None:
             return []
         removed = [run_id]
@@ -98,9 +96,8 @@ class Family:
 class Members:
     """Knows which runs are in a tree when a reader has reached a position of the stream.
 
-    For each of these runs, the object has the subject pattern of the run's events. A reader must
-    pass each event of these runs to `learn`, in the stream's order. `known` are runs below the root
-    whose event `workflow.step_started` may have expired.
+    A reader must pass each event of these runs to `learn`, in the stream's order. `known` are runs
+    below the root whose event `workflow.step_started` may have expired.
     """
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
@@ -113,17 +110,13 @@ class Members:
         return run_id in self._patterns
 
     def runs(self) -> Collection[str]:
-        """Return the runs that are in the tree at the reader's position."""
         return self._patterns.keys()
 
     def patterns(self) -> Collection[str]:
         return self._patterns.values()
 
     def learn(self, stored: Stored) -> Sequence[str]:
-        """Take the next event of a member; return the runs that this event adds or removes.
-
-        The result is empty if the members stay the same.
-        """
+        """Take the next event of a member; return the runs that this event adds or removes."""
         event_type = type_of(stored)
         run_id = subjects.run_id_of(stored.subject)
         if event_type in TERMINAL:

@@ -70,10 +70,8 @@ class _Member:
         return f"{self.run_id}/{part_id}"
 
     def inner_run(self, part_id: Any) -> Any:
-        """Return the id of an inner run in the form that is unique in the tree.
-
-        A run id is unique already.
-        """
+        """Return the id of an inner run in the form that is unique in the tree; a run id is so
+        already."""
         return (
             part_id
             if isinstance(part_id, str) and subjects.is_run_id(part_id)
@@ -81,8 +79,8 @@ class _Member:
         )
 
     def step_id(self, given: Any) -> Any:
-        """Return the step id that an event of this run gets in the tree; `given` is the event's own
-        step id.
+        """Return the step id that an event of this run gets in the tree; `given` is the event's
+        own.
 
         If the event has no step id, the result is the id of the parent's step that has started the
         run.
@@ -166,11 +164,7 @@ class TreeFold:
         return self._leg
 
     def feed(self, run_id: str, event: Event) -> list[Event]:
-        """Return the events that the view shows for this event; an empty list if there are none.
-
-        Raises:
-            KeyError, TypeError: the body is not an event.
-        """
+        """Return the events that the view shows for this event."""
         member = self._members.get(run_id)
         if member is None or not _names_parent(member, event):
             return []
@@ -330,10 +324,8 @@ def _names_parent(member: _Member, event: Event) -> bool:
 
 
 def _unique_data(member: _Member, event_type: str, data: Event) -> Event:
-    """Return the data of an event of this run, with ids that are unique in the tree.
-
-    The item ids of an approval are not changed, because decisions name them.
-    """
+    """Return the data with ids that are unique in the tree; decisions name item ids, so these
+    stay."""
     unique: Event = {key: member.qualified(data[key]) for key in _IDS if key in data}
     unique |= {key: member.inner_run(data[key]) for key in _INNER_RUNS if key in data}
     shown = {**data, **unique}

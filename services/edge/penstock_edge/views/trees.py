@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from penstock.sse import Frame
 from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, RunEncoders, notices
 from penstock_edge.views.dialects import finished, rendering
 from penstock_edge.views.dialects import notices as notices_of
-from penstock_edge.views.encoded_leg import ends_leg
+from penstock_edge.views.encoded_leg import E, LegForm, ends_leg, no_notice
 from penstock_edge.views.framing import Framing, Sse
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
 from penstock_edge.views.run_tree import Child
@@ -52,9 +52,7 @@ class TreeLeg(Encoding):
     written. After these events, a pause that waits only for the approvals in `answered` does not
     end the leg.
 
-    `interrupted` returns the frames for a stream that ends before its leg does. The clients of such
-    streams do not reconnect. If these frames were missing, a client would conclude that the run has
-    succeeded.
+    For `interrupted`, see `LegForm`.
     """
 
     tree: TreeFold
@@ -81,7 +79,6 @@ class TreeLeg(Encoding):
 
 
 def folded(tree: TreeFold, encoder: Encoder, run_id: str, payload: bytes) -> list[Frame]:
-    """Fold one event into the tree; return the frames of the events that the tree then shows."""
     return [
         frame for event in tree.feed(run_id, orjson.loads(payload)) for frame in encoder.feed(event)
     ]
@@ -133,7 +130,6 @@ class TreeViews:
         notice: Callable[[str, str], bytes],
         types: frozenset[str] | None = None,
     ) -> View:
-        """Make the view of the whole tree; `encoder` makes the encoder of each stream or page."""
         render = rendering(framing, types)
         return self.view(
             (dialect, framing.key, *sorted(types or ())),
@@ -143,35 +139,22 @@ class TreeViews:
             framing,
         )
 
-    def leg(
-        self,
-        key: Sequence[str],
-        dialect: str,
-        encoder: Callable[[], Encoder],
-        framing: Framing,
-        render: Render,
-        interrupted: Callable[[], list[bytes]],
-        after: int,
-    ) -> View:
+    def leg(self, form: LegForm[E], after: int) -> View:
         """Make the view of the tree up to the root's next pause, for the response to a POST.
 
-        Frames of events up to the stream sequence `after` are not written. `key` must be different
-        for views with different encoders.
+        Frames of events up to the stream sequence `after` are not written.
         """
-        return self.view(
-            (dialect, "leg", f"{after}", *key),
-            dialect,
-            lambda: TreeLeg(
-                self.fold(dialect), encoder(), render, interrupted, after, self.answered
-            ),
-            lambda code, message: b"",
-            framing,
-            Delivery.ONCE,
-        )
+
+        def encoding() -> TreeLeg:
+            encoder, fold = form.encoder(), self.fold(form.dialect)
+            return TreeLeg(
+                fold, encoder, form.render, lambda: form.interrupted(encoder), after, self.answered
+            )
+
+        key = (form.dialect, "leg", f"{after}", *form.key)
+        return self.view(key, form.dialect, encoding, no_notice, form.framing, Delivery.ONCE)
 
     def agui_leg(self, audience: Audience, after: int) -> View:
-        """Make the view of one leg of the root for AG-UI clients (see `leg`)."""
-
         def encoding() -> AguiTreeLeg:
             encoders = self.agui.encoders(audience)
             encoder = RunEncoder(encoders, self.root)
@@ -184,7 +167,6 @@ class TreeViews:
         return self.view(key, name, encoding, notices(UNNAMED), UNNAMED, Delivery.ONCE)
 
     def fold(self, dialect: str) -> TreeFold:
-        """Make the fold of one stream or page for this dialect."""
         return TreeFold(self.root, dialect in AGENT_PROTOCOLS, self.known)
 
     def _agui(self, audience: Audience, framing: Framing) -> View:
@@ -232,7 +214,6 @@ def _is_ready(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> bool:
 
 
 async def _prepare(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> None:
-    """Look up the AG-UI ids of the root and its next leg; wait if the bus does not answer."""
     await encoders.begin(tree.root)
     if tree.is_paused or _begins(tree, stored):
         # All stored events of a workflow's run have the leg 1. So the number of the leg is taken

@@ -24,8 +24,7 @@ INTERRUPTED = "The stream was interrupted; the run goes on"
 
 
 def is_raw(stored: Stored) -> bool:
-    """Return True for a source frame, False for the run's terminal event, which follows all
-    frames."""
+    """Return False for the run's terminal event, which follows all source frames."""
     return stored.subject.startswith("rawp.")
 
 
@@ -123,8 +122,7 @@ class LegEncoding(Encoding):
         return []
 
     def _ended(self, stored: Stored) -> Item:
-        """Return the last item of a leg that has no closing frame; the run's terminal event
-        `stored` ends the leg."""
+        """Return the last item of a leg that has no closing frame, for the run's terminal event."""
         event = orjson.loads(stored.payload)
         error = {
             "lifecycle.failed": event["data"].get("error", "The run failed"),
@@ -134,8 +132,7 @@ class LegEncoding(Encoding):
         return Item(stored.sequence, frames, last=True)
 
     def _boundary(self, connection: str) -> bytes:
-        """Return an empty line if an earlier connection of the leg broke inside a frame; else no
-        bytes."""
+        """Return an empty line if an earlier connection of the leg broke inside a frame."""
         if connection == self._connection:
             return b""
         is_half = self._connection and self._parser is not None and not self._parser.is_at_boundary
@@ -146,7 +143,6 @@ class LegEncoding(Encoding):
         return b"\n\n"
 
     def _follow(self, payload: bytes) -> None:
-        """Record the last frame, and whether the body is at a frame boundary."""
         if self._parser is None:
             return
         try:

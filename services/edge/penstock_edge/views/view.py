@@ -20,7 +20,6 @@ Deliver = Callable[[list[Stored]], None]
 
 
 def _numbers(stored: Stored) -> tuple[int, None]:
-    """Return the numbers of a message before which the hub does not look for a gap."""
     return stored.sequence, None
 
 
@@ -40,14 +39,12 @@ class Source(Protocol):
 
         Clients use these patterns to replay the messages that were stored before the first message
         that the source delivers. Before `start`, some patterns may be missing. A pattern may also
-        match messages that the source does not deliver. For these messages, `accepts` returns
-        False.
+        match messages that `accepts` refuses.
         """
         ...
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return whether the source delivers this message. The message matches one of
-        `patterns`."""
+        """Return whether the source delivers this message of one of its `patterns`."""
         ...
 
     async def stop(self) -> None: ...
@@ -146,7 +143,6 @@ class View:
 
     @property
     def followed(self) -> Followed:
-        """The stream and the subjects of the messages."""
         return self.reads.followed
 
     @property
@@ -156,6 +152,4 @@ class View:
 
     @property
     def reads_tree(self) -> bool:
-        """Whether the view has the events of a workflow's run and of the runs that its steps
-        start."""
         return isinstance(self.reads, RunTree)

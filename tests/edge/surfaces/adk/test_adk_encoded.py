@@ -12,7 +12,7 @@ import uuid_utils
 
 from penstock.bus import Bus
 from penstock.bus.records import DecideRequest
-from penstock_edge.surfaces.adk.views import encoded_leg
+from penstock_edge.surfaces.adk.views import leg_form
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun, command_of
 
@@ -146,7 +146,7 @@ async def test_a_cancelled_run_ends_as_adk_aborts(edge: Client, bus: Bus) -> Non
 
 
 def test_a_stream_that_is_cut_by_us_says_so() -> None:
-    [frame] = encoded_leg(1, 60, streaming=False).interruption()
+    [frame] = leg_form(60, streaming=False).of_leg(1).interruption()
     assert orjson.loads(frame.removeprefix(b"data: "))["error_code"] == "STREAM_ERROR"
 
 

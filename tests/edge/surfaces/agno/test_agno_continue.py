@@ -200,7 +200,7 @@ async def early(edge: Client, waits: Paused, monkeypatch: pytest.MonkeyPatch) ->
         looked.set()
         return found
 
-    monkeypatch.setattr("penstock_edge.runs.decide.lifecycle_of", look)
+    monkeypatch.setattr("penstock_edge.runs.pauses.lifecycle_of", look)
     data = form(tools=waits.tools(confirmed=True), stream="false")
     answering = asyncio.create_task(edge.post(path_of(waits), data=data))
     await looked.wait()

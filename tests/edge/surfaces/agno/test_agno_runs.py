@@ -13,7 +13,7 @@ import pytest
 from penstock.bus import Bus, RawWriter
 from penstock.settings import AgentConfig, Config
 from penstock.sse import Parser
-from penstock_edge.surfaces.agno.views import EdgeFrames, UpstreamLeg, encoded_leg
+from penstock_edge.surfaces.agno.views import EdgeFrames, UpstreamLeg, stream_form
 from support.drive.agno_surface import CONFIG, named
 from support.drive.clients import Client, MakeEdge, Stream
 from support.fakes.pretend import PretendConnector, PretendRun, command_of
@@ -416,12 +416,16 @@ async def test_half_a_frame_of_a_cut_connection_is_left_out(edge: Client, bus: B
     assert stream.body == b"".join(frames)
 
 
-@pytest.mark.parametrize("encoding", [UpstreamLeg, encoded_leg], ids=["own bytes", "encoded"])
+@pytest.mark.parametrize(
+    "encoding",
+    [lambda edge: UpstreamLeg(edge, 1), lambda edge: stream_form(edge).of_leg(1)],
+    ids=["own bytes", "encoded"],
+)
 @pytest.mark.parametrize("agent", CONFIG.agents[:3], ids=["agent", "team", "workflow"])
 def test_the_stream_of_an_edge_that_stops_does_not_look_like_success(
     agent: AgentConfig, encoding: Any
 ) -> None:
-    [frame] = Parser().feed(b"".join(encoding(EdgeFrames(agent, "r-1"), 1).interruption()))
+    [frame] = Parser().feed(b"".join(encoding(EdgeFrames(agent, "r-1")).interruption()))
     told = orjson.loads(frame.data)
     assert (frame.event or "").endswith("Error")
     assert (told["run_id"], told["content"]) == (

@@ -33,15 +33,13 @@ class EventStream:
         self._ended = ended
 
     def discard(self) -> None:
-        """Leave the hub, because this response will not be sent."""
         self._client.leave()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application.
+        """Send the response. It also ends when the caller's credential becomes invalid.
 
-        The response also ends when the caller's credential becomes invalid. If the connection can
-        be taken over from uvicorn, this method returns after the head, and `Direct` continues the
-        response.
+        If the connection can be taken over from uvicorn, this method returns after the head, and
+        `Direct` continues the response.
         """
         client = self._client
         # Clients of a POST do not reconnect on their own, and the same POST would not continue at
@@ -79,7 +77,6 @@ class EventStream:
 
     @contextlib.asynccontextmanager
     async def _until_closed(self, receive: Receive) -> AsyncIterator[None]:
-        """Let the client leave the hub if the connection is closed within the block."""
         leaving = asyncio.create_task(self._watch(receive))
         try:
             yield
@@ -152,10 +149,6 @@ _OF_STREAMS: Final = {
 
 
 def head(status: int, run_id: str = "", of_dialect: Mapping[str, str] = _NONE) -> Message:
-    """Return the head of a response: 200 with `text/event-stream`, or 204.
-
-    `of_dialect` are further headers of a response with the status 200.
-    """
     headers = {"penstock-run-id": run_id} if run_id else {}
     if status == 200:
         headers |= {**_OF_STREAMS, **of_dialect}

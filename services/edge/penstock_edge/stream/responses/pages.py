@@ -44,10 +44,7 @@ class _Page:
     advanced: bool = False  # whether `cursor` is beyond the cursor of the request
 
     async def add(self, batch: Sequence[Stored]) -> bool:
-        """Add the frames of these messages; return False if the page must end.
-
-        A page ends when it is full, when the run has ended, or when the allowance is spent.
-        """
+        """Add the frames of these messages; return False if the page must end."""
         for stored in batch:
             item = await encode(self.bus, self.view, self.encoding, stored)
             for index, data in enumerate(item.frames):
@@ -84,7 +81,6 @@ class _Page:
         return not self.advanced
 
     def body(self) -> dict[str, Any]:
-        """Return the page as `{events, next}`; `next` is None if no page follows."""
         following = None if self.ended or self.cursor is None else str(self.cursor)
         return {"events": self.events, "next": following}
 

@@ -16,23 +16,14 @@ from penstock_edge.stream.disconnect import until_closed
 
 
 class Body(Protocol):
-    """Collects the bytes that a client takes from a view, and makes the response from the bytes."""
+    """Collects the bytes that a client takes from a view, and makes the response from the bytes.
 
-    def add(self, taken: bytes) -> None:
-        """Add the next bytes.
+    Either method may raise a Problem, which is then the response.
+    """
 
-        Raises:
-            Problem: the body cannot be made; the caller responds with this problem.
-        """
-        ...
+    def add(self, taken: bytes) -> None: ...
 
-    def response(self) -> Response:
-        """Return the response; `SingleBody` calls this method when the view has ended.
-
-        Raises:
-            Problem: the view ended in an error; the caller responds with this problem.
-        """
-        ...
+    def response(self) -> Response: ...
 
 
 class Json:

@@ -105,10 +105,8 @@ class WaitingStream:
         return stream
 
     async def _wait(self, send: Send) -> EventStream | None:
-        """Send keep-alives until a stream has begun, and return this stream.
-
-        The result is None if the wait ends before a stream begins.
-        """
+        """Send keep-alives until a stream has begun, and return this stream; None if the wait
+        ends."""
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
         period_s = check_period_s(self._keep_alive_s)

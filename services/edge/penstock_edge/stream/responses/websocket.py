@@ -58,10 +58,7 @@ class EventSocket:
         self._refused: tuple[int, str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the connection, as an ASGI application.
-
-        The connection also ends when the caller's credential becomes invalid.
-        """
+        """Serve the connection. It also ends when the caller's credential becomes invalid."""
         client = self._client
         client.is_resumable = client.hub.view.framing.is_resumable
         client.read_for(identity_of(scope))

@@ -26,8 +26,8 @@ def _text(value: Any) -> str:
 Text = Annotated[str, BeforeValidator(_text)]
 
 
-class Answer(BaseModel):
-    """A functionResponse, which may answer a pause. `id` is the id of the function call."""
+class FunctionResponse(BaseModel):
+    """A part of a message that may answer a pause. `id` is the id of the function call."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,16 +45,13 @@ class Confirmation(BaseModel):
     hint: Any = None
 
 
-def answers_of(request: RunAgentRequest) -> list[Answer]:
+def responses_of(request: RunAgentRequest) -> list[FunctionResponse]:
     """Return every functionResponse in the message, in camelCase or in snake_case.
 
-    Every functionResponse must be found. The edge would relay an overlooked functionResponse to the
-    ADK server, which could then run a tool call that nobody has approved.
-
-    Raises:
-        InvalidBody: a functionResponse is not an object.
+    The edge would relay an overlooked functionResponse to the ADK server, which could then run a
+    tool call that nobody has approved.
     """
-    answers = []
+    responses = []
     for index, part in enumerate(request.new_message.parts):
         for key in FUNCTION_RESPONSE:
             given = part.get(key)
@@ -62,23 +59,18 @@ def answers_of(request: RunAgentRequest) -> list[Answer]:
                 continue
             if not isinstance(given, dict):
                 raise invalid("dict_type", path_of_part(index, key), "must be an object")
-            answers.append(Answer.model_validate(given))
-    return answers
+            responses.append(FunctionResponse.model_validate(given))
+    return responses
 
 
 def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_server: bool) -> Decided:
     """Return the decision that a function response makes on an item.
 
-    `asked` is the item with the id `item_id` in the approval.
-
-    ADK requires an object as the response, so ADK's clients send any other value as `{"result":
-    …}`. An ADK server takes the value out of this object itself. So for an ADK server, this
-    function takes the value out only if the item's schema excludes objects, because the object
-    would not fit such a schema. For any other agent server, this function always takes the value
-    out.
-
-    Raises:
-        InvalidBody: a confirmation has no `confirmed`, or has unknown keys.
+    `asked` is the item with the id `item_id` in the approval. ADK requires an object as the
+    response, so ADK's clients send any other value as `{"result": …}`. An ADK server takes the
+    value out of this object itself. So for an ADK server, this function takes the value out only if
+    the item's schema excludes objects, because the object would not fit such a schema. For any
+    other agent server, this function always takes the value out.
     """
     response = _unwrapped(response)
     if asked.get("kind", "confirmation") in CONFIRMED:
@@ -105,7 +97,6 @@ def _confirmed(response: Any, item_id: str) -> Decided:
 
 
 def _excludes_objects(schema: Any) -> bool:
-    """Return whether a JSON Schema allows only certain types, and `object` is not one of them."""
     types = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(types, str):
         return types != "object"
@@ -115,8 +106,7 @@ def _excludes_objects(schema: Any) -> bool:
 def _result(response: Any, schema: Any) -> Any:
     """Return the value in `{"result": …}`; return any other response unchanged.
 
-    If the schema has a field `result`, the response `{"result": …}` is itself the value, so this
-    function returns the response unchanged.
+    If the schema has a field `result`, the response itself is the value.
     """
     if not isinstance(response, dict) or set(response) != {"result"}:
         return response
@@ -125,10 +115,7 @@ def _result(response: Any, schema: Any) -> Any:
 
 
 def _unwrapped(response: Any) -> Any:
-    """Return the value in `{"response": "<JSON text>"}`; return any other response unchanged.
-
-    ADK accepts an answer in this form, too.
-    """
+    """Return the value in `{"response": "<JSON text>"}`, which ADK accepts, too."""
     if isinstance(response, dict) and set(response) == {"response"}:
         inner = response["response"]
         if isinstance(inner, str) and not has_many_values(inner.encode()):

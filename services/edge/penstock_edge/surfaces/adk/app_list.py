@@ -28,7 +28,7 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.adk.operations import ADK
 from penstock_edge.surfaces.adk.servers import AdkServers
-from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.bodies import json_response
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +64,8 @@ class AppList:
         )
     )
     async def version(self, request: Request) -> ASGIApp:
-        """Respond with Penstock's version.
-
-        The response has no version of ADK, because the ADK servers behind Penstock may have
-        different versions.
-        """
+        """Respond with Penstock's version; the ADK servers behind it may have different
+        versions."""
         return json_response(
             {
                 "version": version(DISTRIBUTION),
@@ -104,10 +101,7 @@ class AppList:
         return json_response({"apps": described})
 
     async def _described(self, agent: AdkAgent) -> dict[str, dict[str, Any]]:
-        """Map app names to the descriptions that this agent's ADK server gives.
-
-        The result is empty if the ADK server does not answer.
-        """
+        """Map app names to the descriptions that this agent's ADK server gives, if it answers."""
         try:
             apps = await self._servers.described(agent)
         except Problem as problem:

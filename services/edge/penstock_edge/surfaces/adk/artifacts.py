@@ -20,7 +20,7 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.servers import AdkServers, relayed
 from penstock_edge.surfaces.adk.sessions import readable_by
-from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.bodies import json_response
 
 VERSIONS: Final = "versions"
 

@@ -28,8 +28,7 @@ from penstock.web.bodies import read_json
 from penstock.web.operation import FLAG, TEXT, Operation, an_object, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.trees import is_workflow
-from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
+from penstock_edge.runs.records import is_workflow
 from penstock_edge.sources.locate import (
     ancestors_of,
     lifecycle_of,
@@ -43,11 +42,11 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.request import QueryRequest
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
 from penstock_edge.surfaces.adk.sessions import session_named_by
-from penstock_edge.surfaces.adk.views import legacy_tree_view, legacy_view
-from penstock_edge.surfaces.errors import invalid_body
+from penstock_edge.surfaces.adk.views import legacy_view
+from penstock_edge.surfaces.bodies import json_response
+from penstock_edge.surfaces.errors import invalid_body, unaccepted_as_422
 from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of
-from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.items import type_of
 
@@ -145,17 +144,14 @@ class Legacy:
         edge = self._edge
         record = await record_of(edge.bus, run_id)
         tree = edge.tree(run_id) if is_workflow(record) else None
-        view = legacy_view(run_id) if tree is None else legacy_tree_view(tree)
+        view = legacy_view(run_id, tree)
         return await edge.stream(view, await locate(edge.bus, view, after, record))
 
     async def _run_of(
         self, named: NamedSession, after: Cursor | None
     ) -> tuple[str, Cursor | None] | None:
-        """Return the run to stream, and the cursor in this run; the cursor is None for the whole
-        run.
-
-        The result is None while the session has no run.
-        """
+        """Return the run to stream, and the cursor in this run; None while the session has no
+        run."""
         record = await self._sessions.get(named)
         runs = record.runs if record is not None else []
         if not runs:
@@ -171,8 +167,7 @@ class Legacy:
         return seen, after
 
     async def _run_at(self, named: NamedSession, sequence: int) -> str | None:
-        """Return the run whose stream has the event with this sequence; None if the event has
-        expired."""
+        """Return the run whose stream has the event with this sequence; None if it has expired."""
         shard = await self._edge.shards.of(named.user_id, named.id)
         found, _ = await read(self._edge.bus, events_of(shard), ">", sequence, 1)
         if not found or found[0].sequence != sequence:

@@ -38,6 +38,5 @@ leg_operation = partial(
 
 
 def require_enabled(edge: Edge) -> None:
-    """Raise Problem 501 if the flag of adk-streaming.md is not set."""
     if not edge.settings.enable_adk_canonical_stream:
         raise Problem(501, NOT_ENABLED)

@@ -81,12 +81,6 @@ class QueryRequest(BaseModel):
 
 
 def parse(body: bytes) -> RunAgentRequest:
-    """Return the request in a body of /run_sse or /run.
-
-    Raises:
-        InvalidBody: the body is not JSON or is nested too deeply; a field is missing, wrong or
-            given in both spellings; or the message has only blank text.
-    """
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -106,7 +100,6 @@ def parse(body: bytes) -> RunAgentRequest:
 
 
 def text_of(request: RunAgentRequest) -> str:
-    """Return the text of the message, which lists of runs show."""
     texts = (part.get("text") for part in request.new_message.parts)
     return "".join(text for text in texts if isinstance(text, str))
 
@@ -115,9 +108,6 @@ def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
     """Refuse message parts and a state that only an ADK server could use.
 
     `takes_state` is True for a workflow, which gets `stateDelta` as its input.
-
-    Raises:
-        InvalidBody: the request has such parts or a state; the errors name each of them.
     """
     refused = "an agent that is no ADK agent takes no"
     errors = [
@@ -137,7 +127,7 @@ def path_of_part(index: int, key: str) -> tuple[str | int, ...]:
 
 
 def _require_one_spelling(document: dict[str, Any]) -> None:
-    """Raise InvalidBody if a field is given in both spellings.
+    """Refuse a field in both spellings.
 
     The edge checks only one of the two values, and the ADK server could read the other value.
     """

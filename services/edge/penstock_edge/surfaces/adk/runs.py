@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -10,16 +11,39 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from penstock import start_fields
+from penstock.bus.records import ApprovalRecord
+from penstock.dialects.adk.encode.shapes import item_ids
+from penstock.lookups import look_until
+from penstock.runs.start import Start
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.sse import Frame, FrameTooLarge, Parser
+from penstock.web.auth import Identity, acting_user, identity_of, require
+from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
+from penstock_edge.runs import pauses
+from penstock_edge.runs.pauses import approval_of, open_approvals
+from penstock_edge.sources.locate import StartPosition
+from penstock_edge.sources.sessions import Session
 from penstock_edge.stream.responses.single_body import Body, SingleBody
-from penstock_edge.surfaces.adk.legs import Legs
-from penstock_edge.surfaces.adk.operations import UPSTREAM, leg_operation, require_enabled
+from penstock_edge.surfaces.adk import request as adk_request
+from penstock_edge.surfaces.adk.answers import FunctionResponse, decided, responses_of
+from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, leg_operation, require_enabled
+from penstock_edge.surfaces.adk.request import RunAgentRequest
+from penstock_edge.surfaces.adk.views import leg_form
+from penstock_edge.surfaces.agents import agent_of_app
+from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
+from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
 from penstock_edge.surfaces.parameters import STREAMED
+from penstock_edge.views.dialects import upstream_leg_view
+from penstock_edge.views.view import View
 
 SHOWN_CHARACTERS: Final = 2000
+# The timeout, in seconds, for the legs of a workflow's run. It is 0, because a workflow has no
+# agent server, and so no timeout.
+NO_TIMEOUT_S: Final = 0.0
 
 
 class EventList(Body):
@@ -33,11 +57,6 @@ class EventList(Body):
         self._frames: list[Frame] = []
 
     def add(self, taken: bytes) -> None:
-        """Add the next bytes of the stream.
-
-        Raises:
-            Problem: 502 if a frame is too large.
-        """
         try:
             self._frames += self._parser.feed(taken)
         except FrameTooLarge as error:
@@ -48,13 +67,10 @@ class EventList(Body):
 
 
 def listed(frames: Iterable[Frame]) -> bytes:
-    """Return the frames' events, unchanged, as a JSON list.
+    """Return the frames' events, unchanged, as a JSON list without the partial events.
 
-    Partial events are left out, because a later complete event has their content.
-
-    Raises:
-        Problem: the leg ended with an error frame of adk-streaming.md. The statuses are ADK's: 504
-            for a timeout, 502 if the agent server refused the request, 500 for every other error.
+    A leg that ended with an error frame of adk-streaming.md raises a Problem with ADK's status: 504
+    for a timeout, 502 if the agent server refused the request, 500 for every other error.
     """
     events = []
     for frame in frames:
@@ -84,7 +100,6 @@ class Runs:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._legs = Legs(edge)
 
     @serves(
         leg_operation(
@@ -95,14 +110,8 @@ class Runs:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """Open the leg, and stream it.
-
-        The bytes of an ADK server are relayed. The events of any other agent server are encoded as
-        ADK's events.
-        """
         require_enabled(self._edge)
-        asked, leg = await self._legs.open(request)
-        return await self._edge.stream(leg.view(streaming=asked.streaming), leg.position)
+        return await self._edge.stream(*await self._open(request, streams=True))
 
     @serves(
         leg_operation(
@@ -113,12 +122,166 @@ class Runs:
         )
     )
     async def collect(self, request: Request) -> ASGIApp:
-        """Open the leg; when it has ended, respond with a list of the events that /run_sse would
-        stream.
-
-        Partial events are left out.
-        """
+        """Open the leg; when it has ended, list the events that /run_sse would stream."""
         require_enabled(self._edge)
-        _, leg = await self._legs.open(request)
-        client = await self._edge.hubs.join(leg.view(streaming=False), leg.position)
+        client = await self._edge.hubs.join(*await self._open(request, streams=False))
         return SingleBody(client, EventList(), DETAIL.response)
+
+    async def _open(self, request: Request, *, streams: bool) -> tuple[View, StartPosition]:
+        """Open the leg that the request asks for: of a new run, or after the pause that it answers.
+
+        A new run needs the scope `start`, and the answer to a pause needs the scope `decide`. For
+        an ADK agent, the caller also needs the scope `raw`, because the bytes of the ADK server are
+        relayed. Without `streams`, an encoded leg has no partial events.
+        """
+        edge, who = self._edge, identity_of(request)
+        edge.streams.require_room(request.scope)
+        require_json(request)
+        body = await read_body(request, edge.settings.max_body_bytes)
+        asked = adk_request.parse(body)
+        acting_user(who, asked.user_id)
+        agent = agent_of_app(edge.config, asked.app_name)
+        if agent.protocol == ADK:
+            require(who, "raw")
+        else:
+            adk_request.require_portable(asked, takes_state=isinstance(agent, WorkflowAgent))
+        if responses := responses_of(asked):
+            leg = await self._answer(who, agent, asked, responses)
+        else:
+            leg = await self._start(who, agent, asked, body)
+        return _view(agent, leg, streaming=streams and asked.streaming), leg.position
+
+    async def _start(
+        self, who: Identity, agent: AgentConfig, asked: RunAgentRequest, body: bytes
+    ) -> Leg:
+        require(who, "start")
+        is_native = agent.protocol == ADK
+        with unaccepted_as_422():
+            if is_native:
+                start_fields.check_body(ADK, agent.accepts, body)
+            else:
+                start_fields.refuse_answers(orjson.loads(body))
+        start = Start(
+            agent,
+            adk_request.text_of(asked),
+            asked.session_id,
+            asked.user_id,
+            roles=who.roles_of(asked.user_id),
+            started_by=who.starters_for(asked.user_id),
+            # A workflow has no state, so the input of a workflow comes in `stateDelta`, the field
+            # in which ADK's clients send data.
+            input=asked.state_delta if isinstance(agent, WorkflowAgent) else None,
+            body=body.decode() if is_native else None,
+        )
+        return (await first_leg(self._edge, start, frames=is_native))[1]
+
+    async def _answer(
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        responses: Sequence[FunctionResponse],
+    ) -> Leg:
+        require(who, "decide")
+        edge, is_native = self._edge, agent.protocol == ADK
+        session = Session(asked.user_id, asked.session_id, (agent.id,), any_agent=False)
+        if isinstance(agent, WorkflowAgent):
+            reply = await self._reply_in_tree(who, session, responses)
+        else:
+            reply = await self._reply(who, session, responses, is_native=is_native)
+        if len(responses) < len(asked.new_message.parts):
+            raise Problem(422, "newMessage.parts: send the answers to a pause without other parts")
+        # For an agent that is no ADK agent, Penstock makes the invocation ids that clients see. The
+        # agent server does not know these ids, so the decision has none.
+        invocation_id = asked.invocation_id if is_native else None
+        if invocation_id is not None:
+            await self._check_invocation(reply.answers[0].approval, invocation_id)
+        leg = await next_leg(edge, reply, frames=is_native)
+        await decide(edge, who, "adk", reply, user_id=asked.user_id, invocation_id=invocation_id)
+        return leg
+
+    async def _reply(
+        self,
+        who: Identity,
+        session: Session,
+        responses: Sequence[FunctionResponse],
+        *,
+        is_native: bool,
+    ) -> Reply:
+        """Return the decisions that the responses make on the pending requests of a run.
+
+        Only the id of the function call counts, not the name of the function. An ADK server that
+        got a response without a pending request could run a call that no person has approved (404).
+        """
+        bus = self._edge.bus
+
+        async def pending(response: FunctionResponse) -> tuple[str, ApprovalRecord] | None:
+            for item_id in [response.id] if is_native else item_ids(response.id):
+                approval_id = await pauses.approval_of_item(bus, session.owner, session, item_id)
+                if approval_id is not None:
+                    approval = await pauses.approval_record(bus, approval_id)
+                    is_shown = approval is not None and who.may_see_runs_of(approval.user_id)
+                    return (item_id, approval) if approval is not None and is_shown else None
+            return None
+
+        # A client may answer before the approvals service has written the alias of the request.
+        found = await look_until(
+            who.user_id,
+            lambda: asyncio.gather(*map(pending, responses)),
+            lambda found: None not in found,
+        )
+        answers: dict[str, Answer] = {}
+        for response, request in zip(responses, found, strict=True):
+            if request is None:
+                raise _not_pending(response)
+            item_id, approval = request
+            item = next((each for each in approval.items if each["item_id"] == item_id), {})
+            decision = decided(response.response, item_id, item, for_adk_server=is_native)
+            answers.setdefault(approval.approval_id, Answer(approval)).items.append(decision)
+        if len(answers) > 1:
+            raise Problem(422, "newMessage.parts: the answers belong to different pauses")
+        return Reply(list(answers.values()))
+
+    async def _reply_in_tree(
+        self, who: Identity, session: Session, responses: Sequence[FunctionResponse]
+    ) -> Reply:
+        """Return the decisions on open approvals of the session's paused workflow."""
+        bus, ids = self._edge.bus, [item_ids(response.id) for response in responses]
+        async for root in pauses.paused_runs(bus, who, session):
+            open_ = await open_approvals(
+                bus, who.user_id, root, lambda found: all(approval_of(found, each) for each in ids)
+            )
+            approvals = [approval_of(open_, each) for each in ids]
+            if not any(approvals):
+                continue
+            decisions = []
+            for response, names, approval in zip(responses, ids, approvals, strict=True):
+                if approval is None:
+                    raise _not_pending(response)
+                item = next(filter(None, map(approval.find, names)))
+                decision = decided(response.response, item["item_id"], item, for_adk_server=False)
+                decisions.append((approval.approval, decision))
+            return Reply.in_tree(root, decisions)
+        raise _not_pending(responses[0])
+
+    async def _check_invocation(self, approval: ApprovalRecord, invocation_id: str) -> None:
+        pause = await pauses.pause_record(self._edge.bus, approval.run_id)
+        if pause is None or pause.approval_id != approval.approval_id:
+            # another request has decided the pause, so the approvals service refuses the answer
+            return
+        own = pause.resume.get("invocation_id")
+        if own and own != invocation_id:
+            text = f"invocationId: the answered request belongs to the invocation {own}"
+            raise Problem(422, f"{text}: send that one, or none")
+
+
+def _view(agent: AgentConfig, leg: Leg, *, streaming: bool) -> View:
+    """Return the leg of an ADK agent byte for byte, and any other leg in ADK's events."""
+    if agent.protocol == ADK:
+        return upstream_leg_view(leg.run_id, leg.number, agent.timeout_s, agent.hosts)
+    timeout_s = NO_TIMEOUT_S if isinstance(agent, WorkflowAgent) else agent.timeout_s
+    return leg.view(leg_form(timeout_s, streaming=streaming))
+
+
+def _not_pending(response: FunctionResponse) -> Problem:
+    return Problem(404, f"no request with the id {shortened(response.id)!r} is pending")

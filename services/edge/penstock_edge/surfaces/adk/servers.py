@@ -43,12 +43,10 @@ class ServerAnswer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the status is 2xx."""
         return httpx.codes.is_success(self.status)
 
     @property
     def is_error(self) -> bool:
-        """Whether the status is 4xx or 5xx."""
         return httpx.codes.is_error(self.status)
 
 
@@ -56,8 +54,7 @@ class AdkServers:
     """Sends requests to ADK servers, with one HTTP client for all servers.
 
     Every method that sends a request raises Problem 502 if the server cannot be reached, or if its
-    answer is larger than `MAX_ANSWER_BYTES`. Problem 504 means that the server has not answered in
-    time.
+    answer is larger than `MAX_ANSWER_BYTES`, and 504 if it has not answered in time.
     """
 
     def __init__(self) -> None:
@@ -74,11 +71,6 @@ class AdkServers:
         session_id: str | None = None,
         body: Any = None,
     ) -> ServerAnswer:
-        """Send a request about a user's sessions, or about one session; return the answer.
-
-        Raises:
-            Problem: 502 and 504, as the class explains.
-        """
         parts = ["apps", agent.agent, "users", user_id, "sessions"]
         parts += [session_id] if session_id is not None else []
         return await self._send(method, agent, parts, body)
@@ -91,21 +83,12 @@ class AdkServers:
         below: Sequence[str],
         query: Mapping[str, str],
     ) -> ServerAnswer:
-        """Request a session's artifacts; `below` has the segments of the path after `artifacts`.
-
-        Raises:
-            Problem: 502 and 504, as the class explains.
-        """
+        """Request a session's artifacts; `below` has the segments of the path after `artifacts`."""
         parts = ["apps", agent.agent, "users", user_id, "sessions", session_id, "artifacts"]
         return await self._send("GET", agent, [*parts, *below], query=query)
 
     async def described(self, agent: AdkAgent) -> list[Any]:
-        """Return the server's descriptions of its apps; an empty list if an older server has only
-        names.
-
-        Raises:
-            Problem: 502 and 504, as the class explains; the timeout is `DESCRIBED_S`.
-        """
+        """Return the server's descriptions of its apps; an older server has only names."""
         query = {"detailed": "true"}
         answer = await self._send("GET", agent, ["list-apps"], query=query, timeout_s=DESCRIBED_S)
         try:
@@ -149,11 +132,7 @@ class AdkServers:
         refuses to replace an existing session, but accepts no field besides a state. With the id in
         the body, ADK replaces an existing session. So this method sends the id in the path if
         `given` has at most a state. If `given` has other fields, this method first checks that the
-        session does not exist, and then sends the id in the body.
-
-        Raises:
-            Problem: 409 if the session exists, 422 if an id cannot be part of a path of the server,
-                502 and 504, as the class explains.
+        session does not exist (409), and then sends the id in the body.
         """
         require_reachable(agent, user_id, session_id)
         if given.keys() <= {"state"}:
@@ -176,14 +155,10 @@ class AdkServers:
 
 
 def relayed(answer: ServerAnswer) -> Response:
-    """Return the server's answer as a response.
+    """Return the server's answer as a response; credentials and internal addresses are removed.
 
-    Credentials and internal addresses are removed from errors.
-
-    Raises:
-        Problem: 502 if an answer without an error status is not JSON, or if its status is not 2xx.
-            If an error is not JSON, or does not have the shape of ADK's errors, the Problem has the
-            server's status and text.
+    An answer that is no JSON, or has not the shape of ADK's errors, becomes a Problem with the
+    server's status and text, and one that is neither 2xx nor an error becomes 502.
     """
     hosts = (answer.host,)
     try:
@@ -201,7 +176,6 @@ def relayed(answer: ServerAnswer) -> Response:
 
 
 async def _complete_body(answer: httpx.Response) -> bytes:
-    """Return the whole body; stop reading and raise Problem 502 if the body is too large."""
     body = bytearray()
     async for piece in answer.aiter_bytes():
         body += piece

@@ -71,18 +71,13 @@ class SessionStore:
         return SessionRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def create(self, named: NamedSession) -> dict[str, Any]:
-        """Create a session without runs; raise Problem 409 if the session exists."""
         record = await create_session(self._bus, named.user_id, named.agent.id, named.id)
         if record is None:
             raise Problem(409, f"Session already exists: {named.id}")
         return _shown(named, record, ())
 
     async def show(self, named: NamedSession, turn: Turn) -> dict[str, Any]:
-        """Return the session with the events of its last runs, within the limits.
-
-        Raises:
-            Problem: 404 if there is no such session.
-        """
+        """Return the session with the events of its last runs, within the limits."""
         record = await self.get(named)
         if record is None:
             raise Problem(404, "Session not found")
@@ -101,7 +96,6 @@ class SessionStore:
     async def index(
         self, agent: AgentConfig, app: str, user_id: str, turn: Turn
     ) -> list[dict[str, Any]]:
-        """Return the user's sessions with the agent in ADK's shape, without their events."""
         async with turn():
             listed, _ = await self._sessions.page(user_id, [agent.id])
         return [
@@ -136,7 +130,6 @@ class SessionStore:
             return
 
     async def check_at_rest(self, named: NamedSession) -> None:
-        """Raise Problem 409 if a run of the session is active, queued or paused."""
         session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
         if await idle_since(self._bus, session) is None:
             raise Problem(409, "a run of this session is active; cancel it, or wait for its end")
@@ -188,11 +181,8 @@ def _shown(named: NamedSession, record: SessionRecord, last: Sequence[RunRecord]
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the event with the user's message. ADK keeps this event in a session but does not
-    stream it.
-
-    The result is empty if the run has no message.
-    """
+    """Return the event with the user's message, which ADK keeps in a session but does not
+    stream."""
     message = started["data"].get("message")
     if not message:
         return []

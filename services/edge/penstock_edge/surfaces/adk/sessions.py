@@ -18,15 +18,19 @@ from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
 from penstock_edge.surfaces.adk.servers import AdkServers, relayed
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
 from penstock_edge.surfaces.agents import agent_of_app
-from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid_body
-from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.bodies import json_response
+from penstock_edge.surfaces.errors import (
+    InvalidBody,
+    body_error,
+    invalid_body,
+    unaccepted_as_422,
+)
 
 _SESSION: Final = {200: json("The session", OBJECT)}
 _of_user = partial(
@@ -143,12 +147,8 @@ class Sessions:
         """Change the state of an ADK session without a run; respond with the whole session.
 
         A `stateDelta` may change the same keys here as at the start of a run, because the next run
-        reads the state in both cases.
-
-        Raises:
-            Problem: 409 if a run of the session is active, queued or paused. If a client could
-                change the state during a pause, an approved tool could run with another state than
-                the person saw.
+        reads the state in both cases. If a client could change the state during a pause, an
+        approved tool could run with another state than the person saw (409).
         """
         named = session_named_by(self._edge, request)
         if named.agent.protocol == ADK:
@@ -171,11 +171,7 @@ class Sessions:
         )
     )
     async def delete(self, request: Request) -> ASGIApp:
-        """Delete the session; the response is `null`, even if there is no such session.
-
-        Raises:
-            Problem: 409 if a run of the session is active, queued or paused.
-        """
+        """Delete the session; the response is `null`, even if there is no such session."""
         named = session_named_by(self._edge, request)
         await ignore_body(request)
         await self._sessions.check_at_rest(named)
@@ -201,13 +197,8 @@ class Sessions:
         return json_response(await self._sessions.create(session))
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        """Return the object in the request's body.
-
-        As in ADK, an empty body and `null` count as an empty object.
-
-        Raises:
-            Problem: 422 if the body is not JSON, or is another JSON value.
-        """
+        """Return the object in the body; as in ADK, an empty body and `null` count as an empty
+        object."""
         body = await read_body(request, self._edge.settings.max_body_bytes)
         if not body:
             return {}
@@ -224,13 +215,8 @@ class Sessions:
 
 
 def session_named_by(edge: Edge, request: Request) -> NamedSession:
-    """Return the session that the path names.
-
-    If the path names only a user's sessions, the id of the result is empty.
-
-    Raises:
-        Problem: 403 if the caller may not act for the user in the path, 404 if the app is unknown.
-    """
+    """Return the session that the path names; its id is empty if the path names only a user's
+    sessions."""
     who = identity_of(request)
     path = request.path_params
     user_id = acting_user(who, path["user"])
@@ -243,10 +229,6 @@ def readable_by(edge: Edge, request: Request) -> NamedSession:
     """Return the session that the path names, for a handler that reads the session.
 
     The session of an ADK agent is relayed byte for byte, so the caller needs the scope `raw`.
-
-    Raises:
-        Problem: every problem that `session_named_by` raises, and 403 if the caller does not have
-            the scope.
     """
     named = session_named_by(edge, request)
     if named.agent.protocol == ADK:

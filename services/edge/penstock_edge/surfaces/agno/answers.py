@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from penstock.bus.records import Decided
 from penstock.dialects.agno.encode.pauses import waiting_tool
-from penstock_edge.runs.tree_approvals import OpenApproval, approval_of
 from penstock_edge.surfaces.agno.request import error
 from penstock_edge.surfaces.errors import InvalidBody, shortened
 
@@ -78,9 +77,6 @@ def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
     """Return the answers in a client's list.
 
     `section` is the name of the list: `tools`, `requirements` or `step_requirements`.
-
-    Raises:
-        InvalidBody: a requirement contradicts itself.
     """
     read = _SECTIONS[section]
     return [answer for index, each in enumerate(given) for answer in read((section, index), each)]
@@ -121,32 +117,6 @@ def decided(
         _require_same_call(item, answer)
         decisions[item_id] = _DECISIONS[item["kind"]](item, answer)
     return list(decisions.values())
-
-
-def are_all_known(approvals: Sequence[OpenApproval], given: Sequence[Answer]) -> bool:
-    """Return whether every answer belongs to one of these approvals, or to a tool that ran
-    before."""
-    return all(each.ran_before or approval_of(approvals, each.ids) for each in given)
-
-
-def decided_by_approval(
-    approvals: Sequence[OpenApproval], given: Sequence[Answer]
-) -> list[tuple[OpenApproval, list[Decided]]]:
-    """Return the approvals that the answers decide, each with the decisions on its items.
-
-    Raises:
-        InvalidBody: for the same reasons as in `decided`.
-    """
-    answers: dict[str, list[Answer]] = {}
-    for answer in given:
-        approval = approval_of(approvals, answer.ids) or approvals[0]
-        answers.setdefault(approval.approval.approval_id, []).append(answer)
-    decisions = [
-        (each, decided(each.items, each.short_ids, answers[each.approval.approval_id]))
-        for each in approvals
-        if each.approval.approval_id in answers
-    ]
-    return [(each, items) for each, items in decisions if items]
 
 
 # --- Reading the objects
@@ -235,7 +205,6 @@ def _filled(given: JsonObject, note: Json) -> Filled:
 
 
 def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
-    """Map the names of a schema's entries to the values that the client has filled in."""
     return {
         each[key]: each[value]
         for each in _objects(given.get(field))
@@ -289,7 +258,7 @@ def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject 
 
 
 def _require_same_call(item: JsonObject, answer: Answer) -> None:
-    """Raise InvalidBody if the answer's tool call differs from the item's call.
+    """Refuse an answer whose tool call differs from the item's call.
 
     A person has approved only the item's call, so no other call may run.
     """

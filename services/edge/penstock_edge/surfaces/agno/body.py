@@ -24,11 +24,6 @@ async def fields_of(request: Request, limit_bytes: int) -> Mapping[str, Any]:
     """Return the fields of the body by name.
 
     The fields of a form are texts; empty fields of a form are left out.
-
-    Raises:
-        Problem: 415 for another media type, 413 for a body over the limit, 400 for a broken
-            multipart body.
-        InvalidBody: the form or the JSON cannot be read, or the form has files.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
@@ -83,7 +78,7 @@ async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping
 
 
 def _once(given: Iterable[tuple[str, str]]) -> Mapping[str, str]:
-    """Return the fields by name; raise InvalidBody if a name is given twice.
+    """Return the fields by name; refuse a name that is given twice.
 
     The edge would check only one of the two values, and the agent server could read the other
     value.

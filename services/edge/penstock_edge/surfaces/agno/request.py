@@ -75,7 +75,6 @@ class RunRequest(BaseModel):
 
     @property
     def returns_at_once(self) -> bool:
-        """Whether the response is 202 and is sent before the run has ended."""
         return self.background and not self.stream
 
     def forwarded(self) -> JsonObject:
@@ -133,11 +132,6 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
-    """Return the fields as an object of this model.
-
-    Raises:
-        InvalidBody: fields are missing, wrong or nested too deeply.
-    """
     given = dict(fields)
     _require_flat(given, ())
     if given.get("message") == "":
@@ -158,11 +152,6 @@ def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
 
 
 def require_portable(request: RunRequest) -> None:
-    """Refuse a message with media, because an agent that is no Agno agent would not get the media.
-
-    Raises:
-        InvalidBody: the message has media.
-    """
     given = request.forwarded()
     errors = [
         error("not_portable", (name,), f"an agent that is no Agno agent takes no {name}")
@@ -176,11 +165,8 @@ def require_portable(request: RunRequest) -> None:
 def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
     """Return the list of answers in the body of a request that continues a run.
 
-    `kind` is the kind of the agent: agent, team or workflow.
-
-    Raises:
-        InvalidBody: the body has no such list, or more than one.
-        Problem: 400, as in Agno, if the field is not a JSON list of objects.
+    `kind` is the kind of the agent: agent, team or workflow. As in Agno, a field that is not a JSON
+    list of objects is 400.
     """
     extra = request.model_extra or {}
     fields = ANSWER_FIELDS[kind]

@@ -3,18 +3,15 @@ protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus.records import Decider, DecideRequest, RunRecord
-from penstock.runs.decide import forward_decision
+from penstock.bus.records import RunRecord
 from penstock.runs.start import Start
-from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import ignore_body
@@ -33,13 +30,10 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.decide import pause_of, start_of_next_leg
-from penstock_edge.runs.run_access import run_of
-from penstock_edge.runs.tree_approvals import decide_each, open_approvals
-from penstock_edge.runs.trees import NextLeg, is_workflow, next_leg_of
-from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
-from penstock_edge.sources.locate import StartPosition, start_of_new_run
+from penstock_edge.runs.pauses import approval_of, open_approvals, pause_of
+from penstock_edge.runs.records import is_workflow, run_of
 from penstock_edge.stream.responses.single_body import SingleBody
+from penstock_edge.surfaces import legs
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_of_kind
 from penstock_edge.surfaces.agno import answers as agno_answers
@@ -47,16 +41,15 @@ from penstock_edge.surfaces.agno import request as agno_request
 from penstock_edge.surfaces.agno.body import fields_of
 from penstock_edge.surfaces.agno.request import KINDS, ContinueRequest, RunRequest
 from penstock_edge.surfaces.agno.views import (
+    EdgeFrames,
     is_native,
-    leg_view,
-    output_view,
-    tree_leg_view,
-    tree_output_view,
+    object_form,
+    stream_form,
+    upstream_leg_view,
 )
-from penstock_edge.surfaces.bodies import workflow_input
-from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.bodies import json_response, workflow_input
+from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
 from penstock_edge.surfaces.parameters import STREAM
-from penstock_edge.surfaces.responses import json_response
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
 _NAMED: Final = an_object(id=TEXT, name=TEXT)
@@ -160,33 +153,25 @@ class Runs:
         if isinstance(agent, WorkflowAgent):
             given = workflow_input((asked.model_extra or {}).get("input"), "input") or {}
         _require_raw(who, agent, asked)
-        shard = await edge.starter.shard_for(user_id, asked.session_id)
-        place = await start_of_new_run(edge.bus, shard, frames=native and asked.stream)
-        started = await edge.starter.start(
-            Start(
-                agent,
-                asked.message,
-                asked.session_id,
-                user_id,
-                roles=who.roles_of(user_id),
-                started_by=who.starters_for(user_id),
-                # For an agent that is neither an Agno agent nor a workflow, `given` is empty,
-                # because the request has no fields for the input of such an agent.
-                input=given or None,
-                shard=shard,
-            )
+        start = Start(
+            agent,
+            asked.message,
+            asked.session_id,
+            user_id,
+            roles=who.roles_of(user_id),
+            started_by=who.starters_for(user_id),
+            # For an agent that is neither an Agno agent nor a workflow, `given` is empty, because
+            # the request has no fields for the input of such an agent.
+            input=given or None,
         )
+        started, leg = await legs.first_leg(edge, start, frames=native and asked.stream)
         if asked.returns_at_once:
             record = started.record
             accepted = {"run_id": record.run_id, "session_id": record.session_id}
             answer = json_response({**accepted, "status": "PENDING"}, 202)
             answer.headers["penstock-run-id"] = record.run_id
             return answer
-        record = started.record
-        if is_workflow(record):
-            leg = NextLeg(place, 0, 1)
-            return await self._leg_of_tree(agent, record.run_id, leg, stream=asked.stream)
-        return await self._leg(agent, record.run_id, 1, place, stream=asked.stream)
+        return await self._respond(agent, leg, stream=asked.stream)
 
     @serves(
         *_of_each_kind(
@@ -216,35 +201,11 @@ class Runs:
             raise _unknown_run(record.run_id)
         listed = agno_request.answers_of(asked, agent.kind)
         answers = agno_answers.answers(listed.field, listed.objects)
-        run_id = record.run_id
-        if is_workflow(record):
-            next_leg = await next_leg_of(edge.bus, edge.run_list, record)
-            decider = decider_of(who, "agno", user_id)
-            decided = await self._decide_in_tree(record, answers, by=user_id, decider=decider)
-            return await self._leg_of_tree(agent, run_id, next_leg, decided, stream=asked.stream)
-        pause = await pause_of(
-            edge.bus,
-            who.user_id,
-            run_id,
-            lambda pause: agno_answers.are_known(pause.items, pause.shown, answers),
-        )
-        approval = pause.approval
-        if approval.status != "pending":
-            raise Problem(409, f"run {run_id} is not paused: its request was {approval.status}")
-        items = agno_answers.decided(pause.items, pause.shown, answers)
-        native = is_native(agent) and asked.stream
-        place = await start_of_next_leg(edge.bus, run_id, frames=native)
-        decision = DecideRequest(
-            by=user_id,
-            decider=decider_of(who, "agno", user_id),
-            # The client has seen only the event approval.requested, not later edits of the items.
-            # So the decision has the digest of the items as they were requested. If the items were
-            # edited since, the approvals service refuses the decision.
-            digest=approval.requested_digest or approval.digest,
-            items=items,
-        )
-        await forward_decision(edge.bus, approval.approval_id, decision)
-        return await self._leg(agent, run_id, approval.leg + 1, place, stream=asked.stream)
+        find = self._reply_in_tree if is_workflow(record) else self._reply
+        reply = await find(who, record, answers)
+        leg = await legs.next_leg(edge, reply, frames=is_native(agent) and asked.stream)
+        await legs.decide(edge, who, "agno", reply, user_id=user_id)
+        return await self._respond(agent, leg, stream=asked.stream)
 
     @serves(
         *_of_each_kind(
@@ -267,69 +228,62 @@ class Runs:
         await self._edge.canceller.cancel(record.run_id, who)
         return json_response({})
 
-    async def _decide_in_tree(
-        self, root: RunRecord, answers: Sequence[agno_answers.Answer], *, by: str, decider: Decider
-    ) -> list[str]:
-        """Decide the open approvals of a workflow's run that the answers name; return their ids.
+    async def _reply(
+        self, who: Identity, record: RunRecord, answers: Sequence[agno_answers.Answer]
+    ) -> legs.Reply:
+        """Return the decisions that the answers make on the items of the run's pause."""
+        pause = await pause_of(
+            self._edge.bus,
+            who.user_id,
+            record.run_id,
+            lambda pause: agno_answers.are_known(pause.approval.items, pause.shown, answers),
+        )
+        approval = pause.approval
+        if approval.status != "pending":
+            text = f"run {record.run_id} is not paused: its request was {approval.status}"
+            raise Problem(409, text)
+        items = agno_answers.decided(approval.items, pause.shown, answers)
+        return legs.Reply([legs.Answer(approval, items)])
 
-        Raises:
-            Problem: 409 if no approval is open; also every problem of
-                `agno_answers.decided_by_approval`.
-        """
-        bus = self._edge.bus
-        known = partial(agno_answers.are_all_known, given=answers)
-        open_ = await open_approvals(bus, decider.name, root, known)
+    async def _reply_in_tree(
+        self, who: Identity, root: RunRecord, answers: Sequence[agno_answers.Answer]
+    ) -> legs.Reply:
+        """Return the decisions that the answers make on open approvals of a workflow's run."""
+        open_ = await open_approvals(
+            self._edge.bus,
+            who.user_id,
+            root,
+            lambda found: all(each.ran_before or approval_of(found, each.ids) for each in answers),
+        )
         if not open_:
             raise Problem(409, f"run {root.run_id} is not paused")
-        decisions = [
-            (
-                each.approval,
-                DecideRequest(
-                    by=by,
-                    decider=decider,
-                    digest=each.approval.requested_digest or each.approval.digest,
-                    items=items,
-                ),
-            )
-            for each, items in agno_answers.decided_by_approval(open_, answers)
-        ]
-        await decide_each(bus, decisions)
-        return [approval.approval_id for approval, _ in decisions]
+        by_approval: dict[str, list[agno_answers.Answer]] = {}
+        for answer in answers:
+            # An answer that belongs to no approval is refused as an answer to the first one.
+            approval = approval_of(open_, answer.ids) or open_[0]
+            by_approval.setdefault(approval.approval.approval_id, []).append(answer)
+        replies = []
+        for each in open_:
+            given = by_approval.get(each.approval.approval_id, ())
+            if items := agno_answers.decided(each.items, each.short_ids, given):
+                replies.append(legs.Answer(each.approval, items))
+        return legs.Reply(replies, root)
 
-    async def _leg(
-        self, agent: AgentConfig, run_id: str, leg: int, place: StartPosition, *, stream: bool
-    ) -> ASGIApp:
-        edge = self._edge
-        if stream:
-            return await edge.stream(leg_view(agent, run_id, leg), place)
-        return SingleBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
-
-    async def _leg_of_tree(
-        self,
-        agent: AgentConfig,
-        root: str,
-        leg: NextLeg,
-        answered: Iterable[str] = (),
-        *,
-        stream: bool,
-    ) -> ASGIApp:
-        """Respond with this leg of a workflow's run; for `answered`, see `Edge.tree`."""
-        edge = self._edge
-        trees, place, after = edge.tree(root, leg.known, answered), leg.position, leg.after
-        if stream:
-            return await edge.stream(tree_leg_view(trees, agent, after), place)
-        return SingleBody(await edge.hubs.join(tree_output_view(trees, agent, after), place))
+    async def _respond(self, agent: AgentConfig, leg: legs.Leg, *, stream: bool) -> ASGIApp:
+        edge, frames = self._edge, EdgeFrames(agent, leg.run_id)
+        if not stream:
+            return SingleBody(await edge.hubs.join(leg.view(object_form(frames)), leg.position))
+        if is_native(agent):
+            view = upstream_leg_view(agent, leg.run_id, leg.number)
+        else:
+            view = leg.view(stream_form(frames))
+        return await edge.stream(view, leg.position)
 
     def _agent(self, request: Request) -> AgentConfig:
         path = request.path_params
         return agent_of_kind(self._edge.config, path["kind"], path["id"])
 
     async def _run(self, who: Identity, agent: AgentConfig, request: Request) -> RunRecord:
-        """Return the record of the run that the path names.
-
-        Raises:
-            Problem: 404 if this agent has no such run; also any other problem of `run_of`.
-        """
         run_id = request.path_params["run_id"]
         try:
             record = await run_of(self._edge.bus, who, run_id)
@@ -343,10 +297,7 @@ class Runs:
 
 
 def _require_raw(who: Identity, agent: AgentConfig, asked: RunRequest | ContinueRequest) -> None:
-    """Raise Problem 403 if the response needs the scope `raw` and the caller does not have it.
-
-    The stream of an Agno agent needs this scope, because the bytes of the Agno server are relayed.
-    """
+    """Require the scope `raw` for the stream of an Agno agent, whose bytes are relayed."""
     if asked.stream and is_native(agent):
         require(who, "raw")
 

@@ -13,7 +13,7 @@ from penstock.web.operation import OBJECT, TEXT, Operation, an_object, json, ser
 from penstock.web.problems import DETAIL
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.agno.request import KINDS
-from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.bodies import json_response
 
 OS_ID: Final = "penstock"
 
@@ -36,10 +36,7 @@ class ServerInfo:
         )
     )
     async def config(self, request: Request) -> ASGIApp:
-        """Respond with the agents, teams and workflows, in the shape of Agno's configuration.
-
-        The list of databases is empty, because Penstock has no databases.
-        """
+        """Respond with the agents, teams and workflows; Penstock has no databases."""
         shown: dict[str, Any] = {"os_id": OS_ID, "name": "Penstock", "databases": []}
         for kind in KINDS:
             shown[f"{kind}s"] = [
@@ -57,8 +54,5 @@ class ServerInfo:
         )
     )
     async def health(self, request: Request) -> ASGIApp:
-        """Respond with 200, which shows that this edge answers requests.
-
-        The response does not show whether the edge can serve runs; `/readyz` shows this.
-        """
+        """Respond with 200: this edge answers. `/readyz` shows whether it can serve runs."""
         return json_response({"status": "ok", "instantiated_at": self._since})

@@ -59,10 +59,9 @@ class SessionSummary:
         )
 
     def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
-        """Return the session in the shape of Agno's AgentSessionDetailSchema.
+        """Return the session in the shape of Agno's schema for sessions of its kind.
 
-        `runs` are the outputs of the session's runs. For a team or a workflow, the shape is Agno's
-        schema for sessions of teams or workflows.
+        `runs` are the outputs of the session's runs.
         """
         kind = self.agent.kind
         shape = {name: value for name, value in self.listed().items() if name != "session_type"}
@@ -77,10 +76,8 @@ class SessionSummary:
 
 
 def page_of(sessions: Sequence[SessionSummary], count: int, *, page: int, limit: int) -> JsonObject:
-    """Return one page in the shape of Agno's PaginatedResponse.
-
-    `count` is the number of sessions on all pages.
-    """
+    """Return a page in the shape of Agno's PaginatedResponse; `count` is the number on all
+    pages."""
     return {
         "data": [each.listed() for each in sessions],
         "meta": {
@@ -96,9 +93,9 @@ def page_of(sessions: Sequence[SessionSummary], count: int, *, page: int, limit:
 def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) -> JsonObject:
     """Return a run in the shape of Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
 
-    `output` is the run as one object. `output` is None if the run's events have expired, or are too
-    many to read for this request. In this case, the record provides the answer and the first 200
-    characters of the message.
+    `output` is the run as one object; None if the run's events have expired, or are too many to
+    read for this request. In this case, the record provides the answer and the first 200 characters
+    of the message.
     """
     run = output or {}
     content = run.get("content", _summary(record))
@@ -135,13 +132,11 @@ def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
 
 
 def created_s(record: RunRecord) -> float:
-    """Return the time at which the run was created, in Unix seconds."""
     at = datetime.fromisoformat(record.created_at)
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def _summary(record: RunRecord) -> str:
-    """Return the text of the run's answer; without an answer, the run's error or an empty text."""
     return record.summary or record.error or ""
 
 

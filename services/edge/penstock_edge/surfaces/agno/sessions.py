@@ -36,7 +36,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.run_access import run_of
+from penstock_edge.runs.records import run_of
 from penstock_edge.sources.read_run import Allowance, read_run
 from penstock_edge.sources.session_list import ListedSession, SortedBy
 from penstock_edge.sources.sessions import create_session
@@ -52,9 +52,9 @@ from penstock_edge.surfaces.agno.session_shapes import (
     run_shown,
 )
 from penstock_edge.surfaces.agno.views import EdgeFrames
+from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.errors import invalid, invalid_body, shortened
 from penstock_edge.surfaces.query import number
-from penstock_edge.surfaces.responses import json_response
 
 READ_ONLY: Final = "sessions are read only here: Penstock keeps no names and no state of them"
 SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at": "updated"}
@@ -140,10 +140,9 @@ class Sessions:
         )
     )
     async def create(self, request: Request) -> ASGIApp:
-        """Create a session of the agent that the body names, as Agno's client requests it.
+        """Create a session of the agent that the body names, or of the only agent of its kind.
 
-        A session without an agent belongs to the only agent of its kind. Names, state and metadata
-        are refused, because Penstock would not keep them.
+        Names, state and metadata are refused, because Penstock would not keep them.
         """
         who, _, agents = self._asked(request)
         document = await read_json(request, self._edge.settings.max_body_bytes)
@@ -183,10 +182,6 @@ class Sessions:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with a page of the user's sessions, in the order that the query asks for.
-
-        If the query has no order, the newest session comes first.
-        """
         who, owner, agents = self._asked(request)
         if who.grant is not None:
             who.grant.check_subjects([])
@@ -245,10 +240,8 @@ class Sessions:
         )
     )
     async def runs(self, request: Request) -> ASGIApp:
-        """Respond with the session's runs in order.
-
-        Only the last runs of the session have their messages and tool calls.
-        """
+        """Respond with the session's runs in order. Only the last runs have messages and tool
+        calls."""
         who, runs = await self._chosen(request)
         outputs = await self._outputs(who, runs)
         shown = [run_shown(record, agent, outputs.get(record.run_id)) for record, agent in runs]
@@ -292,12 +285,8 @@ class Sessions:
         return json_response(run_shown(record, agent, outputs.get(run_id)))
 
     def _asked(self, request: Request) -> tuple[Identity, str, list[AgentConfig]]:
-        """Return the caller, the sessions' owner, and the agents of the kind that the query names.
-
-        Raises:
-            Problem: 403 if the caller may not act for the owner, 422 if the kind is unknown, 404 if
-                the query names a database or a table.
-        """
+        """Return the caller, the sessions' owner, and the agents of the kind that the query
+        names."""
         who = identity_of(request)
         query = request.query_params
         for name in ("db_id", "table"):
@@ -310,12 +299,7 @@ class Sessions:
         return who, acting_user(who, query.get("user_id")), agents
 
     async def _chosen(self, request: Request) -> tuple[Identity, list[Run]]:
-        """Return the caller, and those runs of the session that match the query.
-
-        Raises:
-            Problem: 400 for an unknown status, 404 for an unknown session, 422 for a malformed
-                time; also every problem of `_asked`.
-        """
+        """Return the caller, and those runs of the session that match the query."""
         who, owner, agents = self._asked(request)
         query = request.query_params
         statuses = {status.upper() for status in query.getlist("status")}
@@ -353,10 +337,8 @@ class Sessions:
         ]
 
     async def _runs(self, records: Sequence[tuple[AgentConfig, SessionRecord]]) -> list[Run]:
-        """Return the runs of these sessions in the order in which they were created.
-
-        Run ids begin with the time of creation, so the ids are sorted.
-        """
+        """Return the runs of these sessions in the order of creation, which is the order of their
+        ids."""
         agents = {run_id: agent for agent, record in records for run_id in record.runs}
         found = await _some_at_once(sorted(agents), self._record)
         return [(record, agents[record.run_id]) for record in found if record is not None]
@@ -392,7 +374,6 @@ class Sessions:
         )
 
     async def _ends(self, record: SessionRecord) -> ListedSession:
-        """Return the session with the records of the session's first and last run."""
         ids = [*record.runs[:1], *record.runs[-1:]]
         ends = [each for each in [await self._record(run_id) for run_id in ids] if each is not None]
         return ListedSession(record, tuple(ends))
@@ -419,7 +400,6 @@ class Sessions:
 
 
 def _summary(agent: AgentConfig, owner: str, listed: ListedSession) -> SessionSummary:
-    """Return the session; the records of its first and last run give the name and the times."""
     record, ends = listed.record, listed.ends
     begun = ends[0].created_at if ends else getattr(record, "created_at", "")
     return SessionSummary(
@@ -435,8 +415,7 @@ def _summary(agent: AgentConfig, owner: str, listed: ListedSession) -> SessionSu
 async def _some_at_once(
     things: Sequence[Thing], ask: Callable[[Thing], Awaitable[Answer]]
 ) -> list[Answer]:
-    """Call `ask` for each thing, at most `AT_ONCE` things at a time; return the answers in
-    order."""
+    """Call `ask` for each thing, at most `AT_ONCE` at a time; return the answers in order."""
     answers: list[Answer] = []
     for first in range(0, len(things), AT_ONCE):
         answers += await asyncio.gather(*map(ask, things[first : first + AT_ONCE]))
@@ -444,11 +423,6 @@ async def _some_at_once(
 
 
 def _time_s(text: str | None, name: str) -> int | None:
-    """Return the Unix time, in seconds, in this text; None if there is no text.
-
-    Raises:
-        Problem: 422 if the text is not a Unix time.
-    """
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 12):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -11,19 +11,18 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock import sse
-from penstock.bus import Stored, subjects
+from penstock.bus import Stored
 from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
+from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
 from penstock.settings import AgentConfig
-from penstock_edge.views.encoded_leg import EncodedLeg, ends_leg, is_before
-from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing
-from penstock_edge.views.items import Encoding, Item, type_of
-from penstock_edge.views.tree_fold import TreeFold
-from penstock_edge.views.trees import TreeViews
+from penstock_edge.views.encoded_leg import PAUSED, LegForm, no_notice
+from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE
+from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
-from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
+from penstock_edge.views.view import Delivery, ReadFrom, RunFrames, View
 
 # Maps the agent's kind to the names of the events that end a leg.
 ENDS: Final = {
@@ -50,14 +49,11 @@ class EdgeFrames:
     run_id: str
 
     def encoder(self) -> AgnoEncoder:
-        """Return a new encoder for a run of this agent."""
         return AgnoEncoder(self.agent.kind, self.agent.name or "")
 
     def of(self, event: dict[str, Any]) -> list[bytes]:
-        """Return the frames of an event that the edge adds.
-
-        The encoder of these frames does not know the run's earlier events.
-        """
+        """Return the frames of an event that the edge adds, without knowledge of the run's earlier
+        events."""
         encoder = self.encoder()
         started = {"category": "lifecycle", "action": "started"}
         encoder.feed({**event, "event": started, "data": {"agent": self.agent.id}})
@@ -124,8 +120,7 @@ class UpstreamLeg(Encoding):
         return self.edge.interrupted()
 
     def _complete_frames(self, raw: RawFrame) -> bytes:
-        """Return the new bytes up to the end of the last complete frame; keep the bytes after
-        it."""
+        """Return the new bytes up to the end of the last complete frame; keep the rest."""
         if raw.connection != self._connection:
             self._parser, self._unfinished, self._connection = sse.Parser(), b"", raw.connection
         self._look_for_end(raw.payload)
@@ -136,8 +131,7 @@ class UpstreamLeg(Encoding):
         return body[:end].replace(*self._session_id) if self._session_id else body[:end]
 
     def _read_session_id(self, opened: dict[str, Any]) -> None:
-        """Read the session's two ids, so that `_complete_frames` can replace the server's id in the
-        frames.
+        """Read the session's two ids.
 
         The client continues the session with the id in the frames, so the frames must contain the
         client's own id.
@@ -160,102 +154,56 @@ class UpstreamLeg(Encoding):
 
 
 @dataclass(slots=True)
-class Output(Encoding):
-    """Writes the whole run as one object when the leg has ended."""
+class RunObject(Encoder):
+    """Writes the whole run as one object, when the run pauses or ends."""
 
     edge: EdgeFrames
-    leg: int
     _events: list[dict[str, Any]] = field(default_factory=list)
 
-    def feed(self, stored: Stored) -> Item:
-        event = orjson.loads(stored.payload)
+    def feed(self, event: dict[str, Any]) -> Sequence[sse.Frame]:
         self._events.append(event)
-        if is_before(event, stored, self.leg) or not ends_leg(stored):
-            return Item(stored.sequence, [])
-        return Item(stored.sequence, self.interruption(), last=True)
+        event_type = f"{event['event']['category']}.{event['event']['action']}"
+        ends = event_type in TERMINAL or event_type == PAUSED
+        return [sse.Frame(self.so_far())] if ends else ()
 
-    def interruption(self) -> list[bytes]:
-        return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
-
-
-def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
-    """Return the view of one leg as a stream.
-
-    The bytes of an Agno server are relayed. The events of any other agent server are encoded.
-    """
-    edge = EdgeFrames(agent, run_id)
-    if is_native(agent):
-        return View(
-            (run_id, "agno", "bytes", str(leg)),
-            "agno",
-            RunFrames(run_id),
-            partial(UpstreamLeg, edge, leg),
-            _no_notice,
-            ReadFrom.START,
-            VERBATIM_SSE,
-            Delivery.ONCE,
-        )
-    return _encoded(run_id, leg, "events", partial(encoded_leg, edge, leg), NAMED_SSE)
+    def so_far(self) -> bytes:
+        return orjson.dumps(run_output(self._events, self.edge.encoder()))
 
 
-def encoded_leg(edge: EdgeFrames, leg: int) -> EncodedLeg:
-    return EncodedLeg(edge.encoder(), leg, _without_id, edge.interrupted)
-
-
-def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
-    """Return the view of the run as one object. The object is written when this leg has ended."""
-    encoding = partial(Output, EdgeFrames(agent, run_id), leg)
-    return _encoded(run_id, leg, "output", encoding, VERBATIM_SSE)
-
-
-@dataclass(slots=True)
-class TreeOutput(Encoding):
-    """Writes a workflow's run as one object when the leg has ended.
-
-    The leg has the events after the stream sequence `after`. A pause that waits only for the
-    approvals in `answered` does not end the leg.
-    """
-
-    edge: EdgeFrames
-    tree: TreeFold
-    after: int
-    answered: Collection[str]
-    _events: list[dict[str, Any]] = field(default_factory=list)
-
-    def feed(self, stored: Stored) -> Item:
-        run_id = subjects.run_id_of(stored.subject)
-        if stored.sequence > self.after:
-            self.tree.answered = self.answered
-        self._events += self.tree.feed(run_id, orjson.loads(stored.payload))
-        is_last = run_id == self.tree.root and (
-            type_of(stored) in TERMINAL
-            or (ends_leg(stored) and stored.sequence > self.after and not self.tree.is_pause_hidden)
-        )
-        return Item(stored.sequence, self.interruption() if is_last else [], last=is_last)
-
-    def interruption(self) -> list[bytes]:
-        return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
-
-
-def tree_leg_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
-    """Return the view of a leg of a workflow's run as a stream (see `TreeViews.leg`)."""
-    edge = EdgeFrames(agent, trees.root)
-    return trees.leg(
-        ("events",), "agno", edge.encoder, NAMED_SSE, _without_id, edge.interrupted, after
+def upstream_leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
+    """Return the view of one leg of an Agno server, whose bytes are relayed."""
+    return View(
+        (run_id, "agno", "bytes", str(leg)),
+        "agno",
+        RunFrames(run_id),
+        partial(UpstreamLeg, EdgeFrames(agent, run_id), leg),
+        no_notice,
+        ReadFrom.START,
+        VERBATIM_SSE,
+        Delivery.ONCE,
     )
 
 
-def tree_output_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
-    """Return the view of a workflow's run as one object, which is written when this leg has
-    ended."""
-    edge = EdgeFrames(agent, trees.root)
-    return trees.view(
-        ("agno", "output", f"{after}"),
+def stream_form(edge: EdgeFrames) -> LegForm[AgnoEncoder]:
+    """Return the form of a leg as a stream of Agno's events, without ids."""
+    return LegForm(
+        ("events",),
         "agno",
-        lambda: TreeOutput(edge, trees.fold("agno"), after, trees.answered),
-        _no_notice,
-        VERBATIM_SSE,
-        Delivery.ONCE,
+        edge.encoder,
+        lambda frame, cursor: sse.encode(frame.data, event=frame.event),
+        lambda encoder: edge.interrupted(),
+        NAMED_SSE,
+    )
+
+
+def object_form(edge: EdgeFrames) -> LegForm[RunObject]:
+    """Return the form of a leg as the run so far, which is written when the leg has ended."""
+    return LegForm(
+        ("output",),
+        "agno",
+        partial(RunObject, edge),
+        lambda frame, cursor: frame.data,
+        lambda encoder: [encoder.so_far()],
     )
 
 
@@ -264,31 +212,7 @@ def is_native(agent: AgentConfig) -> bool:
     return agent.protocol == "agno"
 
 
-def _encoded(
-    run_id: str, leg: int, form: str, encoding: Callable[[], Encoding], framing: Framing
-) -> View:
-    return View(
-        (run_id, "agno", form, str(leg)),
-        "agno",
-        RunEvents(run_id),
-        encoding,
-        _no_notice,
-        ReadFrom.START,
-        framing,
-        Delivery.ONCE,
-    )
-
-
-def _without_id(frame: sse.Frame, cursor: str) -> bytes:
-    return sse.encode(frame.data, event=frame.event)
-
-
-def _no_notice(code: str, message: str) -> bytes:
-    return b""
-
-
 def _is_inner(data: bytes) -> bool:
-    """Return whether the event belongs to a member of a team, or to a nested run."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:

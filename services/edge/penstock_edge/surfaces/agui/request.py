@@ -146,11 +146,6 @@ class RunAgentInput(_Described):
 
 
 def parse(body: bytes) -> RunAgentInput:
-    """Return the RunAgentInput in this body.
-
-    Raises:
-        InvalidBody: the body is not JSON or is nested too deeply, or fields are missing or wrong.
-    """
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as cause:
@@ -164,7 +159,6 @@ def parse(body: bytes) -> RunAgentInput:
 
 
 def text_of(asked: RunAgentInput) -> str:
-    """Return the text of the user's last message; an empty text if there is no such message."""
     messages = [message for message in asked.messages if isinstance(message, UserMessage)]
     return text_of_content(messages[-1].content) if messages else ""
 
@@ -174,9 +168,6 @@ def require_portable(asked: RunAgentInput) -> None:
 
     An agent of another protocol gets only the text of the request's last message, which must be a
     message of the user.
-
-    Raises:
-        InvalidBody: the last message is not the user's, has other parts than text, or has no text.
     """
     last = asked.messages[-1] if asked.messages else None
     where = ("messages", max(len(asked.messages) - 1, 0))
@@ -199,7 +190,6 @@ def require_portable(asked: RunAgentInput) -> None:
 
 
 def text_of_content(content: str | list[Part]) -> str:
-    """Return the text of a message's content; parts without text are left out."""
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if part.text is not None)

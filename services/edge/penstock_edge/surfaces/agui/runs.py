@@ -12,9 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus.records import DecideRequest
 from penstock.runs.start import Start
-from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import read_body, require_json
@@ -22,19 +20,18 @@ from penstock.web.operation import Operation, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.agui_leg_ids import AGUI
-from penstock_edge.runs.decide import start_of_next_leg
-from penstock_edge.runs.tree_approvals import decide_each
-from penstock_edge.runs.trees import is_workflow, next_leg_of
-from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
-from penstock_edge.sources.locate import locate, start_of_new_run
+from penstock_edge.sources.locate import locate
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
-from penstock_edge.surfaces.agui.pauses import Answer, AnsweredPauses
+from penstock_edge.surfaces.agui.pauses import AnsweredPauses
 from penstock_edge.surfaces.agui.request import RunAgentInput
 from penstock_edge.surfaces.bodies import workflow_input
+from penstock_edge.surfaces.errors import unaccepted_as_422
+from penstock_edge.surfaces.legs import Leg, Reply, decide, first_leg, next_leg
 from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.views.agui import Audience
+from penstock_edge.views.view import View
 
 
 class Runs:
@@ -75,10 +72,10 @@ class Runs:
         require_json(request)
         body = await read_body(request, edge.settings.max_body_bytes)
         asked = agui_request.parse(body)
-        answer = await AnsweredPauses(edge.bus, who, agent, asked).find()
-        if answer is not None:
+        reply = await AnsweredPauses(edge.bus, who, agent, asked).find()
+        if reply is not None:
             require(who, "decide")
-            return await self._decide(who, asked, answer)
+            return await self._decide(who, asked, reply)
         require(who, "start")
         if agent.protocol != AGUI:
             agui_request.require_portable(asked)
@@ -92,15 +89,12 @@ class Runs:
     async def _start(
         self, who: Identity, agent: AgentConfig, asked: RunAgentInput, body: bytes
     ) -> ASGIApp:
-        """Start a run, and stream it; for a repeated request, stream the run of the first
-        request."""
+        """Start a run, and stream it; for a repeated request, stream the run of the first one."""
         edge = self._edge
-        shard = await edge.starter.shard_for(who.user_id, asked.thread_id)
-        place = await start_of_new_run(edge.bus, shard)
-        digest = hashlib.sha256(body).hexdigest()
         given = None
         if isinstance(agent, WorkflowAgent) and isinstance(asked.forwarded_props, dict):
             given = workflow_input(asked.forwarded_props.get("input"), "forwardedProps", "input")
+        digest = hashlib.sha256(body).hexdigest()
         start = Start(
             agent,
             agui_request.text_of(asked),
@@ -112,58 +106,30 @@ class Runs:
             body=body.decode() if agent.protocol == AGUI else None,
             key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),
             request=body,
-            prepare=lambda run_id: self._call(run_id, 1, asked),
-            shard=shard,
+            prepare=lambda run_id: edge.agui_leg_ids.write(run_id, 1, asked.run_id),
         )
-        started = await edge.starter.start(start)
-        record, audience = started.record, _audience(asked)
-        view = edge.agui.of_leg(record.run_id, 1, audience)
-        if is_workflow(record):
-            view = edge.tree(record.run_id).agui_leg(audience, after=0)
-        return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
+        started, leg = await first_leg(edge, start)
+        view = self._view(leg, asked)
+        position = leg.position if started.new else await locate(edge.bus, view, None)
+        return await edge.stream(view, position)
 
-    async def _decide(self, who: Identity, asked: RunAgentInput, answer: Answer) -> ASGIApp:
-        """Send the decision to the approvals service; the response streams the next leg."""
-        edge, approval = self._edge, answer.approval
-        if answer.root is not None:
-            next_leg = await next_leg_of(edge.bus, edge.run_list, answer.root)
-            run_id, leg, place = answer.root.run_id, next_leg.number, next_leg.position
-            answered = [each.approval.approval_id for each in (answer, *answer.others)]
-            tree = edge.tree(run_id, next_leg.known, answered)
-            view = tree.agui_leg(_audience(asked), next_leg.after)
-        else:
-            run_id, leg = approval.run_id, approval.leg + 1
-            place = await start_of_next_leg(edge.bus, run_id)
-            view = edge.agui.of_leg(run_id, leg, _audience(asked))
-        named = await self._call(run_id, leg, asked)
-        decisions = [(each.approval, _decision(who, each)) for each in (answer, *answer.others)]
+    async def _decide(self, who: Identity, asked: RunAgentInput, reply: Reply) -> ASGIApp:
+        edge, names = self._edge, self._edge.agui_leg_ids
+        leg = await next_leg(edge, reply)
+        revision = await names.write(leg.run_id, leg.number, asked.run_id)
         try:
-            await decide_each(edge.bus, decisions)
+            await decide(edge, who, AGUI, reply, user_id=who.user_id)
         except Problem as problem:
             if problem.status != 503:
-                await edge.agui_leg_ids.withdraw(run_id, leg, named)
+                await names.withdraw(leg.run_id, leg.number, revision)
             raise
         # A second request may have overwritten this request's runId before the approvals service
         # refused the second request's decision. So this request writes its runId again.
-        await self._call(run_id, leg, asked)
-        return await edge.stream(view, place)
+        await names.write(leg.run_id, leg.number, asked.run_id)
+        return await edge.stream(self._view(leg, asked), leg.position)
 
-    async def _call(self, run_id: str, leg: int, asked: RunAgentInput) -> int:
-        return await self._edge.agui_leg_ids.write(run_id, leg, asked.run_id)
-
-
-def _decision(who: Identity, answer: Answer) -> DecideRequest:
-    approval = answer.approval
-    return DecideRequest(
-        by=who.user_id,
-        decider=decider_of(who, "agui"),
-        # The client has seen only the event approval.requested, not later edits of the items. So
-        # the decision has the digest of the items as they were requested. If the items were edited
-        # since, the approvals service refuses the decision.
-        digest=approval.requested_digest or approval.digest,
-        items=answer.items,
-    )
-
-
-def _audience(asked: RunAgentInput) -> Audience:
-    return Audience(protocol_version=asked.protocol_version)
+    def _view(self, leg: Leg, asked: RunAgentInput) -> View:
+        audience = Audience(protocol_version=asked.protocol_version)
+        if leg.tree is not None:
+            return leg.tree.agui_leg(audience, leg.after)
+        return self._edge.agui.of_leg(leg.run_id, leg.number, audience)

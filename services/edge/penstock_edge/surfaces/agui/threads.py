@@ -55,10 +55,10 @@ from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui.request import MAX_ID
+from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
-from penstock_edge.surfaces.responses import json_response
 from penstock_edge.surfaces.session_start import SessionStart, ending
 from penstock_edge.views.agui import Audience, RunsInTurn, ThreadEncoding
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
@@ -91,10 +91,8 @@ class Threads:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the stream that agent-runs-sse.md defines.
-
-        Each frame has the lines `id`, `event` and `data` in this order.
-        """
+        """Respond with the stream of agent-runs-sse.md: each frame has `id`, `event`, `data` in
+        this order."""
         session = await self._session(request, request.query_params.get("agent"))
         view = self._view(session, Audience(RUNS), Sse(id_first=True))
         return await self._stream(request, session, view, await self._start(request, session))
@@ -108,10 +106,6 @@ class Threads:
         )
     )
     async def history(self, request: Request) -> ASGIApp:
-        """Respond with a page of the stream's events: `{threadId, events, next}`.
-
-        To get the next page, a client sends the value of `next` as `?after=`.
-        """
         edge = self._edge
         session = await self._session(request, request.query_params.get("agent"))
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
@@ -204,15 +198,8 @@ class Threads:
         return await with_shard(self._edge.shards, session)
 
     async def _start(self, request: Request, session: Session) -> SessionStart:
-        """Return the position at which a stream starts, and whether the stream ends when idle.
-
-        Without `until=idle`, the stream of an unknown thread waits for the thread's first run.
-
-        Raises:
-            Problem: 400 for a cursor of another thread, 410 for a cursor that NATS has lost, 422
-                for another value of `until`. With `until=idle`, also 404 for an unknown thread, and
-                410 if all events of the thread have expired.
-        """
+        """Return where a stream starts; without `until=idle`, an unknown thread waits for its first
+        run."""
         if not until_idle(request):
             return SessionStart(await self._position(request, session))
         last = await self._idle_since(session)
@@ -223,9 +210,6 @@ class Threads:
         """Return the sequence of the thread's last event (`sessions.idle_since`).
 
         The result is None while a run of the thread is active or queued.
-
-        Raises:
-            Problem: 404 for an unknown thread, 410 if all events of the thread have expired.
         """
         idle = await idle_since(self._edge.bus, session)
         if idle == 0:
@@ -235,11 +219,6 @@ class Threads:
         return idle
 
     async def _position(self, request: Request, session: Session) -> StartPosition:
-        """Return the position of the request's cursor; without a cursor, the thread's beginning.
-
-        Raises:
-            Problem: 400 for a cursor of another thread, 410 for a cursor that NATS has lost.
-        """
         bus, after = self._edge.bus, cursor_of(request)
         truncated = False
         if after is None:
@@ -268,11 +247,7 @@ class Threads:
     async def _prelude(
         self, who: Identity, session: Session, audience: Audience, view: View, end: int
     ) -> Sequence[Frame]:
-        """Return the frames that describe the thread's state before the stream sequence `end`.
-
-        A client that reads the stream only from `end` on needs these frames first. The result is
-        empty if the thread has no events before `end`.
-        """
+        """Return the frames that describe the thread's state before the stream sequence `end`."""
         bus, source = self._edge.bus, self._source(session)
         await source.prepare()
         memory = Memory()

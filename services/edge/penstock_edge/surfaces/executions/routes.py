@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import start_fields
@@ -22,10 +20,10 @@ from penstock.web.bodies import read_model
 from penstock.web.operation import TEXT, Operation, an_object, json, serves
 from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.edge import Edge
-from penstock_edge.runs.trees import is_workflow
-from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
-from penstock_edge.sources.locate import start_of_new_run
-from penstock_edge.surfaces.bodies import Message
+from penstock_edge.runs.records import is_workflow
+from penstock_edge.surfaces.bodies import Message, json_response
+from penstock_edge.surfaces.errors import unaccepted_as_422
+from penstock_edge.surfaces.legs import begin
 from penstock_edge.surfaces.parameters import STREAMED
 from penstock_edge.surfaces.surface import Surface
 
@@ -63,8 +61,6 @@ _DATA: Final = an_object(type=TEXT, runId=TEXT, content=TEXT, timestamp=TEXT)
 
 
 def _shape(codes: Mapping[int, str]) -> ErrorShape:
-    """Return the error shape of the contract; `codes` maps statuses to values of `code`."""
-
     def body(problem: Problem) -> Mapping[str, Any]:
         code = codes.get(problem.status, "ERROR")
         return {"code": code, "message": problem.detail, "data": None}
@@ -94,10 +90,7 @@ class TriggerAndCancel:
         )
     )
     async def trigger(self, request: Request) -> ASGIApp:
-        """Start a run of the topology; the response is the run's stream.
-
-        The `Accept` header of the request has no effect.
-        """
+        """Start a run of the topology, and stream it, whatever the `Accept` header says."""
         edge = self._edge
         who = identity_of(request)
         asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)
@@ -107,22 +100,18 @@ class TriggerAndCancel:
         with unaccepted_as_422():
             start_fields.refuse_answers(asked.model_extra)
         edge.streams.require_room(request.scope)
-        shard = await edge.starter.shard_for(who.user_id, None)
-        place = await start_of_new_run(edge.bus, shard)
-        started = await edge.starter.start(
-            Start(
-                agent,
-                asked.user_message,
-                None,
-                who.user_id,
-                roles=who.roles_of(who.user_id),
-                started_by=who.starters_for(who.user_id),
-                shard=shard,
-            )
+        start = Start(
+            agent,
+            asked.user_message,
+            None,
+            who.user_id,
+            roles=who.roles_of(who.user_id),
+            started_by=who.starters_for(who.user_id),
         )
+        started, position = await begin(edge, start)
         record = started.record
         view = edge.view(record.run_id, "executions", children=is_workflow(record))
-        return await edge.stream(view, place)
+        return await edge.stream(view, position)
 
     @serves(
         Operation(
@@ -140,12 +129,6 @@ class TriggerAndCancel:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run; the response is sent when the run is cancelled.
-
-        Raises:
-            Problem: 404 for an unknown run, 409 if the run has ended, 503 if the run has not ended
-                in time.
-        """
         edge = self._edge
         who = identity_of(request)
         asked = await read_model(request, CancelRequest, edge.settings.max_body_bytes)
@@ -167,7 +150,7 @@ class TriggerAndCancel:
                 "timestamp": cancelled.at,
             },
         }
-        return Response(orjson.dumps(body), media_type="application/json")
+        return json_response(body)
 
 
 class Executions(Surface):

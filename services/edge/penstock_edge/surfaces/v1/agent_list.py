@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import httpx
-import orjson
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock.bus import BusError
@@ -19,6 +17,7 @@ from penstock.settings import AgentConfig, ServerAgent, WorkflowAgent
 from penstock.web.operation import FLAG, TEXT, Operation, a_list, an_object, json, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
+from penstock_edge.surfaces.bodies import json_response
 
 TIMEOUT_S: Final = 2.0
 KNOWN_FOR_S: Final = 5.0  # seconds for which the edge uses an agent server's last answer
@@ -47,7 +46,6 @@ class AgentList:
         self._room = asyncio.Semaphore(AT_A_TIME)
 
     async def close(self) -> None:
-        """Cancel the open requests, and close the connections."""
         asked = [known.state for known in self._known.values()]
         for task in asked:
             task.cancel()
@@ -65,10 +63,6 @@ class AgentList:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with `{agents: [{id, name, protocol, kind, answers, starting}]}`.
-
-        The agents are in the order of the configuration.
-        """
         agents = self._edge.config.agents
         shown = [
             {
@@ -81,7 +75,7 @@ class AgentList:
             }
             for agent, state in zip(agents, await self.states(), strict=True)
         ]
-        return Response(orjson.dumps({"agents": shown}), media_type="application/json")
+        return json_response({"agents": shown})
 
     async def states(self) -> list[State]:
         """Return the state of each agent's server, in the order of the configuration.
@@ -111,10 +105,8 @@ class AgentList:
         return known.state
 
     async def _ask(self, url: str) -> State:
-        """Return whether the server sends an HTTP answer.
-
-        Any other status counts as an answer, because an AG-UI server answers a GET with 405.
-        """
+        """Return whether the server sends an HTTP answer: any, because an AG-UI server answers a
+        GET with 405."""
         try:
             async with self._room, self._client.stream("GET", url) as answer:
                 is_unavailable = answer.status_code == 503

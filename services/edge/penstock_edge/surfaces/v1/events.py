@@ -36,6 +36,7 @@ from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.stream.saved_cursors import Position, SavedCursor
 from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
@@ -46,7 +47,6 @@ from penstock_edge.surfaces.query import (
     switch,
     wants_page,
 )
-from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.cursor import BEFORE_ALL, Cursor, ShardCursor
 from penstock_edge.views.framing import PageItems, Sse
 
@@ -150,12 +150,6 @@ class EventsOfAllRuns:
         return await self._of_all_shards(asked, starts, framing)
 
     async def _asked(self, request: Request) -> Asked:
-        """Return what the request asks for.
-
-        Raises:
-            Problem: 400 for a malformed cursor, 409 if there are too many saved cursors, 422 for
-                any other wrong value; 403 if the caller may not read these events.
-        """
         caller = identity_of(request.scope)
         subjects = subjects_of(request)
         if caller.grant is not None:
@@ -186,7 +180,6 @@ class EventsOfAllRuns:
     async def _of_all_shards(
         self, asked: Asked, starts: Sequence[StartPosition], framing: Sse
     ) -> ASGIApp:
-        """Respond with the events of all shards; the cursor has a position for each shard."""
         cursor = _cursor_at(starts)
         await self._begin(asked, str(cursor))
         clients = await self._join(asked, starts, framing)
@@ -197,7 +190,6 @@ class EventsOfAllRuns:
         return Prefaced(AllShards(clients, cursor, lambda: bus.shards.made), preface)
 
     async def _begin(self, asked: Asked, cursor: str) -> None:
-        """Take over the saved cursor, if the request names one."""
         if asked.saved is not None:
             now = self._edge.bus.clock.now()
             await asked.saved.begin(cursor, asked.complete_until(now))
@@ -265,12 +257,7 @@ def _limit(request: HTTPConnection) -> int:
 
 
 async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
-    """Return the position in a shard after this cursor; the shard's beginning for `BEFORE_ALL`.
-
-    Raises:
-        Problem: 410 if NATS has lost the cursor's message.
-        BusError: the stream cannot be read now.
-    """
+    """Return the position in a shard after this cursor; the shard's beginning for `BEFORE_ALL`."""
     if after != BEFORE_ALL:
         return await start_after(bus, after, shard=shard)
     state = (await bus.api(f"STREAM.INFO.{events_of(shard)}"))["state"]
@@ -284,10 +271,6 @@ async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
     Events after the saved position may have expired or may be lost. In this case the client
     continues at the saved time, before which the client has all events. The client may then get
     some events twice.
-
-    Raises:
-        Problem: 503 if this edge does not know all shards of the cursor.
-        BusError: the stream cannot be read now.
     """
     time = saved.time or datetime.fromtimestamp(0, UTC)
     if not saved.cursor:
@@ -317,11 +300,7 @@ def _too_many_shards() -> Problem:
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:
-    """Return the request's patterns `category.action`; an empty list if the request has none.
-
-    Raises:
-        Problem: 422 if a pattern matches no type of the event catalogue.
-    """
+    """Return the request's patterns `category.action`; an empty list if the request has none."""
     subjects = listed(request, "subjects")
     for subject in subjects:
         if not any(_matches(subject, event_type) for event_type in CATALOGUE):
@@ -341,14 +320,10 @@ def _matches(pattern: str, event_type: str) -> bool:
 
 
 async def position_of(edge: Edge, request: HTTPConnection, shard: int = 0) -> StartPosition | None:
-    """Return the position in a shard that the request names by a cursor or a time.
+    """Return the position in a shard that the request names by a cursor or a time, else None.
 
-    If the request has neither, the result is None. If the request has both, the cursor counts,
-    because an EventSource that reconnects sends the time of its first URL and a newer cursor.
-
-    Raises:
-        Problem: 400 for a malformed cursor, 410 for a cursor that NATS has lost, 422 for a
-            malformed time.
+    If the request has both, the cursor counts, because an EventSource that reconnects sends the
+    time of its first URL and a newer cursor.
     """
     since = _time(request)
     after = cursor_of(request)

@@ -18,7 +18,7 @@ from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start
-from penstock.web.auth import Identity, acting_user, identity_of
+from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
     FLAG,
@@ -39,19 +39,18 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.deliveries import deliveries_of
-from penstock_edge.runs.run_access import require_dialect, run_of
-from penstock_edge.runs.trees import is_workflow, unfinished_descendants
-from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
+from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
 from penstock_edge.sources.histories import newest_sequence_of
 from penstock_edge.sources.locate import (
     StartPosition,
     locate,
-    start_of_new_run,
     with_live_marker,
 )
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.bodies import Message
+from penstock_edge.surfaces.bodies import Message, json_response
+from penstock_edge.surfaces.errors import unaccepted_as_422
+from penstock_edge.surfaces.legs import begin
 from penstock_edge.surfaces.parameters import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
@@ -138,9 +137,9 @@ class Runs:
     async def start(self, request: Request) -> ASGIApp:
         """Start a run.
 
-        If the request accepts `text/event-stream`, the response is the run's stream. If the request
-        does not accept this type, the response is 202 with the run's record, or 200 if an earlier
-        request with the same idempotency key has started the run.
+        If the request accepts `text/event-stream`, the response is the run's stream. Otherwise it
+        is 202 with the run's record, or 200 if an earlier request with the same idempotency key has
+        started the run.
         """
         edge = self._edge
         who = identity_of(request)
@@ -160,33 +159,29 @@ class Runs:
         dialect, named = _dialect(request)
         include = include_of(request, dialect, of_workflow=agent.protocol == "workflow")
         if streams:
-            require_dialect(who, dialect)
+            _require_dialect(who, dialect)
             edge.streams.require_room(request.scope)
-        shard = await edge.starter.shard_for(user_id, asked.session_id)
-        place = None
-        if streams:
-            place = await start_of_new_run(edge.bus, shard, frames=dialect == RAW_DIALECT)
-        started = await edge.starter.start(
-            Start(
-                agent,
-                asked.message,
-                asked.session_id,
-                user_id,
-                roles=who.roles_of(user_id),
-                started_by=who.starters_for(user_id),
-                input=asked.input,
-                key=_key(request, asked),
-                request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
-                shard=shard,
-                origin=Origin(depth=depth),
-            )
+        start = Start(
+            agent,
+            asked.message,
+            asked.session_id,
+            user_id,
+            roles=who.roles_of(user_id),
+            started_by=who.starters_for(user_id),
+            input=asked.input,
+            key=_key(request, asked),
+            request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
+            origin=Origin(depth=depth),
         )
-        run_id = started.record.run_id
-        if place is None:
+        if not streams:
+            started = await edge.starter.start(start)
             return _shown(who, started.record, 202 if started.new else 200)
+        started, position = await begin(edge, start, frames=dialect == RAW_DIALECT)
         children = with_children(include, dialect, started.record)
-        view = edge.view(run_id, dialect, Sse(named), children=children)
-        return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
+        view = edge.view(started.record.run_id, dialect, Sse(named), children=children)
+        if not started.new:
+            position = await locate(edge.bus, view, None)
+        return await edge.stream(view, position)
 
     @serves(
         _runs(
@@ -206,7 +201,7 @@ class Runs:
         """Respond with the caller's runs, the newest first: `{runs, next}`.
 
         The runs that a workflow's steps have started are listed, too; `parent_run_id` names the
-        workflow's run. To get the next page, a client sends the value of `next` as `?before=`.
+        workflow's run.
         """
         who = identity_of(request)
         query = request.query_params
@@ -224,7 +219,7 @@ class Runs:
         if not who.has_scope("administer"):
             for run in runs:
                 run.pop("unredacted", None)
-        return _json(orjson.dumps({"runs": runs, "next": runs[-1]["run_id"] if more else None}))
+        return json_response({"runs": runs, "next": runs[-1]["run_id"] if more else None})
 
     @serves(
         _runs(
@@ -268,14 +263,11 @@ class Runs:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the run's events after the cursor, as a stream or as one page.
-
-        The response is a page if the request accepts JSON and does not accept an event stream.
-        """
+        """Respond with the run's events after the cursor, as a stream or as one page."""
         edge = self._edge
         who = identity_of(request)
         dialect, named = _dialect(request)
-        require_dialect(who, dialect)
+        _require_dialect(who, dialect)
         types = types_of(request, dialect)
         record = await run_of(edge.bus, who, request.path_params["run_id"])
         as_page = wants_page(request)
@@ -296,13 +288,8 @@ class Runs:
         if dialect == RAW_DIALECT:
             raise Problem(406, "raw bytes have no JSON pages; accept text/event-stream")
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        return _json(
-            orjson.dumps(
-                await page(
-                    edge.bus, view, place, limit, edge.allowance(), edge.turns.for_caller(who)
-                )
-            )
-        )
+        turn = edge.turns.for_caller(who)
+        return json_response(await page(edge.bus, view, place, limit, edge.allowance(), turn))
 
     @serves(
         _runs(
@@ -328,8 +315,8 @@ class Runs:
         cancelled = await self._edge.canceller.cancel(run_id, who)
         body = {"run_id": run_id, "status": "cancelled", "timestamp": cancelled.at}
         if cancelled.at is None:
-            return _json(orjson.dumps(body | {"status": "cancelling"}), 202)
-        return _json(orjson.dumps(body | {"confirmed": cancelled.confirmed}))
+            return json_response(body | {"status": "cancelling"}, 202)
+        return json_response(body | {"confirmed": cancelled.confirmed})
 
 
 async def _with_marker(bus: Bus, view: View, place: StartPosition) -> StartPosition:
@@ -338,8 +325,9 @@ async def _with_marker(bus: Bus, view: View, place: StartPosition) -> StartPosit
     return await with_live_marker(bus, view.followed.stream, [view.followed.pattern], place)
 
 
-def _json(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, media_type="application/json")
+def _require_dialect(who: Identity, dialect: str) -> None:
+    if dialect == RAW_DIALECT:
+        require(who, "raw")
 
 
 def _shown(who: Identity, record: RunRecord, status: int = 200, **more: object) -> Response:

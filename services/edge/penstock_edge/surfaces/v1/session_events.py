@@ -37,6 +37,7 @@ from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.stream.responses.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
+from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
@@ -47,7 +48,6 @@ from penstock_edge.surfaces.query import (
     until_idle,
     wants_page,
 )
-from penstock_edge.surfaces.responses import json_response
 from penstock_edge.surfaces.session_start import SessionStart, ending
 from penstock_edge.surfaces.v1.events import position_of
 from penstock_edge.views.framing import Framing, PageItems, Sse, WebSocketMessages
@@ -116,12 +116,6 @@ class SessionEvents:
         return ending(EventSocket(client), client, edge.bus, asked.session, start)
 
     def _asked(self, request: HTTPConnection) -> StreamParameters:
-        """Return the parameters in the path and the query.
-
-        Raises:
-            Problem: 403 for another user's session, 404 for an unknown agent, 422 for an invalid
-                value.
-        """
         caller = identity_of(request.scope)
         query = request.query_params
         session_id = request.path_params["session_id"]
@@ -142,15 +136,7 @@ class SessionEvents:
         return replace(asked, session=await with_shard(self._edge.shards, asked.session))
 
     async def _start(self, request: HTTPConnection, asked: StreamParameters) -> SessionStart:
-        """Return the position at which the stream starts, and whether the stream ends when idle.
-
-        The stream of an unknown session waits for the session's first run.
-
-        Raises:
-            Problem: 400 for a cursor of another session, 410 for a cursor that NATS has lost. With
-                `until=idle`, also 410 if all events of the session have expired and no run is
-                active or queued.
-        """
+        """Return where the stream starts; an unknown session waits for its first run."""
         bus = self._edge.bus
         idle = await idle_since(bus, asked.session) if asked.until_idle else None
         records = await records_of(bus, asked.session)

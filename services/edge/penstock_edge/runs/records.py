@@ -1,0 +1,48 @@
+"""Finds runs: the run that a request names, and the unfinished runs below a workflow's run."""
+
+from __future__ import annotations
+
+from typing import Any, Final, get_args
+
+from penstock.bus import Bus
+from penstock.bus.records import ENDED, RunRecord, RunStatus
+from penstock.web.auth import Identity, check_run
+from penstock_edge.sources.locate import record_of
+from penstock_edge.sources.run_list import RunList
+from penstock_edge.views.run_tree import MAX_RUNS, Child
+
+_UNFINISHED: Final = tuple(status for status in get_args(RunStatus) if status not in ENDED)
+
+
+async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
+    """Return the record of a run that the caller may see; else the Problem of `check_run`, or
+    404."""
+    record = await record_of(bus, run_id)
+    check_run(who, record.user_id, record.run_id, record.session_id)
+    return record
+
+
+def is_workflow(record: RunRecord) -> bool:
+    """Return whether the run is a workflow's run, whose steps may have started further runs."""
+    return record.target == "workflows"
+
+
+async def unfinished_descendants(runs: RunList, root: RunRecord) -> tuple[Child, ...]:
+    """Return the unfinished runs below a workflow's run, parents first.
+
+    A reader of events cannot find such a run if the event `workflow.step_started` that names the
+    run has expired. So this function reads the list of runs.
+    """
+    found: list[dict[str, Any]] = []
+    for status in _UNFINISHED:
+        wanted, owners = {"status": status}, [root.user_id]
+        page, _ = await runs.page(owners, lambda owner: True, wanted, None, MAX_RUNS)
+        found += page
+    below, known = [], {root.run_id}
+    for record in sorted(found, key=lambda each: each.get("workflow_depth") or 0):
+        parent = record.get("parent_run_id")
+        if record.get("workflow_depth") and parent in known:
+            known.add(record["run_id"])
+            step = record.get("step_id")
+            below.append(Child(record["run_id"], parent, step, record.get("agent") or ""))
+    return tuple(below)

@@ -1,0 +1,161 @@
+"""Opens legs: what every surface shares whose POST starts a run or answers a pause (decision 0318).
+
+A surface makes a `Start` of its request and a `Reply` of a client's answer, and states as a
+`LegForm` how its clients read a leg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from penstock.bus import Stored
+from penstock.bus.messages import FIRST, SEQUENCE
+from penstock.bus.read.direct import read
+from penstock.bus.records import ApprovalRecord, Channel, Decided, DecideRequest, RunRecord
+from penstock.bus.streams import events_for
+from penstock.bus.subjects import event, events_of_run, shard_of
+from penstock.runs.decide import forward_decision
+from penstock.runs.start import Start, Started
+from penstock.service.deciders import decider_of
+from penstock.web.auth import Identity
+from penstock_edge.edge import Edge
+from penstock_edge.runs.records import is_workflow, unfinished_descendants
+from penstock_edge.sources.locate import StartPosition, lifecycle_of, start_of_new_run
+from penstock_edge.views.encoded_leg import E, LegForm
+from penstock_edge.views.trees import TreeViews
+from penstock_edge.views.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A leg that a request has opened, and the position from which its clients read.
+
+    For a workflow's run, `tree` makes the view, and the leg has the events after the stream
+    sequence `after`.
+    """
+
+    run_id: str
+    number: int
+    position: StartPosition
+    tree: TreeViews | None = None
+    after: int = 0
+
+    def view(self, form: LegForm[E]) -> View:
+        if self.tree is not None:
+            return self.tree.leg(form, self.after)
+        return form.view(self.run_id, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A client's decisions on items of one approval."""
+
+    approval: ApprovalRecord
+    items: list[Decided] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answers in one request: one, or several to the open approvals of the workflow `root`."""
+
+    answers: Sequence[Answer]
+    root: RunRecord | None = None
+
+    @classmethod
+    def in_tree(cls, root: RunRecord, decisions: Iterable[tuple[ApprovalRecord, Decided]]) -> Reply:
+        answers: dict[str, Answer] = {}
+        for approval, decision in decisions:
+            answer = answers.setdefault(approval.approval_id, Answer(approval))
+            answer.items.append(decision)
+        return cls(list(answers.values()), root)
+
+
+async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, StartPosition]:
+    """Start a run; return a position before all its events, or with `frames` its source frames.
+
+    The position is of no use if the request repeats an earlier one (`Started.new`).
+    """
+    shard = await edge.starter.shard_for(start.user_id, start.session_id)
+    position = await start_of_new_run(edge.bus, shard, frames=frames)
+    return await edge.starter.start(replace(start, shard=shard)), position
+
+
+async def first_leg(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, Leg]:
+    started, position = await begin(edge, start, frames=frames)
+    run_id = started.record.run_id
+    tree = edge.tree(run_id) if is_workflow(started.record) else None
+    return started, Leg(run_id, 1, position, tree)
+
+
+async def next_leg(edge: Edge, reply: Reply, *, frames: bool = False) -> Leg:
+    """Return the leg that the reply begins; call this before `decide`, so that no event is missed.
+
+    With `frames`, the leg of a run is read from after all stored source frames. Any other leg is
+    read from the run's first event, because the encoders of legs need all earlier events.
+    """
+    if reply.root is not None:
+        answered = [each.approval.approval_id for each in reply.answers]
+        return await _next_leg_of_tree(edge, reply.root, answered)
+    approval, bus = reply.answers[0].approval, edge.bus
+    lifecycle = await lifecycle_of(bus, approval.run_id)
+    position = await start_of_new_run(bus, shard_of(approval.run_id), frames=frames)
+    if lifecycle is not None and frames:
+        # The run's terminal event comes after the pause, so the source looks for the terminal event
+        # from the pause on.
+        position = replace(position, events_start=lifecycle.sequence)
+    elif lifecycle is not None:
+        position = _first_event(lifecycle)
+    return Leg(approval.run_id, approval.leg + 1, position)
+
+
+async def _next_leg_of_tree(edge: Edge, root: RunRecord, answered: Sequence[str]) -> Leg:
+    bus, run_id, number = edge.bus, root.run_id, 2
+    lifecycle = await lifecycle_of(bus, run_id)
+    if lifecycle is None:
+        position = await start_of_new_run(bus, shard_of(run_id))
+        after, is_whole = position.start - 1, False
+    else:
+        position, after = _first_event(lifecycle), lifecycle.sequence
+        stream, first = events_for(run_id), position.start
+        resumed, pending = await read(bus, stream, event("lifecycle.resumed", run_id), first, 1)
+        begun, _ = await read(bus, stream, events_of_run(run_id), first, 1)
+        is_whole = bool(begun) and begun[0].headers[SEQUENCE] == "1"
+        number += len(resumed) + pending
+    known = () if is_whole else await unfinished_descendants(edge.run_list, root)
+    return Leg(run_id, number, position, edge.tree(run_id, known, answered), after)
+
+
+def _first_event(lifecycle: Stored) -> StartPosition:
+    first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
+    return StartPosition(first, first)
+
+
+async def decide(
+    edge: Edge,
+    who: Identity,
+    surface: Channel,
+    reply: Reply,
+    *,
+    user_id: str,
+    invocation_id: str | None = None,
+) -> None:
+    """Send each answer to the approvals service, as a decision of this user.
+
+    Raises:
+        Problem: the approvals service refused an answer. It has accepted each earlier answer.
+        BusError: an answer was not sent.
+    """
+    for answer in reply.answers:
+        approval = answer.approval
+        request = DecideRequest(
+            by=user_id,
+            decider=decider_of(who, surface, user_id),
+            # The client has seen only the event approval.requested, not later edits of the items.
+            # So the decision has the digest of the items as they were requested. If the items were
+            # edited since, the approvals service refuses the decision.
+            digest=approval.requested_digest or approval.digest,
+            items=answer.items,
+            invocation_id=invocation_id,
+        )
+        await forward_decision(edge.bus, approval.approval_id, request)
