@@ -27,6 +27,16 @@ _RETRY = re.compile(rb"[0-9]{1,15}")
 
 _EVENT_LINES: dict[str, bytes] = {}  # maps names of events to their lines
 
+# The headers of a response that streams. With the last one, nginx passes each frame on at once.
+HEADERS: Final = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache",
+    "connection": "keep-alive",
+    "x-accel-buffering": "no",
+}
+# A comment that keeps an idle connection open.
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+
 
 class FrameTooLarge(ValueError):
     """The error for a frame that exceeded the limit before its blank line arrived.

@@ -30,7 +30,7 @@ from penstock_edge.stream.direct_write import is_tried
 from penstock_edge.surfaces.adk import Adk
 from penstock_edge.surfaces.agno import Agno
 from penstock_edge.surfaces.agui import Agui
-from penstock_edge.surfaces.executions.routes import Executions
+from penstock_edge.surfaces.executions import Executions
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1 import V1
 

@@ -16,7 +16,7 @@ async def while_connected(receive: Receive, answer: Coroutine[Any, Any, T]) -> T
 
     If the client disconnects first, cancel the work and return None.
     """
-    answering, leaving = asyncio.create_task(answer), asyncio.create_task(_left(receive))
+    answering, leaving = asyncio.create_task(answer), asyncio.create_task(until_closed(receive))
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return answering.result() if answering.done() else None
@@ -27,6 +27,7 @@ async def while_connected(receive: Receive, answer: Coroutine[Any, Any, T]) -> T
             await asyncio.wait({answering})
 
 
-async def _left(receive: Receive) -> None:
+async def until_closed(receive: Receive) -> None:
+    """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -21,7 +21,7 @@ from penstock_edge.sources.locate import locate
 from penstock_edge.stream.client import Client as Reader
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OTHER_FILES, OpenStreams
-from penstock_edge.stream.ring_budget import EvictableHub, RingBudget
+from penstock_edge.stream.ring import EvictableHub, RingBudget
 from penstock_edge.views.dialects import run_view
 from support.drive.clients import Client, MakeEdge
 from support.drive.waiting import eventually

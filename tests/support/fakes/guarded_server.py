@@ -21,7 +21,7 @@ from penstock.web.credential_routes import auth_routes
 from penstock.web.operation import Route, operations_of
 from penstock.web.problems import DETAIL, PROBLEM, ErrorShape
 from penstock.web.server import Server
-from penstock_edge.surfaces.executions.routes import TriggerAndCancel
+from penstock_edge.surfaces.executions import TriggerAndCancel
 from support.fakes.routes import routes, websocket
 
 # With this header, a request of the test counts as one from another machine.

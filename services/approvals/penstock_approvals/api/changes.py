@@ -19,7 +19,7 @@ from penstock_approvals.store.hiding import as_shown
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S: Final = 15.0
-_HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_HEADERS: Final = sse.HEADERS | {"cache-control": "no-store"}
 
 
 def name_of(record: ApprovalRecord) -> str:
@@ -57,7 +57,7 @@ def response(
     stops.
     """
     frames = _while_valid(request, _frames(feed, shows, after))
-    return StreamingResponse(frames, media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(frames, headers=_HEADERS)
 
 
 async def _frames(
@@ -81,7 +81,7 @@ async def _frames(
             ]
             if not frames and loop.time() - sent_s < KEEP_ALIVE_S:
                 continue
-            yield b"".join(frames) or b": keep-alive\n\n"
+            yield b"".join(frames) or sse.KEEP_ALIVE
             sent_s = loop.time()
     except BeyondEnd:
         log.info("NATS has lost changes of approvals, so a client's stream ends")

@@ -25,7 +25,7 @@ from penstock.events.catalogue import TERMINAL
 from penstock.lookups import look_until
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
-from penstock_edge.sources.histories import history_of_tree
+from penstock_edge.sources.history import history_of_tree
 from penstock_edge.sources.locate import lifecycle_of, record_of
 from penstock_edge.sources.sessions import Session, records_of
 from penstock_edge.views.items import type_of

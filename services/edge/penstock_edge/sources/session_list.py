@@ -1,15 +1,11 @@
 """Lists the sessions of a user from an index in memory (decision 0140).
 
-Since release 0.2, a session's record names its owner. The key of an older record is a hash that
-includes the owner, but the record does not name the owner. For an older record, the edge takes the
-owner from the session's runs. If the runs have expired, the edge computes the key of a session of
-the user who lists sessions. If the computed key is the record's key, this user is the owner. Each
-process makes this comparison once for each user.
+The key of a session's record is a hash that includes the owner, so the key proves the owner that
+the record names.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -28,18 +24,14 @@ from penstock_edge.sources.run_list import Row, RunList, RunRows, packed, run_id
 log = logging.getLogger(__name__)
 
 BUCKET: Final = "sessions"
-# the number of records that `assign` compares with a user before other tasks may run; it takes 2 ms
-COMPARED: Final = 500
 READ_AT_ONCE: Final = 100  # the number of sessions whose records and runs are read at the same time
-KNOWN_USERS: Final = 10_000
 _PUT: Final = (
-    "INSERT INTO sessions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
-    " SET owner = coalesce(excluded.owner, owner), agent = excluded.agent,"
-    " agent_id = excluded.agent_id, session_id = excluded.session_id, created = excluded.created,"
+    "INSERT INTO sessions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
+    " SET owner = excluded.owner, agent = excluded.agent, created = excluded.created,"
     " updated = excluded.updated, first = excluded.first, last = excluded.last, seq = excluded.seq"
 )
 _COUNT_NEW: Final = (
-    "INSERT INTO session_counts SELECT new.owner, new.agent, 1 WHERE new.owner IS NOT NULL"
+    "INSERT INTO session_counts VALUES (new.owner, new.agent, 1)"
     " ON CONFLICT DO UPDATE SET count = count + 1;"
 )
 _COUNT_OLD: Final = (
@@ -53,23 +45,14 @@ SortedBy = Literal["created", "updated"]
 class SessionRow(NamedTuple):
     """A row of the table `sessions`, in the order of the columns after `n`."""
 
-    key: bytes | None
-    owner: int | None
+    key: bytes
+    owner: int
     agent: int
-    agent_id: str | None
-    session_id: str | None
-    created: int | None
-    updated: int | None
+    created: int
+    updated: int
     first: bytes | None
     last: bytes | None
     sequence: int
-
-
-class KnownRun(NamedTuple):
-    """What the index of runs knows of one run; `updated` is in Unix milliseconds."""
-
-    owner: int
-    updated: int
 
 
 class Found(NamedTuple):
@@ -88,20 +71,17 @@ class Found(NamedTuple):
 class SessionRows(IndexRows):
     """The index's rows of all sessions, in the same database as the rows of all runs.
 
-    `updated` is the time when the session's last run changed, in Unix milliseconds. `owner` is NULL
-    if the owner is not known. Only rows without an owner have an `agent_id` and a `session_id`.
+    `updated` is the time when the session's last run changed, in Unix milliseconds.
     """
 
     def __init__(self, runs: RunRows) -> None:
         super().__init__(
             "sessions",
-            "CREATE TABLE sessions(n INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB UNIQUE,"
-            " owner INT, agent INT, agent_id TEXT, session_id TEXT, created INT, updated INT,"
-            " first BLOB, last BLOB, seq INT)",
+            "CREATE TABLE sessions(n INTEGER PRIMARY KEY, key BLOB UNIQUE, owner INT, agent INT,"
+            " created INT, updated INT, first BLOB, last BLOB, seq INT)",
             "CREATE INDEX sessions_by_created ON sessions(owner, created, n, agent)",
             "CREATE INDEX sessions_by_updated ON sessions(owner, updated, n, agent)",
             "CREATE INDEX sessions_by_last ON sessions(last)",
-            "CREATE INDEX sessions_without_owner ON sessions(n) WHERE owner IS NULL",
             # This table has the number of sessions for each owner and agent, so no request has to
             # count rows.
             "CREATE TABLE session_counts(owner INT, agent INT, count INT,"
@@ -113,10 +93,6 @@ class SessionRows(IndexRows):
             f" BEGIN {_COUNT_OLD} {_COUNT_NEW} END",
             beside=runs,
         )
-        # With AUTOINCREMENT, a new row never gets the number of a deleted row. For each user,
-        # `assign` continues after the last row that was compared with this user. If a new row got
-        # an earlier number, `assign` would never compare this row with the user, and the user's
-        # list would lack the session.
         runs.on_rows.append(self._on_runs)
 
     def put(self, changes: Sequence[Change]) -> None:
@@ -161,27 +137,6 @@ class SessionRows(IndexRows):
         sql = f"SELECT sum(count) FROM session_counts WHERE {_of_agents(agents)}"
         return int(self.rows(sql, (number_of(owner), *map(number_of, agents)))[0][0] or 0)
 
-    def assign(self, user_id: str, after: int) -> int | None:
-        """Set the owner of those rows without an owner whose session belongs to this user.
-
-        One call compares at most `COMPARED` rows, whose numbers are greater than `after`. The
-        result is the number of the last compared row, which is `after` for the next call, or None
-        if there are no more rows.
-        """
-        some = self.rows(
-            "SELECT n, key, agent_id, session_id FROM sessions INDEXED BY sessions_without_owner"
-            " WHERE owner IS NULL AND n > ? ORDER BY n LIMIT ?",
-            (after, COMPARED),
-        )
-        owner = number_of(user_id)
-        mine = [
-            (owner, n)
-            for n, key, agent, session in some
-            if session_key(user_id, agent, session) == key.hex()
-        ]
-        self.write("UPDATE sessions SET owner = ? WHERE n = ?", mine)
-        return int(some[-1][0]) if some else None
-
     def _on_runs(self, runs: Sequence[Row]) -> None:
         self.write(
             "UPDATE sessions SET updated = ? WHERE last = ?",
@@ -199,17 +154,13 @@ class SessionRows(IndexRows):
                 BUCKET,
             )
             return None
-        agent, session = record["agent"], record["session_id"]
         runs = [packed(run) for run in record.get("runs") or ()]
         first, last = (runs[0], runs[-1]) if runs else (None, None)
-        owner = self._owner(record, change.key, (last, first))
         created = unix_ms(record.get("created_at")) if first is None else _time_ms(first)
         return SessionRow(
-            key=_key(change.key),
-            owner=owner,
-            agent=number_of(agent),
-            agent_id=agent if owner is None else None,
-            session_id=session if owner is None else None,
+            key=bytes.fromhex(change.key),
+            owner=number_of(record["user_id"]),
+            agent=number_of(record["agent"]),
             created=created,
             updated=created if last is None else self._updated(last),
             first=first,
@@ -217,26 +168,10 @@ class SessionRows(IndexRows):
             sequence=change.sequence,
         )
 
-    def _owner(self, record: dict[str, Any], key: str, runs: Sequence[bytes | None]) -> int | None:
-        """Return the owner that the record names, or that one of its runs has, else None.
-
-        The key proves the named owner, because it is a hash that includes the owner.
-        """
-        user_id = record.get("user_id")
-        ids = record["agent"], record["session_id"]
-        if isinstance(user_id, str) and session_key(user_id, *ids) == key:
-            return number_of(user_id)
-        known = (self._run(run) for run in runs if run is not None)
-        return next((run.owner for run in known if run is not None), None)
-
     def _updated(self, last: bytes) -> int:
         """Return when the last run changed, or when it was created if its record has expired."""
-        known = self._run(last)
-        return _time_ms(last) if known is None else known.updated
-
-    def _run(self, key: bytes) -> KnownRun | None:
-        found = self.rows("SELECT owner, updated FROM runs WHERE key = ?", (key,))
-        return KnownRun(int(found[0][0]), int(found[0][1])) if found else None
+        found = self.rows("SELECT updated FROM runs WHERE key = ?", (last,))
+        return int(found[0][0]) if found else _time_ms(last)
 
 
 _BY: Final = {
@@ -260,8 +195,6 @@ class SessionList:
         self._runs = runs
         self.rows = SessionRows(runs.rows)
         self.index = BucketIndex(bus, BUCKET, self.rows)
-        # maps each user to the number of the last row that was compared with the user
-        self._compared: dict[str, int] = {}
 
     async def page(
         self,
@@ -279,7 +212,7 @@ class SessionList:
         `first` is the number of sessions before the page. With a `limit` of -1, the page has no
         limit.
         """
-        await self._caught_up(owner)
+        await self._caught_up()
         while True:
             found = self.rows.of(
                 owner, agents, sort_by, descending=descending, first=first, limit=limit
@@ -304,7 +237,7 @@ class SessionList:
         `name` must be casefolded. This method takes longer than `page`, because it reads the record
         of the first run of each session of the owner.
         """
-        await self._caught_up(owner)
+        await self._caught_up()
         fitting: list[Found] = []
         every = self.rows.of(owner, agents, sort_by, descending=descending)
         for begin in range(0, len(every), READ_AT_ONCE):
@@ -318,16 +251,9 @@ class SessionList:
         shown = await self._read(owner, fitting[first : first + limit])
         return shown or [], len(fitting)
 
-    async def _caught_up(self, owner: str) -> None:
+    async def _caught_up(self) -> None:
         await self.index.caught_up()
         await self._runs.index.caught_up()
-        place: int | None = self._compared.get(owner, 0)
-        while place is not None:
-            if len(self._compared) >= KNOWN_USERS:
-                self._compared.clear()
-            self._compared[owner] = place
-            place = self.rows.assign(owner, place)
-            await asyncio.sleep(0)
 
     async def _read(self, owner: str, found: Sequence[Found]) -> list[ListedSession] | None:
         """Read the sessions' records; None if records were deleted since the rows were looked
@@ -343,8 +269,7 @@ class SessionList:
             ends = await self._ends(some)
             for (key, _, _), runs in zip(some, ends, strict=True):
                 record = _readable(key, values[key].value)
-                # The record's key decides whether the user may see the session. A row may have a
-                # wrong owner, and a record of an older version does not name its owner.
+                # The row's owner is a number, which two users may share. The key decides.
                 if record and key == session_key(owner, record.agent, record.session_id):
                     shown.append(ListedSession(record, runs))
         return shown
@@ -359,16 +284,18 @@ def _of_agents(agents: Collection[str]) -> str:
 
 
 def _record(change: Change) -> dict[str, Any] | None:
+    """Return a session's record with a proven owner; None for any other value."""
     try:
         record = orjson.loads(change.value or b"")
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(record, dict) or _key(change.key) is None:
+    if not isinstance(record, dict):
         return None
+    names: list[Any] = [record.get(name) for name in ("user_id", "agent", "session_id")]
     runs = record.get("runs") or []
-    texts = all(isinstance(record.get(name), str) for name in ("agent", "session_id"))
+    texts = all(isinstance(name, str) for name in names)
     listed = isinstance(runs, list) and all(isinstance(run, str) and is_run_id(run) for run in runs)
-    return record if texts and listed else None
+    return record if texts and listed and session_key(*names) == change.key else None
 
 
 def _readable(key: str, value: bytes) -> SessionRecord | None:

@@ -15,7 +15,7 @@ from functools import partial
 
 from penstock.bus import RETRY_S, Bus, BusError, Stored, subjects
 from penstock_edge.sources.feed import Feed, Feeds, Watcher
-from penstock_edge.sources.histories import history_of_tree
+from penstock_edge.sources.history import history_of_tree
 from penstock_edge.sources.run_source import ignore_failure
 from penstock_edge.views.run_tree import Child, Members
 from penstock_edge.views.view import Deliver, Source

@@ -19,10 +19,10 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from penstock.web.auth import identity_of
+from penstock.web.leaving import until_closed
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import DROPPED_S, dropped
-from penstock_edge.stream.disconnect import until_closed
 from penstock_edge.stream.open_streams import retry_ms
 from penstock_edge.stream.phases import End
 from penstock_edge.stream.responses.event_stream import head

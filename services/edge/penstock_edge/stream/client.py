@@ -35,8 +35,7 @@ from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.drivers import ByTask, Driver, OwnFrames, Writing
 from penstock_edge.stream.hub import Hub
-from penstock_edge.stream.keep_alive import is_due
-from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
+from penstock_edge.stream.open_streams import ReconnectReason, is_keep_alive_due, retry_ms
 from penstock_edge.stream.phases import IDLE, IN_SYNC, End, Idle, InSync, Live
 from penstock_edge.stream.replay import Reached, Replay
 from penstock_edge.stream.ring import http_chunk
@@ -280,7 +279,7 @@ class Client:
         if self._phase is IN_SYNC:
             wrote_at = max(wrote_at, self.hub.in_sync.wrote_at)
         keep_alive = self.hub.view.framing.keep_alive
-        if not keep_alive or not is_due(now - wrote_at, period_s):
+        if not keep_alive or not is_keep_alive_due(now - wrote_at, period_s):
             return
         write = self.driver.write if self.driver is not None else None
         if self._phase is IN_SYNC and write is not None:

@@ -23,14 +23,12 @@ from penstock.bus import Bus, Stored
 from penstock.log_fields import run_of
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.encode import encode, encode_now
-from penstock_edge.sources.histories import history_of
-from penstock_edge.sources.history import History
+from penstock_edge.sources.history import History, history_of
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.run_source import source_of
 from penstock_edge.stream.flushes import SLICE, Flushes
 from penstock_edge.stream.in_sync import InSyncGroup, Member, Write
-from penstock_edge.stream.ring import CHUNK_BYTES, Ring, http_chunk
-from penstock_edge.stream.ring_budget import RingBudget
+from penstock_edge.stream.ring import CHUNK_BYTES, Ring, RingBudget, http_chunk
 from penstock_edge.views.cursor import RingPosition, StreamSequence
 from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.view import View

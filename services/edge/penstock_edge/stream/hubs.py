@@ -12,9 +12,8 @@ from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.flushes import SLICE, Flushes
 from penstock_edge.stream.hub import Hub
-from penstock_edge.stream.keep_alive import check_period_s
-from penstock_edge.stream.open_streams import OpenStreams
-from penstock_edge.stream.ring_budget import RingBudget
+from penstock_edge.stream.open_streams import OpenStreams, check_period_s
+from penstock_edge.stream.ring import RingBudget
 from penstock_edge.views.view import RunEvents, View
 
 

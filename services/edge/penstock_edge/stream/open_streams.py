@@ -1,4 +1,5 @@
-"""Limits the number of open streams of this process, and asks clients to reconnect (decision 0098).
+"""Limits the open streams of this process, and decides when they reconnect or get a keep-alive
+(decision 0098).
 
 This module closes a stream in two cases: when the stream is old, so that clients spread over all
 edges, and when this edge drains. The client of a closed stream reconnects, perhaps to another edge,
@@ -141,3 +142,20 @@ def retry_ms() -> int:
     """Return after how many milliseconds a client should reconnect; random, so that not all come at
     once."""
     return random.randint(*RETRY_MS)
+
+
+# Proxies close a connection on which no bytes are sent for some time, so `Hubs.maintain` and
+# `WaitingStream` check each stream several times in `keep_alive_s`. WebSockets have pings instead.
+CHECKS_PER_KEEP_ALIVE: Final = 3  # the number of checks of one stream in `keep_alive_s`
+
+
+def check_period_s(keep_alive_s: float) -> float:
+    return keep_alive_s / CHECKS_PER_KEEP_ALIVE
+
+
+def is_keep_alive_due(idle_s: float, period_s: float) -> bool:
+    """Return whether a stream without bytes for `idle_s` needs a keep-alive at this check.
+
+    The keep-alive is due one check before the end of `keep_alive_s`: the next may come too late.
+    """
+    return idle_s >= (CHECKS_PER_KEEP_ALIVE - 1) * period_s

@@ -67,7 +67,7 @@ class Sse(Framing):
 
     named: bool = True
     id_first: bool = False
-    keep_alive: bytes = sse.comment("keep-alive")
+    keep_alive: bytes = sse.KEEP_ALIVE
     is_resumable: bool = True
 
     @property

@@ -11,7 +11,7 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus
-from penstock.bus.records import DecideRequest
+from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock_edge.surfaces.adk.views import leg_form
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun, command_of
@@ -237,6 +237,20 @@ async def test_its_answer_is_a_decision_and_streams_the_next_leg_alone(
     parts = [part for event in events for part in event["content"]["parts"]]
     assert parts[0]["functionResponse"]["id"] == "F"
     assert parts[1:] == [{"text": "gone"}]
+
+
+async def test_an_answer_decides_only_what_the_client_was_shown(
+    edge: Client, bus: Bus, approvals: PretendApprovals, paused: PretendRun
+) -> None:
+    items = {"C": "confirmation"}
+    approval_id = await approvals.request(paused.run_id, "assistant", paused.run_id, items)
+    entry = await bus.bucket("approvals").get(approval_id)
+    assert entry is not None
+    edited = ApprovalRecord.model_validate_json(entry.value)
+    edited.requested_digest, edited.digest = "shown", "edited since"
+    await bus.bucket("approvals").put(approval_id, edited.dump())
+    async with post(edge, answer(paused.run_id, {"confirmed": True})):
+        assert [decision.digest for decision in approvals.decisions] == ["shown"]
 
 
 @pytest.mark.parametrize(

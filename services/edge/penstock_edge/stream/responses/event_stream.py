@@ -10,11 +10,12 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock import sse
 from penstock.web.auth import identity_of, keep_counting
+from penstock.web.leaving import until_closed
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import watch
 from penstock_edge.stream.direct_write import DROPPED_S, SLICE_BYTES, direct_of, dropped
-from penstock_edge.stream.disconnect import until_closed
 from penstock_edge.stream.phases import End
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -140,17 +141,9 @@ class Prefaced:
         await self._stream(scope, receive, send_both)
 
 
-_OF_STREAMS: Final = {
-    "content-type": "text/event-stream",
-    "cache-control": "no-cache",
-    "connection": "keep-alive",
-    "x-accel-buffering": "no",
-}
-
-
 def head(status: int, run_id: str = "", of_dialect: Mapping[str, str] = _NONE) -> Message:
     headers = {"penstock-run-id": run_id} if run_id else {}
     if status == 200:
-        headers |= {**_OF_STREAMS, **of_dialect}
+        headers |= {**sse.HEADERS, **of_dialect}
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http.response.start", "status": status, "headers": encoded}

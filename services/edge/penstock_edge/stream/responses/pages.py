@@ -18,7 +18,7 @@ import orjson
 from penstock.bus import Bus, Stored
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.encode import encode
-from penstock_edge.sources.histories import history_of
+from penstock_edge.sources.history import history_of
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.read_run import Allowance
 from penstock_edge.views.cursor import LAST_FRAME, Cursor

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.web.auth import identity_of
+from penstock.web.leaving import until_closed
 from penstock.web.problems import Problem, problem_response
 from penstock_edge.stream.client import Client
-from penstock_edge.stream.disconnect import until_closed
 
 
 class Body(Protocol):

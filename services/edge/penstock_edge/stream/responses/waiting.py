@@ -12,12 +12,17 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, Msg
 from penstock.log_fields import run_of
+from penstock.web.leaving import until_closed
 from penstock.web.problems import Problem
 from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import cycle_of
-from penstock_edge.stream.disconnect import until_closed
-from penstock_edge.stream.keep_alive import check_period_s, is_due
-from penstock_edge.stream.open_streams import OpenStreams, ReconnectReason, retry_ms
+from penstock_edge.stream.open_streams import (
+    OpenStreams,
+    ReconnectReason,
+    check_period_s,
+    is_keep_alive_due,
+    retry_ms,
+)
 from penstock_edge.stream.responses.event_stream import EventStream, head
 from penstock_edge.views.framing import NAMED_SSE
 
@@ -117,7 +122,7 @@ class WaitingStream:
                 return stream
             if self._end is None:
                 await self._wait_for_notice(wait_s)
-            if self._end is None and is_due(loop.time() - wrote_at, period_s):
+            if self._end is None and is_keep_alive_due(loop.time() - wrote_at, period_s):
                 wrote_at = loop.time()
                 body = NAMED_SSE.keep_alive
                 await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.adk.app_list import AppList
-from penstock_edge.surfaces.adk.artifacts import Artifacts
 from penstock_edge.surfaces.adk.legacy import Legacy
 from penstock_edge.surfaces.adk.runs import Runs
 from penstock_edge.surfaces.adk.servers import AdkServers
-from penstock_edge.surfaces.adk.sessions import Sessions
+from penstock_edge.surfaces.adk.sessions import Artifacts, Sessions
 from penstock_edge.surfaces.surface import Surface
 
 

@@ -1,7 +1,8 @@
-"""Serves ADK's session endpoints, under /apps/{app}/users/{user}/sessions."""
+"""Serves ADK's sessions and their artifacts, under /apps/{app}/users/{user}/sessions."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from functools import partial
 from typing import Any, Final
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp
 from penstock import start_fields
 from penstock.web.auth import acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_body, require_json
-from penstock.web.operation import OBJECT, a_list, json, serves
+from penstock.web.operation import OBJECT, TEXT, Parameter, a_list, in_path, json, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces import parameters as by
@@ -32,6 +33,7 @@ from penstock_edge.surfaces.errors import (
     unaccepted_as_422,
 )
 
+_NAMED: Final = (by.APP, by.USER_ID, by.APP_SESSION_ID)
 _SESSION: Final = {200: json("The session", OBJECT)}
 _of_user = partial(
     operation,
@@ -42,7 +44,7 @@ _of_user = partial(
 _of_session = partial(
     operation,
     path="/apps/{app}/users/{user}/sessions/{session}",
-    parameters=(by.APP, by.USER_ID, by.APP_SESSION_ID),
+    parameters=_NAMED,
     refusals=UPSTREAM,
 )
 
@@ -234,3 +236,63 @@ def readable_by(edge: Edge, request: Request) -> NamedSession:
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")
     return named
+
+
+# Clients can only read artifacts. Agents of other protocols have none. A request about a session of
+# such an agent gets the response that an ADK server gives for a session without artifacts.
+
+VERSIONS: Final = "versions"
+
+_ARTIFACT: Final = in_path(
+    "artifact", "The artifact's name and what is below it: `report.txt`, `report.txt/versions/1`"
+)
+_VERSION: Final = Parameter(
+    "version", "The version of the artifact; the newest without it", {"type": "integer"}
+)
+_of_artifacts = partial(operation, method="GET", scopes=("read",), refusals=UPSTREAM)
+_SEPARATORS: Final = re.compile(r"[/\\]")
+
+
+class Artifacts:
+    """Has the handlers for a session's artifacts: the list, one artifact, and its versions."""
+
+    def __init__(self, edge: Edge, servers: AdkServers) -> None:
+        self._edge = edge
+        self._servers = servers
+
+    @serves(
+        _of_artifacts(
+            path="/apps/{app}/users/{user}/sessions/{session}/artifacts",
+            summary="The names of a session's artifacts",
+            answers={200: json("The names", a_list(TEXT))},
+            parameters=_NAMED,
+        )
+    )
+    async def index(self, request: Request) -> ASGIApp:
+        return await self._relay(request, [])
+
+    @serves(
+        _of_artifacts(
+            path="/apps/{app}/users/{user}/sessions/{session}/artifacts/{artifact:path}",
+            summary="An artifact, one of its versions, or what is known of its versions",
+            answers={200: json("What the ADK server answers", {})},
+            parameters=(*_NAMED, _ARTIFACT, _VERSION),
+        )
+    )
+    async def show(self, request: Request) -> ASGIApp:
+        path = request.path_params["artifact"]
+        if any(part in (".", "..") for part in _SEPARATORS.split(path)):
+            # A server or a proxy could resolve `..` to the path of another user's session.
+            raise Problem(404, "Artifact not found")
+        return await self._relay(request, path.split("/"))
+
+    async def _relay(self, request: Request, below: list[str]) -> ASGIApp:
+        named = readable_by(self._edge, request)
+        if named.agent.protocol != ADK:
+            if not below or below[-1] == VERSIONS:
+                return json_response([])
+            raise Problem(404, "Artifact not found")
+        query = {"version": version} if (version := request.query_params.get("version")) else {}
+        return relayed(
+            await self._servers.artifact(named.agent, named.user_id, named.id, below, query)
+        )

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from penstock import start_fields
 from penstock.bus.records import RunRecord
 from penstock.runs.start import Start
-from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.settings import AgentConfig, Config, WorkflowAgent
 from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
@@ -91,9 +91,7 @@ class Runs:
     )
     async def index(self, request: Request) -> ASGIApp:
         kind = request.path_params["kind"]
-        return json_response(
-            [_shown(agent) for agent in self._edge.config.agents if agent.kind == kind]
-        )
+        return json_response(agents_shown(self._edge.config, kind))
 
     @serves(
         *_of_each_kind(
@@ -304,6 +302,10 @@ def _require_raw(who: Identity, agent: AgentConfig, asked: RunRequest | Continue
 
 def _unknown_run(run_id: str) -> Problem:
     return Problem(404, f"No runs found for run ID {shortened(run_id)}")
+
+
+def agents_shown(config: Config, kind: str) -> list[dict[str, Any]]:
+    return [_shown(agent) for agent in config.agents if agent.kind == kind]
 
 
 def _shown(agent: AgentConfig) -> dict[str, Any]:

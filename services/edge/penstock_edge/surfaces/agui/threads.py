@@ -42,7 +42,7 @@ from penstock_edge.edge import Edge
 from penstock_edge.sources.encode import encode
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition, start_after, start_of_new_run
-from penstock_edge.sources.session_from_start import SessionFromStart
+from penstock_edge.sources.many_runs import SessionFromStart
 from penstock_edge.sources.sessions import (
     Session,
     has_expired_events,

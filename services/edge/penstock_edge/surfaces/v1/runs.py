@@ -40,7 +40,7 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.deliveries import deliveries_of
 from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
-from penstock_edge.sources.histories import newest_sequence_of
+from penstock_edge.sources.history import newest_sequence_of
 from penstock_edge.sources.locate import (
     StartPosition,
     locate,
