@@ -54,8 +54,8 @@ def _given(args: JsonObject) -> JsonObject:
 def _same(one: Json, other: Json) -> bool:
     """Return whether two JSON values are equal.
 
-    The function uses a loop, because the agent server decides how deeply the values are nested, and
-    a recursion could exceed Python's limit.
+    The agent server decides how deeply the values are nested, and a recursion could exceed Python's
+    limit.
     """
     pairs = [(one, other)]
     while pairs:
@@ -90,7 +90,6 @@ def _shown(tool: str, args: JsonObject) -> JsonObject:
 
 
 def _encoded(args: JsonObject) -> bytes | None:
-    """Return the arguments as JSON; None if the arguments are nested too deeply for an event."""
     wrapped: Json = args
     for _ in range(_LEVELS_AROUND):
         wrapped = [wrapped]

@@ -35,11 +35,6 @@ class LimitReached(ValueError):
 
     @classmethod
     def check(cls, count: int, limit: int, what: str) -> None:
-        """Compare a count with its limit.
-
-        Raises:
-            LimitReached: The count is higher than the limit.
-        """
         if count > limit:
             raise cls(f"the upstream has more than {limit} {what}")
 
@@ -68,10 +63,7 @@ class Ids:
         self.used: dict[str, int] = dict(used or {})
 
     def unique(self, wanted: str) -> str:
-        """Return the wanted id. If this id is used already, a number is added (`m1#2`).
-
-        A long id is cut first (see `short`).
-        """
+        """Return the wanted id. If this id is used already, a number is added (`m1#2`)."""
         wanted = short(wanted)
         # The code uses a loop, because the agent server decides how long a chain of ids (x, x#2,
         # x#2#2) gets, and a recursion could exceed Python's limit.
@@ -99,10 +91,7 @@ AgentType = AgentKind | Literal["worker"]
 
 
 class Source(TypedDict):
-    """Names the agent from which an event comes (executions-sse.md).
-
-    All four keys are always present.
-    """
+    """The agent from which an event comes (executions-sse.md). All four keys are always present."""
 
     agent_id: str
     agent_type: AgentType  # "worker" for an agent inside the outer run
@@ -178,7 +167,7 @@ class Pause:
 
 @dataclass(slots=True)
 class AgentFacts:
-    """Holds the settings of an agent that the agent's decoder needs."""
+    """The settings of an agent that the agent's decoder needs."""
 
     id: str
     name: str | None = None
@@ -208,16 +197,11 @@ class Decoder(Protocol):
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begin a leg. The caller calls this method before the leg's first frame.
-
-        Leg 1 starts the run. Each later leg continues the run after a pause.
-        """
+        """Begin a leg: leg 1 starts the run, each later leg continues it after a pause."""
         ...
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Take the decisions on the pause before this leg.
-
-        From leg 2 on, the caller calls this method right after `open`.
+        """Take the decisions on the pause before this leg, right after `open`.
 
         `items` maps an item id to `{"decision": "approve" | "reject", "note": str | None, "value":
         Any}`. Return the results of those calls for which the upstream sends no result.
@@ -319,15 +303,13 @@ class Encoder(Protocol):
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frames of one canonical event. `event` is the envelope of the event.
-
-        The result is empty if the dialect omits the event.
-        """
+        """Return the frames of one canonical event, given as its envelope; none if it is
+        omitted."""
         ...
 
 
 def append_text(pieces: list[str], piece: str) -> None:
-    """Append a piece, and joins the new piece with earlier pieces that are not longer.
+    """Append a piece, joined with earlier pieces that are not longer.
 
     A list of single tokens takes twelve times the memory of its text. After the joins, each piece
     is longer than the next piece, so the list is short. Each character is copied about a dozen

@@ -59,10 +59,8 @@ def _fields(names: dict[str, str], **defaults: Json) -> Translate:
 
 
 def _identified(key: str, by: str, translate: Translate) -> Translate:
-    """Make a function that adds an id under `key`. The id is a digest of the field `by`.
-
-    The unified event has no such id, and the canonical type requires one.
-    """
+    """Make a function that adds the id that a canonical type requires: a digest of the field
+    `by`."""
 
     def translated(value: JsonObject) -> JsonObject:
         digest = zlib.crc32(str(value.get(by)).encode("utf-8", "replace"))

@@ -54,7 +54,7 @@ def parsed(content: str) -> Json:
 
 
 def dumped(value: JsonValue) -> str:
-    """Return the value as compact JSON. If orjson refuses the value, returns `str(value)`.
+    """Return the value as compact JSON, or as `str(value)` if orjson refuses it.
 
     orjson writes every value that `loads` returned.
     """
@@ -81,7 +81,7 @@ def verbatim(value: JsonValue) -> str:
 
 
 def number(value: JsonValue) -> float | None:
-    """Return the number unchanged; None for a boolean or a value of another type."""
+    """Return the number; None for a boolean or a value of another type."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -106,10 +106,7 @@ def strings(value: JsonValue) -> list[str]:
 
 
 def has_content(value: JsonValue) -> bool:
-    """Return False for null, false, "", [] and {}.
-
-    Return True for any other value, even for 0.
-    """
+    """Return False for null, false, "", [] and {}; True for any other value, even for 0."""
     return value is not None and value is not False and value not in ("", [], {})
 
 

@@ -23,7 +23,7 @@ class OpenApprovals:
     requests: dict[Json, JsonObject] = field(default_factory=dict)
 
     def feed(self, event_type: str, data: JsonObject) -> None:
-        """Take an event of the category `approval`. `event_type` is its canonical type."""
+        """Take an event of the category `approval`."""
         approval_id = data.get("approval_id")
         if event_type == "approval.requested":
             self.requests[approval_id] = data
@@ -31,8 +31,7 @@ class OpenApprovals:
             self.requests.pop(approval_id, None)
 
     def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:
-        """Yield pairs of the data of an `approval.requested` event and one open item of this
-        event."""
+        """Yield each open item, with the data of its `approval.requested`."""
         for request in self.requests.values():
             for item in objects(request.get("items")):
                 yield request, item

@@ -40,8 +40,7 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class DoesNotApply(ValueError):
-    """The error for a patch that does not fit the document, or whose result would exceed a
-    limit."""
+    """The patch does not fit the document, or its result would exceed a limit."""
 
 
 def is_patch(value: Json) -> bool:
@@ -65,23 +64,14 @@ def tokens(pointer: str) -> list[str]:
 
 
 class Document:
-    """Holds a copy of a JSON value, and changes this copy by patches.
-
-    The original value is never changed.
-    """
+    """A copy of a JSON value, which patches change. The original value is never changed."""
 
     def __init__(self, value: Json) -> None:
         self.value, self._size = _copied(value)
         self._undo: list[Callable[[], object]] = []
 
     def apply(self, patch: list[JsonObject]) -> None:
-        """Apply all operations of a patch (see `is_patch`).
-
-        If one of them fails, none is applied.
-
-        Raises:
-            DoesNotApply: An operation does not fit, or the result would exceed a limit.
-        """
+        """Apply all operations of a patch (see `is_patch`), or none if `DoesNotApply` is raised."""
         self._undo = []
         try:
             for operation in patch:
@@ -94,10 +84,7 @@ class Document:
             self._undo = []
 
     def replace(self, value: Json) -> list[str]:
-        """Replace the whole value.
-
-        Return the outermost keys at which the old and the new value differ.
-        """
+        """Replace the whole value; return the outermost keys at which old and new value differ."""
         old, new = obj(self.value), obj(value)
         self.value, self._size = _copied(value)
         return [
@@ -107,7 +94,7 @@ class Document:
         ]
 
     def apply_each(self, changes: Iterable[Json]) -> list[str]:
-        """Apply each change that fits, and skips all other changes. Missing parents are made.
+        """Apply each change that fits, and skip all other changes. Missing parents are made.
 
         The encoders of Agno and ADK use this method, because the clients of these dialects get
         whole values instead of patches. A nearly correct state serves such a client better than no
@@ -152,11 +139,7 @@ class Document:
         return value
 
     def _own(self, value: Json, path: list[str], limit: int) -> Json:
-        """Return a copy of the value and adds the copy's size to the document's size.
-
-        Raises:
-            DoesNotApply: The value or the document would exceed a limit.
-        """
+        """Return a copy of the value, and add its size to the document's size."""
         copy, size = _copied(value, limit, len(path))
         # The size does not shrink when a value is removed, because computing the size of the
         # removed value would take a walk through the whole value.
@@ -267,11 +250,7 @@ def _change_list(items: list[Json], key: str, change: JsonObject) -> bool:
 
 
 def _key(container: Json, token: str) -> str | int:
-    """Return the existing key or index that the token names.
-
-    Raises:
-        DoesNotApply: The container has no such key or index.
-    """
+    """Return the existing key or index that the token names."""
     if isinstance(container, dict) and token in container:
         return token
     if isinstance(container, list) and _is_index(token, len(container)):
@@ -288,9 +267,6 @@ def _copied(value: Json, limit: int | None = None, level: int = 0) -> tuple[Json
 
     `level` is the level of the value in its document. The function uses a loop, because the agent
     server decides how deeply the value is nested, and a recursion could exceed Python's limit.
-
-    Raises:
-        DoesNotApply: The size exceeds the limit, or the value would be too deep.
     """
     holder: list[Json] = [value]
     layer: list[Json] = [holder]

@@ -50,7 +50,6 @@ def of(cls: type[Any], **nested: Form) -> Form:
 
 
 def optional(form: Form) -> Form:
-    """Return the form of a value that may be None."""
     return Form(
         lambda value: None if value is None else form.dump(value),
         lambda state: None if state is None else form.load(state),
@@ -58,10 +57,8 @@ def optional(form: Form) -> Form:
 
 
 def by(key: Callable[[JsonObject], str], form: Form) -> Form:
-    """Return the form of a dict that is stored as the list of its values.
-
-    `key` returns the key of a stored value.
-    """
+    """Return the form of a dict that is stored as the list of its values; `key` finds their
+    keys."""
     return Form(
         lambda found: [form.dump(value) for value in found.values()],
         lambda states: {key(state): form.load(state) for state in states},
@@ -69,7 +66,6 @@ def by(key: Callable[[JsonObject], str], form: Form) -> Form:
 
 
 def each(form: Form) -> Form:
-    """Return the form of a list of values."""
     return Form(
         lambda values: [form.dump(value) for value in values],
         lambda states: [form.load(state) for state in states],
@@ -77,7 +73,6 @@ def each(form: Form) -> Form:
 
 
 def values(form: Form) -> Form:
-    """Return the form of a dict whose values have `form`."""
     return Form(
         lambda found: {key: form.dump(value) for key, value in found.items()},
         lambda states: {key: form.load(state) for key, state in states.items()},
@@ -96,11 +91,9 @@ class Snapshots:
     STORED: ClassVar[Table]
 
     def snapshot(self) -> JsonObject:
-        """Return the state as JSON, for `restore`."""
         return {key: form.dump(getattr(self, name)) for key, (name, form) in self.STORED.items()}
 
     def restore(self, state: JsonObject) -> None:
-        """Take over the state of a snapshot."""
         for key, (name, form) in self.STORED.items():
             if key not in state:
                 continue

@@ -1,6 +1,4 @@
-"""Provides the decoder for the runs of workflows.
-
-The decoder decodes nothing, because these runs have no agent server.
+"""The decoder for the runs of workflows, which decodes nothing: these runs have no agent server.
 
 The service `workflows` writes the canonical events of such a run itself.
 """

@@ -20,8 +20,7 @@ TOKENS: Final[Mapping[str, str]] = {
 
 
 def is_answered_by_decision(kind: str | None, tool: str) -> bool:
-    """Return whether Agno uses the answer as the tool's result, and so streams no event for the
-    call.
+    """Return whether Agno uses the answer as the tool's result, and streams no event for the call.
 
     `kind` is the kind of the pause item that asks about the call.
     """

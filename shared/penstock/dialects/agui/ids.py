@@ -39,7 +39,7 @@ def scope_of(run_id: str) -> str:
 
 
 def unscoped(part_id: str) -> str:
-    """Return an id without its qualifier. An id that has no qualifier is returned unchanged."""
+    """Return an id without its qualifier, if it has one."""
     match = _SCOPED.fullmatch(part_id)
     return match[1] if match else part_id
 
@@ -60,26 +60,19 @@ class Names:
     _restated: dict[str, str] = field(default_factory=dict)
 
     def begin(self, part_id: str) -> str:
-        """Make and returns the name for an id that the run begins to use."""
+        """Make the name for an id that the run begins to use."""
         name = self._own[part_id] = self.scope + part_id
         return name
 
     def of(self, part_id: str) -> str:
-        """Return the name of an id to which an event refers.
-
-        If the id is unknown, makes a name.
-        """
+        """Return the name of an id to which an event refers. If the id is unknown, make a name."""
         return self._own.get(part_id) or self._restated.get(part_id) or self.begin(part_id)
 
     def restate(self, messages: Sequence[JsonObject]) -> Restated:
-        """Return the messages of a snapshot with names instead of ids.
-
-        This map stays unchanged.
-        """
+        """Return the messages of a snapshot with names instead of ids; this map stays unchanged."""
         return Restated(self.scope, self._own, messages)
 
     def keep(self, restated: Restated) -> None:
-        """Keep the names in a snapshot, because the client gets this snapshot."""
         self._restated = restated.names
 
 
@@ -174,8 +167,7 @@ class Restated:
 
 
 def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
-    """Return a dict from ids without qualifiers to the names of the messages and calls with these
-    ids."""
+    """Map ids without qualifiers to the names of the messages and calls with these ids."""
     found: dict[str, list[str]] = {}
     for message in messages:
         for name in _ids((message, *_calls(message))):
@@ -193,10 +185,7 @@ def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
 
 
 def call_name(messages: Sequence[JsonObject], part_id: str) -> str:
-    """Return the name of the last call with this id in the messages.
-
-    If there is no such call, returns the id.
-    """
+    """Return the name of the last call with this id in the messages, or else the id."""
     for message in reversed(messages):
         for name in _ids(_calls(message)):
             if unscoped(name) == part_id:
@@ -216,10 +205,9 @@ def _calls(message: JsonObject) -> list[JsonObject]:
 def own_messages(messages: Sequence[Any]) -> list[Any]:
     """Return the messages of a client with the qualifiers removed from the ids.
 
-    An AG-UI server knows the ids without qualifiers.
-
-    If an id has several qualifiers, only the first qualifier is removed. Values that are not
-    messages, and ids that are not strings, stay unchanged. Changed messages are copies.
+    An AG-UI server knows the ids without qualifiers. If an id has several, only the first is
+    removed. Values that are not messages, and ids that are not strings, stay unchanged. Changed
+    messages are copies.
     """
     return [_own_message(each) if isinstance(each, dict) else each for each in messages]
 
@@ -248,9 +236,6 @@ def interrupt_id(approval_id: str, item_id: str) -> str:
 
 
 def parse_interrupt_id(interrupt: str) -> tuple[str, str | None]:
-    """Return the approval's id and the item's id.
-
-    For an interrupt of all items, the item's id is None.
-    """
+    """Return the approval's id and the item's id; None for an interrupt of all items."""
     approval_id, slash, item_id = interrupt.partition("/")
     return approval_id, item_id if slash else None

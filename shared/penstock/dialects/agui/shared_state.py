@@ -19,7 +19,6 @@ class SharedState:
 
     @property
     def is_known(self) -> bool:
-        """True if a snapshot or a patch has arrived."""
         return self._document is not None
 
     @property
@@ -31,10 +30,8 @@ class SharedState:
         self._document = Document(value)
 
     def delta(self, patch: Json) -> None:
-        """Handle STATE_DELTA, which changes the state by a patch.
-
-        As in the reference client, a patch that cannot be applied changes nothing.
-        """
+        """Change the state by a patch; as in the reference client, one that does not fit changes
+        nothing."""
         if is_patch(patch):
             self._document = self._document or Document({})
             with suppress(DoesNotApply):

@@ -49,13 +49,9 @@ CATEGORY_OF: Final[Mapping[str, str]] = {
 
 
 def selected_types(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
-    """Return the types that are in one of the given categories and also among the given types.
+    """Return the types that are in one of the categories and also among the types; none means all.
 
-    No categories means all categories, and no types means all types.
-
-    Raises:
-        ValueError: A category or type is unknown. The error's text names it and lists
-            the known ones.
+    Raise ValueError for an unknown category or type.
     """
     known = set(CATEGORY_OF.values())
     if unknown := sorted({*categories} - known):
@@ -109,10 +105,6 @@ class UnifiedEncoder:
     _warnings: list[Payload] = field(default_factory=list)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frames of one canonical event. `event` is the envelope of the event.
-
-        The result is empty if the dialect omits the event.
-        """
         name = event["event"]
         event_type = f"{name['category']}.{name['action']}"
         source = event.get("source")
@@ -162,7 +154,7 @@ class UnifiedEncoder:
         yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
 
     def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """End open messages, and then encodes an error of the run, of a step or of the system.
+        """End open messages, and then encode an error of the run, of a step or of the system.
 
         A workflow's step that fails makes one error. The workflow fails because of the step, and a
         loop because of one of its items, so these events repeat an error that was sent before.
@@ -218,7 +210,6 @@ class UnifiedEncoder:
             yield self._begin(event, agent)
 
     def _streamed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Encode a piece of text. Begin the message first if it has not begun."""
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
@@ -267,7 +258,6 @@ class UnifiedEncoder:
             yield "agent_thought", {"agent": speaker, "content": data["thought"], "debug": debug}
 
     def _tool_progressed(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
-        """Encode the output of a running tool. Progress without output makes no frame."""
         data = event["data"]
         if data.get("delta"):
             yield "tool_call_delta", {"tool_call_id": data["tool_call_id"], "delta": data["delta"]}
@@ -299,10 +289,7 @@ def _data(key: str, default: Json = None) -> Field:
 
 
 def _speaker(event: JsonObject, agent: str) -> Json:
-    """Return the agent that the event's data names.
-
-    If the data names no agent, returns the agent of the event's source.
-    """
+    """Return the agent that the event's data names, or else the agent of the event's source."""
     named = event["data"].get("agent")
     return named if isinstance(named, str) and named else agent
 
@@ -328,10 +315,8 @@ def _documents(event: JsonObject, _agent: str) -> Json:
 
 
 def _failure(event: JsonObject, _agent: str) -> Json:
-    """Return the result of a failed automation, a text that begins with "failed".
-
-    unified-events.md has no type for a failed automation, only `automation_completed`.
-    """
+    """Return a text that begins with "failed": unified-events.md has only
+    `automation_completed`."""
     return f"failed: {event['data'].get('result', '')}"
 
 

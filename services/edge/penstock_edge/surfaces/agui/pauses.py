@@ -1,5 +1,5 @@
-"""Finds the pause that a RunAgentInput answers, and reads the decisions from `resume[]` or from the
-messages of a frontend's tools (decision 0105)."""
+"""Finds the pause that a RunAgentInput answers with `resume[]` or with the messages of a frontend's
+tools (decision 0105)."""
 
 from __future__ import annotations
 
@@ -7,43 +7,34 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
-
-import orjson
+from typing import Any
 
 from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decided, RunRecord
 from penstock.bus.subjects import is_run_id
-from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
+from penstock.dialects.agui.encode.pauses import UnclearAnswer
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
-from penstock.dialects.agui.vocabulary import CLIENT_KINDS
 from penstock.lookups import look_until
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
-from penstock.web.bodies import has_many_values, is_deep
 from penstock.web.problems import Problem
 from penstock_edge.runs import pauses
 from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.runs.pauses import OpenApproval, approval_of, open_approvals
 from penstock_edge.sources.locate import ancestors_of
 from penstock_edge.sources.sessions import Session
-from penstock_edge.surfaces.agui.request import (
-    ActivityMessage,
-    ReasoningMessage,
-    ResumeEntry,
-    RunAgentInput,
-    ToolMessage,
-    text_of_content,
+from penstock_edge.surfaces.agui.answers import (
+    decision_of,
+    earlier_tool_messages,
+    last_tool_messages,
+    resumed,
 )
+from penstock_edge.surfaces.agui.request import ResumeEntry, RunAgentInput, ToolMessage
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.legs import Answer, Reply
 
 JsonObject = dict[str, Any]
 Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
-
-# The types of messages that only the user sees. They are not part of the conversation with the
-# agent.
-_SHOWN: Final = (ActivityMessage, ReasoningMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +78,7 @@ class AnsweredPauses:
             approval, root = await self._approval_and_root(approval_id, awaited=True)
             if approval is None:
                 raise Problem(404, f"there is no interrupt {shortened(own[0][1].interrupt_id)!r}")
-            answers.append(Answer(approval, _decisions(approval, own)))
+            answers.append(Answer(approval, resumed(approval, own)))
             roots.append(root)
         if len({root.run_id for root in roots if root is not None}) > 1:
             raise Problem(422, "resume: the entries answer pauses of different runs")
@@ -234,57 +225,3 @@ class AnsweredPauses:
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
     """Return whether `approval` replaces `known` under an id: two runs may use the same id."""
     return known is None or (approval.status == "pending" and known[0].status != "pending")
-
-
-def _decisions(
-    approval: ApprovalRecord, entries: Sequence[tuple[str | None, ResumeEntry]]
-) -> list[Decided]:
-    """Return the decisions of entries of `resume`; an entry without an item id answers all
-    items."""
-    items: list[Decided] = []
-    for item_id, entry in entries:
-        meant = [each for each in approval.items if item_id in (None, each["item_id"])]
-        if not meant:
-            name = shortened(entry.interrupt_id)
-            raise Problem(422, f"resume: there is no interrupt {name!r}")
-        answer = {"status": entry.status, "payload": entry.payload}
-        items += [Decided(**decided(item, answer)) for item in meant]
-    return items
-
-
-def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """Return the tool messages at the end of the conversation; these may answer a pause."""
-    messages = [each for each in asked.messages if not isinstance(each, _SHOWN)]
-    ends = (
-        at for at in range(len(messages), 0, -1) if not isinstance(messages[at - 1], ToolMessage)
-    )
-    return [each for each in messages[next(ends, 0) :] if isinstance(each, ToolMessage)]
-
-
-def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    last = last_tool_messages(asked)
-    return [each for each in asked.messages if isinstance(each, ToolMessage) and each not in last]
-
-
-def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """Return the decision that a tool message makes on an item, in the form of `pauses.decided`.
-
-    For an item of the kind `external`, the answer is the text of the message. For any other kind,
-    the answer is the JSON value in the text, or the text itself if it is not JSON. Raise
-    `UnclearAnswer` for an answer to a confirmation that is neither yes nor no.
-    """
-    text = text_of_content(message.content)
-    payload = text if item["kind"] == "external" else _value(text)
-    if item["kind"] in CLIENT_KINDS and message.error and not text:
-        payload = message.error
-    return decided(item, {"status": "resolved", "payload": payload})
-
-
-def _value(text: str) -> Any:
-    if has_many_values(text.encode()):
-        return text
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
-    return text if is_deep(value) else value

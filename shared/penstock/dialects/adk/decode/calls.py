@@ -31,23 +31,18 @@ class Calls(Snapshots):
         self._open: list[Call] = []
 
     def reserve(self, upstream_id: str | None) -> str:
-        """Return a new unique id for a call.
-
-        A call whose arguments are streamed gets its id before its announcement.
-        """
+        """Return a new unique id for a call whose arguments are streamed before its
+        announcement."""
         return self._ids.unique(upstream_id) if upstream_id else self._ids.make("call")
 
     def announce(
         self, upstream_id: str | None, name: str, args: Json, reserved: str | None = None
     ) -> Call | None:
-        """Add and returns a new call; returns None if the call is already open.
+        """Add and return a new call; return None if the call is already open.
 
         Some models number their calls from `call_0` in every answer, so an upstream id may repeat.
         A repeated id belongs to a new call if the name or the arguments differ, or if the earlier
         call already has its result.
-
-        Raises:
-            LimitReached: Too many calls have no result.
         """
         if upstream_id and any(
             call.upstream_id == upstream_id and call.name == name and call.args == args
@@ -60,7 +55,7 @@ class Calls(Snapshots):
         return call
 
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:
-        """Return the open call of a response; None if no open call fits.
+        """Return the open call of a response.
 
         A response with an id belongs to the open call with the same id. If there is no such call,
         or if the response has no id, the response belongs to the oldest open call with the same

@@ -72,7 +72,6 @@ class Agents:
         self._known: dict[tuple[str, str], Source] = {}
 
     def notice(self, place: Place) -> None:
-        """Take the name of the root agent from a new place, if the place contains this name."""
         if self.root is None:
             self.root = place.root
         if self.root is None and place.path is None and self._agent.kind != "workflow":
@@ -85,7 +84,6 @@ class Agents:
         return self._source(author, self._root_type() if author == self.root else "worker", author)
 
     def outer(self) -> Source:
-        """Return the source for events of the run as a whole."""
         if self.root:
             return self._source(self.root, self._root_type(), self.root)
         agent = self._agent
@@ -113,8 +111,6 @@ class Agents:
 
 
 def add_usage(total: JsonObject, counts: JsonObject) -> None:
-    """Add the counts of a `usageMetadata` to `total`, which becomes the `usage` of
-    `lifecycle.completed`."""
     for ours, theirs in TOKENS.items():
         count = counts.get(theirs)
         # not `isinstance`, which would accept a bool as an int
@@ -165,7 +161,7 @@ class AdkDecoder(Snapshots):
         self._value: Json = None
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begin a leg. Return no drafts, because ADK sends no event for the start of a leg."""
+        """Begin a leg, for which ADK sends no event."""
         self._leg = leg
         self._n_frames = 0
         self._unreadable = False
@@ -174,7 +170,6 @@ class AdkDecoder(Snapshots):
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Take the decisions `{item_id: {decision, note, value}}`. Return no drafts."""
         self._tools.decided(items)
         return []
 
@@ -250,13 +245,7 @@ class AdkDecoder(Snapshots):
             self._final(event)
 
     def _move(self, place: Place, raw: AdkEvent, out: list[Draft]) -> Speaker:
-        """Return the speaker of a new place.
-
-        Close each other speaker whose place cannot be active at the same time as the new place.
-
-        Raises:
-            LimitReached: Too many agents speak at once.
-        """
+        """Return the speaker of a new place; close the speakers that cannot be active beside it."""
         for other, speaker in list(self._speakers.items()):
             if other != place and not other.may_run_beside(place):
                 self._close(speaker, out)
@@ -323,10 +312,7 @@ class AdkDecoder(Snapshots):
         self._pending_error = pending_error
 
     def _content(self, event: Event) -> JsonObject | None:
-        """Decode the content of a final event.
-
-        Return the data of the event's message; None if the event has no message.
-        """
+        """Decode the content of a final event; return the data of its message, if it has one."""
         speaker, out = event.speaker, event.out
         texts: list[str] = []
         thoughts: list[str] = []
@@ -372,7 +358,6 @@ class AdkDecoder(Snapshots):
         add_usage(self._usage, counts)
 
     def _node(self, event: Event, message: JsonObject | None) -> None:
-        """Decode the output and the route of a workflow's node."""
         raw, actions, place, speaker = event.raw, event.actions, event.place, event.speaker
         node: NodeInfo = obj(raw.get("nodeInfo"))
         output = raw.get("output")
@@ -467,10 +452,10 @@ class AdkDecoder(Snapshots):
         self._note_message(speaker, speaker.close(out))
 
     def _why_cut(self) -> JsonObject | None:
-        """Return the reason why messages that are open at the end of the stream are incomplete.
+        """Return why messages that are open at the end of the stream are incomplete.
 
-        Return None if the run is completed or waits. Streamed text without a final event then
-        counts as a complete message.
+        The result is None if the run is completed or waits. Streamed text without a final event
+        then counts as a complete message.
         """
         if self._unreadable:
             return cut_off(_UNREADABLE)

@@ -15,8 +15,7 @@ from penstock.dialects.json import loads, obj, string
 
 @dataclass(slots=True)
 class Event:
-    """Holds a received event, the place and the speaker of the event, and the drafts that are made
-    from the event."""
+    """A received event, its place and speaker, and the drafts that are made from it."""
 
     raw: AdkEvent
     place: Place
@@ -30,12 +29,10 @@ class Event:
 
     @property
     def actions(self) -> Actions:
-        """The event's `actions`: the changes and requests that come in addition to the content."""
         actions: Actions = obj(self.raw.get("actions"))
         return actions
 
     def emit(self, event_type: str, data: JsonObject) -> None:
-        """Add a draft with the source and step of the event's speaker."""
         self.out.append(self.speaker.draft(event_type, data))
 
     def custom(self, key: str, value: Json) -> None:
@@ -44,7 +41,6 @@ class Event:
 
 
 def custom(key: str, value: Json) -> JsonObject:
-    """Return the data of a `custom.event`: `{protocol, name, value}`."""
     return {"protocol": "adk", "name": f"adk.{key}", "value": value}
 
 
@@ -60,7 +56,6 @@ def read(data: bytes) -> Any:
 
 
 def place_of(raw: AdkEvent) -> Place:
-    """Return the place from which an event comes. Long names are cut (see `short`)."""
     node: NodeInfo = obj(raw.get("nodeInfo"))
     path = node.get("path")
     branch = string(raw.get("branch"))

@@ -63,10 +63,8 @@ _REQUESTS: Final[tuple[RequestKey, ...]] = ("requestedToolConfirmations", "reque
 
 
 class Constants(Snapshots):
-    """Keeps the invocation, model and metadata, which every event repeats.
-
-    Every event repeats these values, but the decoder reports a value only when it changes.
-    """
+    """Keeps the invocation, model and metadata, which every event repeats, to report only
+    changes."""
 
     STORED: ClassVar[Table] = {
         "invocation_id": ("invocation_id", AS_IS),
@@ -80,7 +78,7 @@ class Constants(Snapshots):
         self._metadata: Json = None
 
     def invocation(self, raw: AdkEvent) -> JsonObject | None:
-        """Return the invocation and its model if the event has a new invocation, else None."""
+        """Return the invocation and its model, if the event has a new invocation."""
         invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
             return None
@@ -91,7 +89,6 @@ class Constants(Snapshots):
         return value
 
     def changed(self, raw: AdkEvent) -> JsonObject:
-        """Return the model and the metadata, each only if it changed since the last event."""
         rest: JsonObject = {}
         if raw.get("modelVersion") not in (None, self._model):
             self._model = rest["modelVersion"] = raw["modelVersion"]
@@ -101,7 +98,6 @@ class Constants(Snapshots):
 
 
 def emit_state(event: Event) -> None:
-    """Emit the changes of session state and of artifacts."""
     delta = [
         {"op": "add", "path": "/" + key.replace("~", "~0").replace("/", "~1"), "value": value}
         for key, value in obj(event.actions.get("stateDelta")).items()
@@ -116,7 +112,7 @@ def emit_state(event: Event) -> None:
 
 
 def emit_transfer(event: Event, steps: Steps) -> None:
-    """Emit a transfer, which is `transferToAgent` in ADK's events and `transfer_to_agent` in
+    """Emit a transfer: `transferToAgent` in ADK's events, `transfer_to_agent` in
     adk-streaming.md."""
     actions = event.actions
     transfer = actions.get("transferToAgent") or actions.get(TRANSFER)
@@ -135,7 +131,6 @@ def emit_transfer(event: Event, steps: Steps) -> None:
 
 
 def emit_grounding(event: Event) -> None:
-    """Emit the documents on which an answer is based."""
     grounding: GroundingMetadata = obj(event.raw.get("groundingMetadata"))
     documents = parts.documents(grounding)
     if documents:

@@ -41,12 +41,10 @@ class PendingError:
 
     @property
     def is_exception(self) -> bool:
-        """True if the code is the name of an exception (CamelCase) and not a code of the model
-        (capitals)."""
+        """True if the code names an exception (CamelCase), not a code of the model (capitals)."""
         return not self.code.isupper()
 
     def cut(self) -> JsonObject:
-        """Return the fields that mark the message as incomplete (see `cut_off`)."""
         return cut_short(self.code, self.message)
 
     def error(self) -> JsonObject:
@@ -61,7 +59,6 @@ class PendingError:
 
 
 def failure(error: str, **fields: object) -> JsonObject:
-    """Return the data of `lifecycle.failed`, without the fields that are None."""
     present = {name: value for name, value in fields.items() if value is not None}
     return {"error": scrubbed(error), "code": "upstream_error", **present}
 
@@ -72,11 +69,7 @@ def error_of(data: JsonObject) -> JsonObject:
 
 
 def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
-    """Return the finishReason of an early stop, and the data of a `system.warning` about this
-    stop.
-
-    Return None for a regular end.
-    """
+    """Return the finishReason of an early stop, and the data of a `system.warning` about it."""
     reason = string(event.get("finishReason"))
     if reason is None or reason in _REGULAR:
         return None
@@ -95,10 +88,7 @@ def cut_short(reason: str, message: str) -> JsonObject:
 def pending_error(
     event: AdkEvent, step_id: str | None, reported: tuple[str | None, ...]
 ) -> PendingError | None:
-    """Return the `errorCode` of an event.
-
-    Return None if the event has no error, or if its code is one of the `reported` finishReasons.
-    """
+    """Return an event's `errorCode`, unless it is one of the `reported` finishReasons."""
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):
         return None
@@ -110,14 +100,13 @@ def pending_error(
 
 
 def is_failure(event: AdkEvent) -> bool:
-    """Return whether a frame is an error frame and not an event."""
     return has_content(event.get("error")) and "author" not in event
 
 
 def read_failure(event: AdkEvent, before: PendingError | None) -> JsonObject:
     """Return the data of `lifecycle.failed` for an error frame.
 
-    `before` is the error that the event before the frame reported; None if there was no error.
+    `before` is the error that the event before the frame reported.
     """
     details: ErrorDetails = obj(event.get("error_details"))
     status_code = event.get("status_code")
@@ -147,8 +136,7 @@ def is_unescaped_failure(raw: str) -> bool:
 def read_unescaped(raw: str) -> JsonObject:
     """Return the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22.
 
-    If the error message has a line break, the frame ends at the line break, and the text after the
-    line break is lost.
+    If the error message has a line break, the frame ends at the line break, and the rest is lost.
     """
     # A regular expression would be very slow for many blanks in a row.
     message = raw.strip()

@@ -54,11 +54,9 @@ class Speaker:
 
     @property
     def is_open(self) -> bool:
-        """True if a message, a thought or a call is incomplete."""
         return bool(self._message_id or self._reasoning_id or self.streamed_calls or self._thought)
 
     def draft(self, event_type: str, data: dict[str, Any]) -> Draft:
-        """Return a draft with this speaker's source and step."""
         return Draft(event_type, data, self.source, None, self.step_id)
 
     def text(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
@@ -77,7 +75,7 @@ class Speaker:
         )
 
     def attach(self, part: JsonObject, event_id: str | None, out: list[Draft]) -> None:
-        """Add a part that is not text to the open message. If no message is open, begins one."""
+        """Add a part that is not text to the open message. If no message is open, begin one."""
         if self._message_id is None:
             self._start(event_id, out)
         self._parts.append(part)
@@ -93,11 +91,10 @@ class Speaker:
     def complete(
         self, text: str, extra: JsonObject, event_id: str | None, out: list[Draft]
     ) -> JsonObject | None:
-        """End the message with its final event.
+        """End the message with its final event; return the message's data, if there is a message.
 
-        If no text was streamed before, emits the whole text as one piece. `extra` has `parts` and
-        `citations`. Return the message's data. Return None if no message is open and the event
-        has neither text nor parts.
+        If no text was streamed before, emit the whole text as one piece. `extra` has `parts` and
+        `citations`.
         """
         if self._reasoning_id:
             self._end_thought(out)
@@ -124,10 +121,7 @@ class Speaker:
         return data
 
     def close(self, out: list[Draft]) -> JsonObject | None:
-        """End the open message with the streamed text, because no final event has come.
-
-        Return the message's data; None if no message is open.
-        """
+        """End the open message with the streamed text, because no final event has come."""
         return self.complete("", {}, None, out)
 
     def _start(self, event_id: str | None, out: list[Draft]) -> str:

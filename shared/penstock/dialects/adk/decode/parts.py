@@ -80,9 +80,9 @@ def _base64(blob: Blob) -> str:
 def documents(grounding: GroundingMetadata) -> list[JsonObject]:
     """Return the documents of a `groundingMetadata` in the shape of `retrieval.result`.
 
-    `content` is the retrieved text. If there is none, `content` consists of the answer's sentences
-    that the document supports. If there are no such sentences, `content` is the document's title.
-    `score` is the highest confidence with which the document supports a sentence.
+    `content` is the retrieved text, or else the answer's sentences that the document supports, or
+    else the document's title. `score` is the highest confidence with which the document supports a
+    sentence.
     """
     sentences, scores = _supports(grounding)
     return [

@@ -62,10 +62,7 @@ def _hint(hint: str | None) -> str | None:
 
 
 def _schema_of(payload: Json) -> JsonObject:
-    """Return a JSON Schema whose default value is the payload.
-
-    ADK sends no schema, only the payload as a sample of the expected answer.
-    """
+    """Return a JSON Schema whose default value is the payload, ADK's sample of the answer."""
     schema = _sample(payload)
     if isinstance(payload, dict) and payload:
         schema["properties"] = {key: _sample(value) for key, value in payload.items()}
@@ -92,10 +89,7 @@ def _input(item_id: str, args: InputRequest, calls: Calls) -> PauseItem:
 
 
 def _credential(item_id: str, args: CredentialRequest, calls: Calls) -> PauseItem:
-    """Return the pause item for a sign-in.
-
-    The item has only those members of `authConfig` that a person needs to sign in.
-    """
+    """Return the pause item for a sign-in, with only what a person needs to sign in."""
     call_id = string(args.get("functionCallId"))
     call = calls.find(call_id) if call_id else None
     config: AuthConfig = obj(args.get("authConfig"))

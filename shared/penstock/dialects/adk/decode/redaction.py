@@ -58,7 +58,6 @@ _ASSIGNED = re.compile(
 
 
 def may_contain_credentials(data: bytes) -> bool:
-    """Return whether a frame may contain a credential and must be redacted."""
     return any(mark in data for mark in _MARKS)
 
 
@@ -77,10 +76,8 @@ def redacted(value: Json, depth: int = 0) -> Json:
 
 
 def scrubbed(message: str) -> str:
-    """Return an error text without secrets.
-
-    The texts of validation errors contain secrets (`api_key='…'`).
-    """
+    """Return an error text without secrets; texts of validation errors have them
+    (`api_key='…'`)."""
     return _ASSIGNED.sub(rf"\1{REDACTED}", message)
 
 

@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
     @property
     def root(self) -> str | None:
-        """The name of the outermost agent; None if the place does not contain this name."""
+        """The name of the outermost agent, if the place contains this name."""
         outermost = self.path.split("/", 1)[0] if self.path else ""
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
@@ -128,9 +128,9 @@ class Steps(Snapshots):
             self.graph = self._is_workflow or place.author == place.root
 
     def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
-        """Return the id of the step at this place, and begins a step that is new.
+        """Return the id of the step at this place, if it has one, and begin a step that is new.
 
-        `speaks` says whether the event has content. Return None if the place has no step.
+        `speaks` says whether the event has content.
         """
         if place.path:
             return self._enter_node(place, source, out) if self.graph else None
@@ -236,10 +236,7 @@ class Steps(Snapshots):
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
     def message_completed(self, step_id: str | None, content: str) -> None:
-        """Keep the text of a completed message as the step's output.
-
-        The next message replaces this output.
-        """
+        """Keep the text of a completed message as the step's output, until the next message."""
         if step_id in self._open:
             self._open[step_id].output = content
 
@@ -274,10 +271,7 @@ class Steps(Snapshots):
         return is_result
 
     def chose(self, step_id: str, label: str) -> None:
-        """Keep the route that a node chose.
-
-        The next node to begin gets a transition for this route.
-        """
+        """Keep the route that a node chose, for a transition to the next node to begin."""
         self._routes.append((step_id, label))
 
     def left(self, place: Place, out: list[Draft]) -> None:
@@ -287,7 +281,6 @@ class Steps(Snapshots):
             self._complete(step, step.output, out)
 
     def fail(self, step_id: str | None, error: JsonObject, out: list[Draft]) -> None:
-        """Emit the failure of a step, if the step is open."""
         step = self._open.pop(step_id, None) if step_id else None
         if step:
             data = {"run_id": self.run_id, "step_id": step.id, "error": error}
@@ -301,17 +294,13 @@ class Steps(Snapshots):
             out.append(Draft("workflow.failed", data, source))
 
     def _announce(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
-        """Emit `workflow.started`, unless it was emitted before.
-
-        `workflow.started` must come before all other events of the workflow.
-        """
+        """Emit `workflow.started`, once, before all other events of the workflow."""
         if not self._is_announced:
             self._is_announced = True
             data = {"workflow": workflow or source["agent_name"], "run_id": self.run_id}
             out.append(Draft("workflow.started", data, source))
 
     def complete_all(self, out: list[Draft]) -> None:
-        """Complete all open steps, after the run has completed."""
         for step in list(self._open.values()):
             self._complete(step, step.output, out)
 

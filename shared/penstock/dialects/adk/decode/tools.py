@@ -78,13 +78,8 @@ class Tools(Snapshots):
         self._expired: set[str] = set()
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
-        """Emit streamed arguments under the id of their first piece.
-
-        In ADK 1.39, each piece has a different id.
-
-        Raises:
-            LimitReached: Too many calls have incomplete arguments.
-        """
+        """Emit streamed arguments under the id of their first piece; ADK 1.39 changes it with
+        each."""
         if "partialArgs" not in call and "willContinue" not in call:
             return  # the call is complete, and the final event contains it again
         name = string(call.get("name"))
@@ -109,10 +104,8 @@ class Tools(Snapshots):
     def call(
         self, call: FunctionCall, streamed: list[JsonObject], message_id: str | None, event: Event
     ) -> None:
-        """Decode a complete call.
-
-        `streamed` has the calls in this answer whose arguments were streamed.
-        """
+        """Decode a complete call. `streamed` has the calls of this answer with streamed
+        arguments."""
         upstream_id = string(call.get("id"))
         name = string(call.get("name")) or ""
         if name in REQUESTS:
@@ -128,12 +121,9 @@ class Tools(Snapshots):
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
-        """Return whether this is an approved call.
+        """Return whether this is an approved call, which the server sends again before the result.
 
-        The server sends such a call again before the call's result.
-
-        If the repeated call differs from the approved call, this method emits a warning and the new
-        arguments.
+        If the repeated call differs from the approved call, emit a warning and the new arguments.
         """
         known = self._calls.find(upstream_id) if upstream_id else None
         if known is None or known.upstream_id != upstream_id or known.id not in self._approved:
@@ -145,10 +135,10 @@ class Tools(Snapshots):
         return True
 
     def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
-        """Return whether an approved call runs with another tool or other arguments.
+        """Return whether an approved call runs with another tool or other arguments; warn of it.
 
-        If so, this method emits a warning. The tool and arguments with which the call runs are
-        stored, so that the same difference causes no second warning.
+        The tool and arguments with which the call runs are stored, so that the same difference
+        causes no second warning.
         """
         approved = self._approved.get(call.id)
         if approved is None:
@@ -176,9 +166,7 @@ class Tools(Snapshots):
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: FunctionResponse, event: Event) -> None:
-        """Decode the response to a call.
-
-        A response is a result, or the progress of a long-running call.
+        """Decode the response to a call: a result, or the progress of a long-running call.
 
         An interim response of a call that waits makes no tool event (see `_is_interim`).
         """
@@ -211,7 +199,6 @@ class Tools(Snapshots):
             event.emit("llm.tool_result", self._result(call, name, value, media))
 
     def decided(self, items: Mapping[str, JsonObject]) -> None:
-        """Take the decisions `{item_id: {decision, note, value}}`. The values are not kept."""
         for item_id, decision in items.items():
             request = self._requests.pop(item_id, None)
             if request is None or request.item.tool_call_id is None:
@@ -243,7 +230,7 @@ class Tools(Snapshots):
         return data
 
     def pause(self, invocation_id: str) -> Pause | None:
-        """Return the pause with all open requests; None if no request is open.
+        """Return the pause with all open requests, if any request is open.
 
         The pause's `resume` is `{invocation_id, requests: [{id, name}]}`, because the answer to a
         request must have the request's id and name.
@@ -256,10 +243,7 @@ class Tools(Snapshots):
         return Pause([request.item for request in open_requests], resume, open_requests[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
-        """Return the entries of `requests` for which no `adk_request_*` call came.
-
-        The keys of `requests` are call ids.
-        """
+        """Return the entries of `requests`, by call id, for which no `adk_request_*` call came."""
         requested_calls = {request.item.tool_call_id for request in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
@@ -297,10 +281,7 @@ def _result_data(
 
 
 def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
-    """Return the id under which a call's arguments were streamed; None if they were not streamed.
-
-    Remove the call from `streamed`.
-    """
+    """Take the call out of `streamed`; return the id under which its arguments were streamed."""
     for key, value in (("upstream_id", upstream_id), ("name", name)):
         for call in streamed:
             if value and call[key] == value:
@@ -310,10 +291,7 @@ def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: st
 
 
 def _is_interim(call_id: str | None, actions: Actions) -> bool:
-    """Return whether a response only reports that the call waits for a person.
-
-    A later response has the result of the call.
-    """
+    """Return whether a response only reports that the call waits for a person."""
     confirmations = obj(actions.get("requestedToolConfirmations"))
     return call_id in confirmations or call_id in obj(actions.get("requestedAuthConfigs"))
 

@@ -101,10 +101,7 @@ class AdkEncoder:
     _state: Document = field(default_factory=lambda: Document({}))
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frames of one canonical event. `event` is the envelope of the event.
-
-        The frames have no event name. The result is empty if the dialect omits the event.
-        """
+        """Return the frames of one canonical event. They have no event name."""
         name = event["event"]
         event_type = f"{name['category']}.{name['action']}"
         if name["category"] == "approval":
@@ -158,10 +155,7 @@ class AdkEncoder:
             yield from self._end_thoughts(event, reasoning_id)
 
     def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
-        """End the train of thought with the id `only`.
-
-        If `only` is None, ends all trains of thought of the agent.
-        """
+        """End the train of thought with the id `only`; by default all of the agent."""
         for reasoning_id, open_text in list(self._thoughts.items()):
             if only is None and self._place(open_text.begun) != self._place(event):
                 continue
@@ -176,7 +170,6 @@ class AdkEncoder:
         return self._final(_now(open_text.begun, event), reasoning_id, content=content)
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
-        """End all open thoughts, messages and calls."""
         thoughts, self._thoughts = self._thoughts, {}
         for reasoning_id, open_text in thoughts.items():
             yield self._final_thought(event, reasoning_id, open_text)
@@ -196,11 +189,9 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit a call.
+        """Emit a call, or keep it until its approval is requested.
 
-        If the call waits for a decision, keeps the call until the approval is requested.
-
-        The reason is that the approval's items determine the id that the client gets for the call.
+        The approval's items determine the id that the client gets for the call.
         """
         yield from self._end_thoughts(event)
         self._waiting[event["data"]["tool_call_id"]] = event
@@ -229,7 +220,6 @@ class AdkEncoder:
     # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit the calls that were kept until this request."""
         for _, item in self._approvals.items():
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
                 self._names[item["tool_call_id"]] = item["item_id"]
@@ -354,8 +344,7 @@ class AdkEncoder:
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
         """Return the author and the branch of an event. In the outer run, the branch is None.
 
-        Each inner run or step has its own branch, because several of them may send text at the same
-        time.
+        Each inner run or step has its own branch, because several of them may send text at once.
         """
         source = event.get("source")
         inner = obj(event.get("subrun")).get("id") or event.get("step_id")
@@ -392,8 +381,7 @@ DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMIT
 
 
 def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
-    """Return the response body of `POST /run`, which has the ADK events of a run up to the run's
-    pause or end.
+    """Return the ADK events of a run up to the run's pause or end, as `POST /run` lists them.
 
     `events` are the run's envelopes from its start. For a failed run, the last element is the error
     frame (`{"error": …}`), while ADK itself would answer with status 500.

@@ -28,10 +28,6 @@ class LegacyEncoder:
     _agent: str = ""  # the run's agent, as the author of events without a source
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frame of one canonical event. `event` is the envelope of the event.
-
-        The result is empty for an event without a legacy type, and for a message without text.
-        """
         name = event["event"]
         legacy = _LEGACY.get(f"{name['category']}.{name['action']}")
         data, source = event["data"], event.get("source")

@@ -24,7 +24,6 @@ HINT: Final = (
 
 
 def usage_metadata(usage: Json) -> JsonObject:
-    """Return token counts under ADK's names."""
     counts = obj(usage)
     return {theirs: counts[ours] for ours, theirs in TOKENS.items() if ours in counts}
 
@@ -35,10 +34,7 @@ def call_part(data: JsonObject) -> JsonObject:
 
 
 def partial_call_part(data: JsonObject) -> JsonObject | None:
-    """Return the content part of incomplete arguments.
-
-    Return None if ADK has no key for the type of the value, or if the data has no path.
-    """
+    """Return the content part of incomplete arguments, if ADK has a key for the value's type."""
     value = data.get("value")
     kind = next((name for types, name in _PARTIAL_VALUES if isinstance(value, types)), None)
     if kind is None or string(data.get("path")) is None:
@@ -78,10 +74,7 @@ def media_parts(parts: Json) -> list[JsonObject]:
 
 
 def citation_metadata(citations: Json) -> JsonObject:
-    """Return ADK's citations unchanged.
-
-    Of another framework's citations, only the URLs and titles are kept.
-    """
+    """Return ADK's citations unchanged, or the URLs and titles of another framework's."""
     cited: JsonObject = obj(citations)
     if "citations" in cited:
         return cited
@@ -112,8 +105,8 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
 def request_id(item: JsonObject) -> str:
     """Return the id of the `adk_request_*` call for an approval's item.
 
-    The id is the item's id. If this is also the id of the tool call, a prefix is added. Without the
-    prefix, the two calls would have the same id, and ADK clients identify calls by their ids.
+    The id is the item's id. If this is also the id of the tool call, a prefix is added: ADK clients
+    identify calls by their ids.
     """
     item_id = str(item["item_id"])
     return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
@@ -125,16 +118,12 @@ def item_ids(request_id: str) -> list[str]:
 
 
 def request_part(item: JsonObject) -> JsonObject:
-    """Return the content part of the `adk_request_*` call for an approval's item."""
     name, make_args = _REQUESTS.get(item["kind"], _INPUT)
     return {"functionCall": {"id": request_id(item), "args": make_args(item), "name": name}}
 
 
 def is_long_running(item: JsonObject) -> bool:
-    """Return whether the client runs the call itself.
-
-    ADK sends no `adk_request_*` call for such a call.
-    """
+    """Return whether the client runs the call itself. ADK sends no `adk_request_*` call for it."""
     return item["kind"] in ("external", "long_running") and bool(item.get("tool_call_id"))
 
 
@@ -172,10 +161,7 @@ def _input_args(item: JsonObject) -> JsonObject:
 
 
 def _credential_args(item: JsonObject) -> JsonObject:
-    """Return the arguments of a credential request, with only the data that a sign-in needs.
-
-    The arguments contain no secrets, because secrets never reach the bus.
-    """
+    """Return what a sign-in needs; it has no secrets, because secrets never reach the bus."""
     asked = obj(item.get("args"))
     credential: JsonObject = {}
     if asked.get("auth_type"):

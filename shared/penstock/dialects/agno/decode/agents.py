@@ -97,7 +97,6 @@ class Run:
 
     @property
     def is_inner(self) -> bool:
-        """True if this run is inside the outer run."""
         return self.key != ""
 
 
@@ -120,7 +119,6 @@ class Agents:
         self.last_message_text = ""  # the text of the last complete message of any run
 
     def open(self) -> None:
-        """Begin a leg. The outer run may have a new upstream id in this leg."""
         self._outer_announced = False
 
     def of(self, name: str, body: AgnoFrame) -> Run:
@@ -137,14 +135,11 @@ class Agents:
         return run
 
     def around(self, body: AgnoFrame) -> Run:
-        """Return the run that contains this frame's run.
-
-        If no earlier frame has named the containing run, the result is the outer run.
-        """
+        """Return the run that contains this frame's run, or the outer run if no frame has named
+        it."""
         return self._by_id.get(_parent_id(body) or "", self.outer)
 
     def known(self, run_id: str | None) -> Run | None:
-        """Return the run with this upstream id; None if the id is unknown."""
         return self._by_id.get(run_id) if run_id else None
 
     def by_key(self, key: str) -> Run:
@@ -172,10 +167,7 @@ class Agents:
         return run
 
     def source(self, run: Run) -> Source:
-        """Return the run's source.
-
-        Until a frame names the agent, the source is the configured agent.
-        """
+        """Return the run's source: the configured agent, until a frame names the agent."""
         agent = self._agent
         return run.source or Source(
             agent_id=agent.id,
@@ -185,7 +177,6 @@ class Agents:
         )
 
     def draft(self, run: Run, event_type: str, data: JsonObject) -> Draft:
-        """Return a draft with the source, the inner run and the step of this run."""
         return Draft(event_type, data, run.source or self.source(run), run.subrun, run.step_id)
 
     # Several ids may name one run, so the runs are stored once, and the ids with their keys.
@@ -262,7 +253,7 @@ class Agents:
 
 
 def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
-    """Return kind, id and name of the frame's sender; None if the frame names no sender."""
+    """Return kind, id and name of the frame's sender, if the frame names it."""
     for kind, id_key, name_key in _KINDS:
         if agent_id := string(body.get(id_key)):
             return kind, agent_id, string(body.get(name_key)) or agent_id
@@ -270,10 +261,7 @@ def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
 
 
 def _parent_id(body: AgnoFrame) -> str | None:
-    """Return the id of the run that contains the frame's run, such as the team of a member.
-
-    Return None if the frame names no containing run.
-    """
+    """Return the id of the run that contains the frame's run, such as the team of a member."""
     run_id = body.get("run_id")
     for around in (string(body.get("parent_run_id")), string(body.get("workflow_run_id"))):
         if around and around != run_id:

@@ -10,11 +10,8 @@ from penstock.dialects.json import obj, string, text, without_none
 
 
 def usage(metrics: JsonObject) -> JsonObject | None:
-    """Return the token counts of a run's `metrics`, as `usage` of `lifecycle.completed`.
-
-    Return None if there are no counts. Note that Agno 2.3 counts the first leg of a continued run
-    twice.
-    """
+    """Return the token counts of a run's `metrics`. Agno 2.3 counts a continued run's first leg
+    twice."""
     counts = {
         ours: metrics[theirs] for ours, theirs in TOKENS.items() if type(metrics.get(theirs)) is int
     }
@@ -22,10 +19,7 @@ def usage(metrics: JsonObject) -> JsonObject | None:
 
 
 def other_metrics(metrics: JsonObject) -> JsonObject | None:
-    """Return the members of a run's `metrics` that have a value and are not token counts.
-
-    Return None if there are no such members.
-    """
+    """Return the members of a run's `metrics` that have a value and are not token counts."""
     others = {
         name: value
         for name, value in metrics.items()
@@ -35,7 +29,6 @@ def other_metrics(metrics: JsonObject) -> JsonObject | None:
 
 
 def answer_of(run: Run, body: AgnoFrame) -> JsonObject:
-    """Return the data of `lifecycle.completed`."""
     content = body.get("content")
     content_type = string(body.get("content_type"))
     metrics = obj(body.get("metrics"))

@@ -68,11 +68,6 @@ class Calls(Snapshots):
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, run: str, tool: Tool, *, pending: bool) -> Call:
-        """Add a new call.
-
-        Raises:
-            LimitReached: Too many calls have no result.
-        """
         upstream_id = call_id(tool)
         call = Call(
             self.ids.unique(upstream_id),
@@ -87,11 +82,10 @@ class Calls(Snapshots):
         return call
 
     def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
-        """Return the open call to which a frame refers; None if there is no such call.
+        """Return the open call to which a frame refers.
 
         If several open calls have the frame's id, the result is the oldest of these calls that has
-        the frame's tool and arguments. If there is no such call, the result is the oldest of all
-        calls with this id.
+        the frame's tool and arguments, or else the oldest of all.
         """
         upstream_id = call_id(tool)
         same = [
@@ -110,18 +104,15 @@ class Calls(Snapshots):
     def close(self, call: Call, *, failed: bool = False) -> None:
         """Remove a call that has its result.
 
-        If the call failed, the failure is noted, because Agno reports each failure twice.
-        `is_second_report` then recognises the second report.
+        Agno reports each failure twice; `is_second_report` recognises the second report.
         """
         self.open = [other for other in self.open if other is not call]
         if failed:
             self.failed[call.run, call.upstream_id] += 1
 
     def is_second_report(self, run: str, tool: Tool) -> bool:
-        """Return whether this frame is the second report of a failure.
-
-        The result is True only once for each failure.
-        """
+        """Return whether this frame is the second report of a failure; True once for each
+        failure."""
         failure = (run, call_id(tool))
         if not self.failed[failure]:
             return False
@@ -130,16 +121,13 @@ class Calls(Snapshots):
 
 
 def tool_name(tool: Tool) -> str:
-    """Return the tool's name; "unknown" for a tool without a name."""
     return short(string(tool.get("tool_name")) or "unknown")
 
 
 def tool_args(tool: Tool) -> JsonObject:
-    """Return the arguments of a call; an empty object if the arguments are not an object."""
     args: JsonObject = obj(tool.get("tool_args"))
     return args
 
 
 def call_id(tool: Tool) -> str:
-    """Return the call's upstream id; "call" for a call without an id."""
     return string(tool.get("tool_call_id")) or "call"

@@ -103,11 +103,6 @@ class AgnoDecoder(Snapshots):
         self._tools = Tools(self._agents, self._messages)
 
     def open(self, leg: int) -> Drafts:
-        """Begin a leg.
-
-        The ids that the decoder makes in this leg contain the leg's number. The outer run may have
-        a new upstream id in this leg.
-        """
         self._leg = leg
         self._waits = self._resumed = False
         self._agents.open()
@@ -115,7 +110,7 @@ class AgnoDecoder(Snapshots):
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Take the decisions, and returns the results of those calls that Agno never reports.
+        """Take the decisions, and return the results of those calls that Agno never reports.
 
         Agno sends no frame about a rejected call, because the call never runs. For an external
         call, a question with options or `get_user_input`, the answer is the call's result. Agno
@@ -154,19 +149,11 @@ class AgnoDecoder(Snapshots):
         return handle(self, run, body)
 
     def end(self) -> Drafts:
-        """End a leg whose response ended.
-
-        If the outer run has neither ended nor paused, the run is lost.
-        """
         if self._over or self._waits:
             return []
         return self._lost("the upstream's stream ended without a final event")
 
     def abort(self) -> Drafts:
-        """Close the open parts of a response that was cut off.
-
-        The caller reports why the response was cut off.
-        """
         return [] if self._over or self._waits else self._close_all("failed", _CUT)
 
     # Starts.
@@ -212,11 +199,8 @@ class AgnoDecoder(Snapshots):
         return draft
 
     def _continued(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """Emit one `lifecycle.resumed` for a leg.
-
-        The reason is that members, steps and the outer run each send an event when the run
-        continues.
-        """
+        """Emit one `lifecycle.resumed` for a leg, though members, steps and the outer run each send
+        one."""
         if self._leg == 1:
             return self._unknown(_run, str(body.get("event")), body)
         return self._resume()
@@ -230,10 +214,7 @@ class AgnoDecoder(Snapshots):
         return [self._agents.draft(outer, "lifecycle.resumed", data)]
 
     def _workflow_agent_started(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Start the inner run of the workflow's own agent.
-
-        This agent decides whether the workflow runs. Agno sends no RunStarted for the agent.
-        """
+        """Start the inner run of the workflow's own agent. Agno sends no RunStarted for it."""
         agent = self._agents.workflow_agent()
         if agent.dispatched:
             return self._unknown(run, "WorkflowAgentStarted", body)
@@ -356,10 +337,7 @@ class AgnoDecoder(Snapshots):
         return [*drafts, self._end(outer, "lifecycle.failed", without_none(failure))]
 
     def _cancelled(self, run: Run, _body: AgnoFrame) -> Drafts:
-        """End a run that was cancelled.
-
-        Agno 3.1 sends RunCancelled and then RunCompleted. The decoder uses only RunCancelled.
-        """
+        """End a run that was cancelled. Agno 3.1 sends RunCancelled and then RunCompleted."""
         if run.is_inner:
             return self._finish(run, "cancelled", cut=_CANCELLED)
         data = {"reason": "user_stop", "confirmed": True}
@@ -367,10 +345,7 @@ class AgnoDecoder(Snapshots):
         return [*closed, self._end(run, "lifecycle.cancelled", data)]
 
     def _resume_failed(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """End the run as lost.
-
-        If the server does not know the run, /resume answers with status 200 and this event only.
-        """
+        """End the run as lost: for an unknown run, /resume answers 200 and this event only."""
         return self._lost(text(body.get("error")) or "the upstream does not know the run")
 
     def _lost(self, message: str) -> Drafts:
@@ -391,10 +366,7 @@ class AgnoDecoder(Snapshots):
         error: str | None = None,
         cut: str | None = None,
     ) -> list[Draft]:
-        """End an inner run.
-
-        `error` or else `cut` says why the run's open message is incomplete.
-        """
+        """End an inner run. `error` or else `cut` says why the run's open message is incomplete."""
         drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
@@ -404,10 +376,7 @@ class AgnoDecoder(Snapshots):
         return drafts
 
     def _close_all(self, status: str, why: str) -> list[Draft]:
-        """End all open parts of all runs, beginning with the inner runs.
-
-        `why` says why the open messages are incomplete.
-        """
+        """End all open parts of all runs, beginning with the inner runs."""
         inner = self._agents.inner()
         drafts = [draft for run in inner for draft in self._finish(run, status, cut=why)]
         return drafts + self._messages.close(self._agents.outer, why)
@@ -430,8 +399,6 @@ class AgnoDecoder(Snapshots):
         )
 
     def _custom_event(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Turn an event that a tool's author defined into a canonical draft or a
-        `custom.event`."""
         for key, value in (("name", body.get("name")), ("type", body.get("type"))):
             name = string(value)
             if name and (draft := canonical_draft(name, body, key)):

@@ -19,10 +19,7 @@ _ROLE = "assistant"
 
 
 def _citations(value: Json) -> JsonObject | None:
-    """Return the citations; None if they name no source.
-
-    Agno sends citations with three empty lists at the end of every message.
-    """
+    """Return the citations, unless they are the three empty lists that end every message."""
     return value if isinstance(value, dict) and any(value.values()) else None
 
 
@@ -38,15 +35,12 @@ class Messages:
         self._made: Counter[str] = Counter()
 
     def open(self, leg: int) -> None:
-        """Begin a leg. The leg's number is part of all new ids."""
         self._leg = leg
         self._made.clear()
 
     def content(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handle RunContent, which has a piece of text or thought, or structured output.
-
-        RunContent is the most frequent event.
-        """
+        """Handle RunContent, the most frequent event: a piece of text or thought, or structured
+        output."""
         drafts: list[Draft] = []
         content = body.get("content")
         thought = body.get("reasoning_content")
@@ -92,31 +86,22 @@ class Messages:
         return self.content(run, answer)
 
     def completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """Handle RunContentCompleted, which Agno also sends for a run without content."""
         return self.close(run)
 
     def close(self, run: Run, error: str | None = None) -> list[Draft]:
-        """End the run's open message and thoughts.
-
-        `error` says why the message is incomplete; None for a complete message.
-        """
+        """End the run's open message and thoughts; `error` says why the message is incomplete."""
         return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:
-        """End the message when a tool call starts.
-
-        Thoughts that began with ReasoningStarted stay open.
-        """
+        """End the message when a tool call starts. Thoughts with a ReasoningStarted stay open."""
         thoughts = [] if run.announced else self._end_thoughts(run)
         return thoughts + self._end_message(run)
 
     def reasoning_started(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """Handle ReasoningStarted. Emit nothing before the first thought."""
         run.announced = True
         return []
 
     def reasoning_delta(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handle ReasoningContentDelta, which has a piece of a thought."""
         thought = string(body.get("reasoning_content"))
         if thought is None:
             return []
@@ -124,11 +109,7 @@ class Messages:
         return [self._thought(run, thought)]
 
     def reasoning_step(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handle ReasoningStep.
-
-        The event's `reasoning_content` repeats all earlier thoughts. So only the new part is
-        emitted.
-        """
+        """Handle ReasoningStep, whose `reasoning_content` repeats all earlier thoughts."""
         step = obj(body.get("content"))
         thought = string(body.get("reasoning_content"))
         if thought is None:
@@ -140,10 +121,6 @@ class Messages:
         return [self._thought(run, thought, string(step.get("title")))] if thought else []
 
     def reasoning_completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """Handle ReasoningCompleted. End the thoughts, unless text has already ended them.
-
-        The event itself only repeats the thoughts of the steps.
-        """
         return self._end_thoughts(run)
 
     def _begin(self, run: Run, drafts: list[Draft]) -> Message:

@@ -48,9 +48,7 @@ _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
 
 @dataclass(slots=True)
 class Question:
-    """A question about a tool of a run.
-
-    If `tool` is None, the question is about a step of a workflow.
+    """A question about a tool of a run; without a tool, about a step of a workflow.
 
     `path` is the path to the question in the pause's `resume`, beginning with a section and an
     index.
@@ -167,7 +165,7 @@ def _was_asked_about(tool: Tool) -> bool:
 
 
 def _tool_kind(tool: Tool) -> PauseKind | None:
-    """Return the kind of answer for which the call waits; None if the call does not wait.
+    """Return the kind of answer for which the call waits, if it waits.
 
     If several kinds apply, the most specific kind is returned, as in Agno's `pause_type`.
     """
@@ -216,10 +214,7 @@ def _step_kind(step: StepRequirement) -> _StepKind | None:
 
 
 def _input_schema(fields: Json) -> JsonObject | None:
-    """Convert Agno's list of fields into a JSON Schema; returns None if there are no fields.
-
-    The values that the model gave become the defaults.
-    """
+    """Convert Agno's list of fields into a JSON Schema. The model's values become the defaults."""
     properties: JsonObject = {}
     required: list[str] = []
     spec: InputField
@@ -242,10 +237,7 @@ def _input_schema(fields: Json) -> JsonObject | None:
 
 
 def _feedback_schema(questions: list[FeedbackQuestion]) -> JsonObject | None:
-    """Return a JSON Schema with one property for each question; None if there are no questions.
-
-    The value of a property is a list of labels of the question's options.
-    """
+    """Return a JSON Schema with one property, a list of option labels, for each question."""
     properties: JsonObject = {}
     for question in questions:
         name = string(question.get("question"))
@@ -272,10 +264,6 @@ _OF_TEAMS: Final = "requirements"  # the section of a pause that has a team's qu
 
 
 def pause_item(item_id: str, question: Question, call: Call | None, run: Run) -> PauseItem:
-    """Return the item for a question.
-
-    `call` is the call that waits for the answer; None if no call waits.
-    """
     subrun = run.subrun
     # the run is a member's, and no earlier frame has named it
     if subrun is None and question.run_id not in (None, run.id):

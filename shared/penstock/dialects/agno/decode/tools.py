@@ -38,9 +38,7 @@ _LITERAL_STARTS: Final = ("{", "[", "(")
 
 
 def tool_value(result: Json) -> Json:
-    """Return a tool's result, parsed as JSON or as a Python literal.
-
-    A text that is neither is returned unchanged.
+    """Return a tool's result, parsed as JSON or as a Python literal, or else unchanged.
 
     A text that begins with a quote is not parsed as a literal, because Agno sends strings without
     quotes.
@@ -115,7 +113,7 @@ class Tools(Snapshots):
         )
 
     def pending(self, run: Run, question: Question, drafts: list[Draft]) -> Call:
-        """Return the call that waits for a decision, and announces a call that is new."""
+        """Return the call that waits for a decision, and announce a call that is new."""
         tool: Tool = question.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
@@ -153,8 +151,7 @@ class Tools(Snapshots):
         return drafts
 
     def end_waiting(self, body: AgnoFrame) -> list[Draft]:
-        """End the calls that still wait when the run completes, because Agno sends no events for
-        them.
+        """End the calls that still wait when the run completes; Agno sends no events for them.
 
         There are two known causes. Agno 2.3 continues a team while one of its members pauses. And
         Agno 2.3 and 3.1 skip a call if a continue request does not name the call in the expected
@@ -178,10 +175,9 @@ class Tools(Snapshots):
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
-        """Return the task that a call of the team gave to this member; None if there is no task.
+        """Return the task that a call of the team gave to this member or to all members.
 
-        A call gives its task to one member or to all members. A task for one member is returned
-        only once.
+        A task for one member is returned only once.
         """
         for task in self._tasks:
             key, wanted, description = task
@@ -252,10 +248,7 @@ class Tools(Snapshots):
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
-        """Keep the task if the call is a team's call to a member.
-
-        The later frames of the member's run do not contain the task.
-        """
+        """Keep the task of a team's call to a member: the member's frames do not contain it."""
         args: MemberCall = obj(call.args)
         task = string(args.get("task"))
         if run.kind == "team" and task is not None:
@@ -266,7 +259,6 @@ class Tools(Snapshots):
 
 
 def _inner_tools(body: AgnoFrame) -> Iterator[Tool]:
-    """Yield the tools of the inner runs that the last frame of a run lists."""
     for runs in (body.get("member_responses"), body.get("step_executor_runs")):
         run: AgnoFrame
         for run in objects(runs):

@@ -50,9 +50,7 @@ class Address:
         }
 
     def awaits_start(self, dispatch: JsonObject) -> bool:
-        """Return whether the start of this dispatch's step comes after the dispatch.
-
-        The start may also be the start of the step's next attempt.
+        """Return whether the start of this dispatch's step, or of its next attempt, comes after it.
 
         In Penstock's workflows, a step names the run that does its work, and is dispatched before
         it starts. In an agent server's workflow, a step starts before its inner run.

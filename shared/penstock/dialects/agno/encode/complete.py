@@ -89,10 +89,6 @@ _ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
 
 
 def messages_of(events: Iterable[JsonObject]) -> list[JsonObject]:
-    """Return the messages of the outer run, in order.
-
-    `events` are envelopes from the run's start.
-    """
     messages: list[JsonObject] = []
     for event in events:
         if event.get("subrun"):

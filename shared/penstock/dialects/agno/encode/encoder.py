@@ -73,15 +73,11 @@ class _Call:
 
     @property
     def is_waiting(self) -> bool:
-        """True if the call needs a decision before it may run."""
         return self.item is not None or bool(self.event["data"].get("pending"))
 
     def duration_s(self, event: JsonObject) -> float | None:
-        """Return the number of seconds for which the call ran, up to this event.
-
-        Return None if the call waited for a decision and no event shows when the call then
-        started.
-        """
+        """Return for how many seconds the call ran; None if it waited and no event shows its
+        start."""
         begun_s = epoch_s(self.event) if not self.is_waiting else self.started_s
         return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
 
@@ -117,10 +113,6 @@ class AgnoEncoder:
         self._address = Address(self.kind, self.name)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frames of one canonical event. `event` is the envelope of the event.
-
-        The result is empty if the dialect omits the event.
-        """
         name = event["event"]
         event_type = f"{name['category']}.{name['action']}"
         if name["category"] == "approval":
@@ -143,11 +135,10 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Start an inner run, after the starts of the running calls.
+        """Start an inner run, after the starts of the running calls, one of which has started it.
 
-        The running calls come first, because one of them has started the inner run. A step of a
-        Penstock workflow is dispatched before it starts, but Agno's clients expect the step's start
-        first. So the encoder keeps such a dispatch until the step starts.
+        A step of a Penstock workflow is dispatched before it starts, but Agno's clients expect the
+        step's start first. So the encoder keeps such a dispatch until the step starts.
         """
         yield from self._show_calls(event)
         data = event["data"]
@@ -159,10 +150,9 @@ class AgnoEncoder:
             yield self._inner_started(event)
 
     def _inner_started(self, event: JsonObject) -> JsonObject:
-        """Return the start of an inner run. The sender of the frame is the worker or the team.
+        """Return the start of an inner run, sent by the worker or the team.
 
-        In this frame, the worker's name is used as the worker's id, because only later events
-        contain the id.
+        The worker's name is used as the worker's id, because only later events contain the id.
         """
         data = event["data"]
         name = data.get("worker_name") or data["team_name"]
@@ -181,7 +171,6 @@ class AgnoEncoder:
         yield self._send_text(event, data["content"])
 
     def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """End a message. If the content was sent in pieces, this makes no frame."""
         data = event["data"]
         if data["message_id"] in self._streamed:
             self._streamed.discard(data["message_id"])
@@ -223,10 +212,7 @@ class AgnoEncoder:
         )
 
     def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
-        """End the content of a run.
-
-        If there are citations, a last empty piece of text has them.
-        """
+        """End the content of a run. If there are citations, a last empty piece of text has them."""
         speaker = self._speaker(event)
         if speaker.spoke:
             yield self._content(event, "", citations=speaker.citations)
@@ -244,10 +230,8 @@ class AgnoEncoder:
     # Tools.
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keep a tool call until the call runs.
-
-        If the turn has no content yet, sends an empty text.
-        """
+        """Keep a tool call until the call runs. If the turn has no content yet, send an empty
+        text."""
         data = event["data"]
         tool = pauses.tool(data["tool_call_id"], data["tool"], data.get("args"))
         self._calls[data["tool_call_id"]] = _Call(event, tool)
@@ -352,11 +336,7 @@ class AgnoEncoder:
     # Ends.
 
     def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
-        """End an inner run.
-
-        The frame's sender is always the agent of the inner run, even if another agent reports the
-        end.
-        """
+        """End an inner run. The sender is its agent, even if another agent reports the end."""
         data = event["data"]
         inner = event
         if obj(event.get("subrun")).get("id") != data["subrun_id"]:
@@ -466,10 +446,7 @@ DIALECT: Final = ClientDialect(
 
 
 def _type_of(content: Json) -> str:
-    """Return Agno's `content_type`, which is the name of the content's Python type.
-
-    For None, the result is "str".
-    """
+    """Return Agno's `content_type`, the name of the content's Python type; "str" for None."""
     return "str" if content is None else type(content).__name__
 
 

@@ -65,9 +65,7 @@ def tool(call_id: str, name: str, args: Json) -> JsonObject:
 
 
 def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
-    """Return the tool object for an approval's item.
-
-    A client answers the item by filling in this object.
+    """Return the tool object for an approval's item, which a client answers by filling it in.
 
     `tool_call_id` is the call's id, which the later ToolCallStarted also has. If the item has no
     call, `tool_call_id` is the item's id.
@@ -91,10 +89,7 @@ def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
 
 
 def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Return the requirement for an item.
-
-    If the item belongs to an inner run, the requirement names the member.
-    """
+    """Return the requirement for an item, which names the member of an inner run."""
     member = item.get("subrun")
     whose: JsonObject = {}
     if member:
@@ -115,8 +110,7 @@ def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
 
 
 def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Return the requirement for a workflow's item, which is a gate or a call of a step's
-    agent."""
+    """Return the requirement for a workflow's item: a gate or a call of a step's agent."""
     if item.get("tool_call_id"):
         member = obj(item.get("subrun"))
         return {
@@ -150,10 +144,8 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
 
 
 def is_silent(item: JsonObject | None, name: str) -> bool:
-    """Return whether the item's answer is the call's result. Agno sends no event for such a call.
-
-    Return False for a call without an item.
-    """
+    """Return whether the item's answer is the call's result. Agno sends no event for such a
+    call."""
     if item is None:
         return False
     return is_answered_by_decision(item["kind"], name) or item["kind"] in (
@@ -163,16 +155,13 @@ def is_silent(item: JsonObject | None, name: str) -> bool:
 
 
 def result_text(result: Json) -> str | None:
-    """Return a result as Agno writes it, with `str(value)`.
-
-    So an object becomes a Python literal.
-    """
+    """Return a result as Agno writes it, with `str(value)`, so that an object is a Python
+    literal."""
     return result if result is None or isinstance(result, str) else str(result)
 
 
 def completion_text(done: JsonObject, duration_s: float | None) -> str:
-    """Return the `content` of ToolCallCompleted, which is a line about the call and its
-    duration."""
+    """Return the `content` of ToolCallCompleted: a line about the call and its duration."""
     args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
     time = "" if duration_s is None else f" in {duration_s:.4f}s"
     return f"{done['tool_name']}({args}) completed{time}. "

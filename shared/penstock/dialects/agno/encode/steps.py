@@ -65,10 +65,8 @@ def _step(address: Address, event: JsonObject) -> Step:
 
 
 def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-    """Return the body of a step's frame.
-
-    The frame of a loop's turn has the id of the loop and the number of the turn.
-    """
+    """Return the body of a step's frame; that of a loop's turn has the id of the loop and the
+    turn's number."""
     step_id, step = event["data"]["step_id"], _step(address, event)
     begun, parent = step.data, step.data.get("parent_step_id")
     where: JsonObject = {

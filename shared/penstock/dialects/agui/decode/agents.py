@@ -71,20 +71,16 @@ class Agents(Snapshots):
         return self._outer.source
 
     def draft(self, body: AguiFrame, event_type: str, data: JsonObject) -> Draft:
-        """Return a draft with the source and step of the event's agent."""
         agent = self._agent(subagent_of(body))
         step_id = agent.steps[-1][1] if agent.steps else None
         return Draft(event_type, data, agent.source, agent.subrun, step_id)
 
     def subrun(self, subagent_id: SubagentId) -> Subrun | None:
-        """Return the subrun of a subagent; None for the agent itself."""
         return self._agent(subagent_id).subrun
 
     def start_unknown(self, body: AguiFrame) -> list[Draft]:
-        """Start the subagent that the event names, if the subagent is unknown.
-
-        Events SUBAGENT_* are not handled here, because they have handlers of their own.
-        """
+        """Start the subagent that the event names, if it is unknown and the event is no
+        SUBAGENT_*."""
         subagent_id = subagent_of(body)
         if subagent_id is None or subagent_id in self._subagents or _is_about_subagent(body):
             return []
@@ -93,10 +89,7 @@ class Agents(Snapshots):
     # Subagents.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle SUBAGENT_STARTED.
-
-        Emit nothing for a subagent that waited during the pause and now continues.
-        """
+        """Handle SUBAGENT_STARTED. A subagent that waited during the pause only continues."""
         subagent_id = subagent_of(body)
         if subagent_id is None:
             return None
@@ -150,7 +143,6 @@ class Agents(Snapshots):
         return Draft("dispatch.worker", data, around.source, around.subrun, step_id)
 
     def _finish(self, subagent_id: str, status: str, **outcome: object) -> list[Draft]:
-        """End a subagent and its open steps."""
         agent = self._subagents.pop(subagent_id, None)
         if agent is None:
             return []
@@ -166,11 +158,7 @@ class Agents(Snapshots):
     # Steps.
 
     def step_started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle STEP_STARTED. A step of AG-UI has a name and no other data.
-
-        Raises:
-            LimitReached: The agent has too many open steps.
-        """
+        """Handle STEP_STARTED. A step of AG-UI has a name and no other data."""
         name = string(body.get("stepName"))
         if name is None:
             return None
@@ -182,10 +170,8 @@ class Agents(Snapshots):
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
     def step_finished(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle STEP_FINISHED. End the agent's last open step that has the event's name.
-
-        The output is None, because AG-UI has no outputs of steps.
-        """
+        """Handle STEP_FINISHED, for the agent's last open step of this name. AG-UI has no
+        outputs."""
         agent = self._agent(subagent_of(body))
         name = body.get("stepName")
         step = next((step for step in reversed(agent.steps) if step[0] == name), None)

@@ -48,8 +48,6 @@ def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
 
 
 def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
-    """Return the token counts of each model, as they were received; None if there are no
-    counts."""
     return {"models": list(models)} if models else None
 
 
@@ -99,10 +97,7 @@ class AguiDecoder(Snapshots):
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Take the decisions. Return the results of the calls that the client ran.
-
-        The upstream sends no event for these calls.
-        """
+        """Take the decisions. Return the results of the calls that the client ran."""
         drafts: list[Draft] = []
         for item_id, decision in items.items():
             drafts += self._pauses.decided(item_id, decision)
@@ -127,20 +122,12 @@ class AguiDecoder(Snapshots):
         return drafts
 
     def end(self) -> Sequence[Draft | Pause]:
-        """End a leg whose response ended.
-
-        If the run has neither ended nor paused, the run is lost.
-        """
         if self._over or self._waits:
             return []
         message = "the upstream's stream ended without a final event"
         return self._fail({"error": message, "code": "upstream_lost"})
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """Close the open parts of a response that was cut off.
-
-        The caller reports why the response was cut off.
-        """
         if self._over or self._waits:
             return []
         return [*self._messages.close(_CUT["message"]), *self._agents.close("failed", _CUT)]
@@ -158,10 +145,7 @@ class AguiDecoder(Snapshots):
     # The run.
 
     def _started(self, body: AguiFrame) -> Sequence[Draft]:
-        """Handle RUN_STARTED.
-
-        Take only the upstream ids, because the canonical run has already started.
-        """
+        """Handle RUN_STARTED, of which only the upstream ids count: the run has already started."""
         self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
         value = {
@@ -230,7 +214,6 @@ class AguiDecoder(Snapshots):
         return self._end("lifecycle.failed", failure, {})
 
     def _end(self, event_type: str, data: JsonObject, body: AguiFrame) -> Sequence[Draft]:
-        """Emit the ends of all open parts, and then the terminal event."""
         self._over = True
         status, error = _ENDS[event_type]
         if "error" in data:
@@ -291,10 +274,8 @@ class AguiDecoder(Snapshots):
         return self._custom(name, body, value)
 
     def _custom(self, name: str, body: Json, value: Json) -> list[Draft]:
-        """Return a `custom.event` for an upstream event.
-
-        If the configuration drops the event's name, returns nothing.
-        """
+        """Return a `custom.event` for an upstream event, unless the configuration drops its
+        name."""
         if name in self._drop:
             return []
         data = {"protocol": "agui", "name": name, "value": value}

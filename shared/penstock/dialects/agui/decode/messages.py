@@ -125,8 +125,7 @@ class Messages(Snapshots):
         return self._end(message, body)
 
     def release(self, body: AguiFrame) -> list[Draft]:
-        """Emit or drops a message that was held back because its text is the same as the previous
-        message's text.
+        """Emit or drop a message that was held back because it repeats the previous message's text.
 
         `body` is the event after this message. Before a call that pauses the run, Agno sends the
         last text again as a second message, and attaches the call to the second message. If `body`
@@ -158,7 +157,6 @@ class Messages(Snapshots):
         return message
 
     def _repeats(self, message: _Message, body: AguiFrame) -> bool:
-        """Return whether the text so far is equal to the complete text of the previous message."""
         if message.begun or self._last is None or subagent_of(body) is not None:
             return False
         last_id, last_text = self._last
@@ -225,8 +223,7 @@ class Messages(Snapshots):
         return None if thoughts is None else self._end_thoughts(thoughts)
 
     def span(self, body: AguiFrame) -> list[Draft] | None:
-        """Ignore REASONING_START and REASONING_END, because the events between them have the
-        content."""
+        """Ignore REASONING_START and REASONING_END: the events between them have the content."""
         return []
 
     def thinking_started(self, body: AguiFrame) -> list[Draft] | None:
@@ -268,10 +265,8 @@ class Messages(Snapshots):
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
-        """Send one more event for thoughts that have begun.
-
-        This event has an empty thought and `final`, and ends the thoughts.
-        """
+        """End thoughts that have begun with one more event, which has an empty thought and
+        `final`."""
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
@@ -279,10 +274,7 @@ class Messages(Snapshots):
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:
-        """End open messages and thoughts.
-
-        `error` says why the messages are incomplete. If `error` is None, the messages are complete.
-        """
+        """End open messages and thoughts; `error` says why the messages are incomplete."""
         drafts = self.release({})
         for thoughts in self._thoughts.values():
             drafts += self._end_thoughts(thoughts)

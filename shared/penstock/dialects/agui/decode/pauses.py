@@ -47,19 +47,14 @@ class Pauses:
         self._interrupts = []
 
     def interrupted(self, value: Json) -> None:
-        """Handle CUSTOM on_interrupt, with which ag-ui-langgraph reports that its graph waits.
-
-        ag-ui-langgraph sends JSON values as text.
-        """
+        """Take a CUSTOM on_interrupt: ag-ui-langgraph's graph waits. Its JSON values come as
+        text."""
         self._interrupts.append(value)
 
     def questions(self, outcome: Outcome, pending: Iterable[str]) -> list[Question]:
         """Return the questions that are open at RUN_FINISHED, each with a unique id.
 
         `pending` has the `pendingToolCallIds` of the outcome.
-
-        Raises:
-            LimitReached: There are too many questions.
         """
         ids = Ids()
         if outcome.get("type") == "interrupt":
@@ -75,10 +70,8 @@ class Pauses:
         return [self._of_call(call, bool(named_ids), ids) for call in calls]
 
     def pause(self, questions: Iterable[Question]) -> list[Draft]:
-        """Note the calls of a pause.
-
-        Return the announcements of the calls that were not announced before.
-        """
+        """Note the calls of a pause; return the announcements of those that were not announced
+        yet."""
         drafts = []
         for question in questions:
             if question.call is not None:
@@ -90,7 +83,7 @@ class Pauses:
         return drafts
 
     def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
-        """Take a decision. If the client ran the call, returns the call's result.
+        """Take a decision. If the client ran the call, return the call's result.
 
         Any other decision is only noted, because the agent server reports the result.
         """
@@ -146,10 +139,7 @@ class Pauses:
         return _about(item, answer, call)
 
     def _of_value(self, value: Json, ids: Ids) -> Question:
-        """Return the question of a graph's interrupt.
-
-        The interrupt's value and the answer may be any JSON.
-        """
+        """Return the question of a graph's interrupt, whose value and answer may be any JSON."""
         value = parsed(value) if isinstance(value, str) else value
         graph: GraphInterrupt = obj(value)
         described = string(graph.get("message")) or string(graph.get("question"))
@@ -173,11 +163,7 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 
 
 def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
-    """Return the kind of an interrupt.
-
-    The kind follows from the schema. If the schema is None, the kind follows from the interrupt's
-    reason.
-    """
+    """Return the kind of an interrupt, by its schema, or else by its reason."""
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
     return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"

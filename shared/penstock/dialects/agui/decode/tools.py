@@ -76,7 +76,6 @@ class Tools(Snapshots):
         self._repeated = {}
 
     def find(self, upstream_id: Json) -> Call | None:
-        """Return the open call with this upstream id; None if there is no such call."""
         return self._open.get(upstream_id) if isinstance(upstream_id, str) else None
 
     def is_clients(self, call: Call) -> bool:
@@ -103,11 +102,7 @@ class Tools(Snapshots):
         return []
 
     def arguments(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TOOL_CALL_ARGS.
-
-        If the call repeats an approved call, the arguments are kept, to compare them with the
-        approved arguments.
-        """
+        """Handle TOOL_CALL_ARGS. Those of a repeated call are compared with the approved ones."""
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
             return None
@@ -121,15 +116,11 @@ class Tools(Snapshots):
         return [self._agents.draft(body, "llm.tool_args", with_metadata(data, body))]
 
     def ended(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TOOL_CALL_END: announces the call."""
         call = self.find(body.get("toolCallId"))
         return None if call is None else [*self._announce(call), *self._compared(call, body)]
 
     def result(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TOOL_CALL_RESULT.
-
-        Return None for a second result of a call, so that the caller emits a `custom.event`.
-        """
+        """Handle TOOL_CALL_RESULT; return None for a second result of a call."""
         upstream_id, content = string(body.get("toolCallId")), body.get("content")
         if upstream_id is None:
             return None
@@ -158,10 +149,7 @@ class Tools(Snapshots):
         return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
     def text_received(self) -> None:
-        """Note that the agent sent text.
-
-        So the agent does not wait for the calls before the text.
-        """
+        """Note that the agent sent text, and so does not wait for the calls before the text."""
         for call in self._fresh:
             call.passed = True
         self._fresh.clear()
@@ -172,7 +160,7 @@ class Tools(Snapshots):
         """Return the calls that the client must answer.
 
         If `ids` is not empty, the result has the calls with these ids. Otherwise the result has the
-        open calls of this leg that were announced and after which the agent sent no text. Call of
+        open calls of this leg that were announced and after which the agent sent no text. Calls of
         earlier legs are left out, because they are already decided, even if the agent server never
         sends their results.
         """
@@ -184,9 +172,7 @@ class Tools(Snapshots):
         ]
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
-        """Note that an item of the pause asks about the call.
-
-        Announces the call, unless it was announced before.
+        """Note that an item of the pause asks about the call; announce it if that is not done.
 
         `editable` says whether the answer may change the arguments.
         """
@@ -241,7 +227,7 @@ class Tools(Snapshots):
         return "expired" if call.upstream_id in self._expired else "rejected"
 
     def close(self) -> list[Draft]:
-        """When the run completes or pauses, announces the calls that are not announced yet."""
+        """When the run completes or pauses, announce the calls that are not announced yet."""
         return [draft for call in list(self._open.values()) for draft in self._announce(call)]
 
     def restore(self, state: JsonObject) -> None:
@@ -249,8 +235,7 @@ class Tools(Snapshots):
         self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
 
     def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
-        """Return a warning and the new arguments if a repeated call differs from the approved
-        call.
+        """Return a warning and the new arguments if a repeated call differs from the approved one.
 
         The tool and arguments with which the call runs are stored, so that the same difference
         causes no second warning.
@@ -329,10 +314,7 @@ class Tools(Snapshots):
 
 
 def _arguments(args_text: str) -> JsonObject | None:
-    """Return the arguments as an object.
-
-    Return {} for an empty text, and None if the text is not an object.
-    """
+    """Return the arguments as an object: {} for an empty text, None if it is not an object."""
     if not args_text.strip():
         return {}
     try:

@@ -39,7 +39,6 @@ class Transcript:
         return self._messages
 
     def feed(self, body: JsonObject) -> None:
-        """Take one event. Events that do not belong to the conversation change nothing."""
         make = _MAKERS.get(str(body.get("type")))
         if make is not None:
             make(self, body)

@@ -1,5 +1,4 @@
-"""Holds the data that all modules of the encoder use: the client, the current event, and the open
-parts."""
+"""The data that all modules of the encoder use: the client, the current event, the open parts."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ class Ledger:
         return self.subruns.setdefault(entity, subrun_id)
 
     def step_name(self, step_id: str, description: str, subrun_id: str | None) -> str:
-        """Return a name for a step, which is the description, made unique among the open steps of
-        the subrun."""
+        """Return the description, made unique among the open steps of the subrun."""
         taken = {step.name for step in self.steps.values() if step.subrun_id == subrun_id}
         name = description or step_id
         while name in taken:
@@ -113,10 +111,7 @@ class Context:
         return self.names.scope
 
     def custom(self, data: JsonObject) -> Emitted:
-        """Return a CUSTOM event for a type that AG-UI lacks.
-
-        The value of the CUSTOM event is the canonical event's data.
-        """
+        """Return a CUSTOM event, with the canonical event's data, for a type that AG-UI lacks."""
         ids: JsonObject = {  # the ids under which the client knows the call and the message
             key: self.names.of(data[key])
             for key in ("tool_call_id", "message_id")
@@ -130,11 +125,9 @@ class Context:
         )
 
     def with_subrun(self, fields: JsonObject) -> JsonObject:
-        """Add the subrun of the current event to the fields, if the client knows subagents."""
         return self.tagged(fields, self.current_subrun)
 
     def tagged(self, fields: JsonObject, subrun_id: str | None) -> JsonObject:
-        """Add the subrun `subrun_id` to the fields, if the client knows subagents."""
         if subrun_id is not None and self.modern:
             fields["subagentRunId"] = subrun_id
         return fields

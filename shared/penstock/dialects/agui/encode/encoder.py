@@ -41,8 +41,7 @@ _MAX_SAFE_INTEGER: Final = 2**53 - 1
 
 
 def token_usage(usage: JsonObject | None) -> JsonObject:
-    """Convert a run's `usage` into a `TokenUsage`, which has only those counts that a client
-    accepts."""
+    """Convert a run's `usage` into a `TokenUsage`, with only those counts that a client accepts."""
     counts = {theirs: (usage or {}).get(ours) for ours, theirs in TOKENS.items()}
     return {
         name: count
@@ -104,10 +103,7 @@ class AguiEncoder:
         self._handlers = self._table()
 
     def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
-        """Return a dict from canonical types to handlers.
-
-        An event of any other type becomes CUSTOM.
-        """
+        """Map canonical types to handlers. An event of any other type becomes CUSTOM."""
         passthrough = Passthrough(self._context)
         return {
             "lifecycle.started": self._started,
@@ -137,10 +133,6 @@ class AguiEncoder:
         }
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frames of one canonical event. `event` is the envelope of the event.
-
-        The result is empty for an event that the encoder leaves out.
-        """
         name, data, context = event["event"], event["data"], self._context
         event_type = f"{name['category']}.{name['action']}"
         context.current_type = event_type
@@ -186,15 +178,12 @@ class AguiEncoder:
 
     @property
     def event_ids(self) -> EventIds:
-        """The thread id and run id of the current leg, as the place of an event without a time."""
+        """The ids of the current leg, as the place of an event without a time."""
         return EventIds(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emit the starts of all open parts.
-
-        A client that joins now needs these starts. Every client needs the starts when a new AG-UI
-        run begins.
-        """
+        """Emit the starts of all open parts, for a client that joins now, or for a new AG-UI
+        run."""
         yield from self._steps.reopened()
         yield from self._messages.reopened()
         yield from self._tools.reopened()
@@ -284,8 +273,7 @@ class AguiEncoder:
     ) -> Iterator[Emitted]:
         """Emit the ends of all open parts.
 
-        If the run waits, `suspended` has the ids of the interrupts. If the run ends, `suspended` is
-        None.
+        If the run waits, `suspended` has the ids of the interrupts.
         """
         yield from self._messages.close(error)
         yield from self._tools.close()
@@ -309,5 +297,4 @@ def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Emitted:
 
 
 def _epoch_ms(event: JsonObject) -> int | None:
-    """Return the time of an event in milliseconds since 1970; None if the event has no time."""
     return round(epoch_s(event) * 1000) if event.get("timestamp") is not None else None

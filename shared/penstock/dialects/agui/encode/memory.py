@@ -58,8 +58,7 @@ class Memory:
             handler(self, event)
 
     def add_user_message(self, part_id: str, text: str) -> None:
-        """Add a message of the user, unless the last message is also the user's and has the same
-        text."""
+        """Add a message of the user, unless the last message is the same."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
             self._append({"id": part_id, "role": "user", "content": text})
@@ -122,8 +121,8 @@ class Memory:
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
-        """Return the message to which a tool call belongs: the message that the event names, or a
-        new message."""
+        """Return the message to which a tool call belongs: one that the event names, or a new
+        one."""
         part_id = event.get("parentMessageId")
         existing = self._message(part_id) if part_id else None
         if existing is not None and existing["role"] == "assistant":
@@ -222,10 +221,7 @@ class Memory:
 
 
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
-    """Return the index at which a tool's result is inserted.
-
-    The result comes after the call's message and after earlier results.
-    """
+    """Return the index of a tool's result: after the call's message and after earlier results."""
     # The search goes backwards, because a result usually comes soon after its call.
     at = end = len(messages)
     while messages[at - 1] is not asking:

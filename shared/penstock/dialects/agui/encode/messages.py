@@ -66,7 +66,6 @@ class Messages:
             yield from self.completed({**said, "value": value} if value is not None else said)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emit again the starts of open messages and thoughts."""
         if not self._context.profile.complete:
             for part_id, message in self._open.messages.items():
                 yield self._message_start(part_id, message)
@@ -74,10 +73,7 @@ class Messages:
             yield from self._thought_starts(part_id, subrun_id)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
-        """End open messages and thoughts.
-
-        `error` says why a message is incomplete; None if messages are complete.
-        """
+        """End open messages and thoughts; `error` says why a message is incomplete."""
         for part_id in list(self._open.thoughts):
             yield from self._thought_ends(part_id)
         for part_id, message in list(self._open.messages.items()):

@@ -116,10 +116,8 @@ def _part(value: Json) -> bool:
 
 
 def are_parts(value: Json) -> bool:
-    """Return whether the value is a nonempty list of content parts.
-
-    A tool result in AG-UI 1.0 may have this form.
-    """
+    """Return whether the value is a nonempty list of content parts, as AG-UI 1.0 allows in
+    results."""
     return isinstance(value, list) and bool(value) and all(map(_part, value))
 
 

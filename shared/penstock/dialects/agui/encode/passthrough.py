@@ -54,9 +54,8 @@ class Passthrough:
     def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
         """Return whether a snapshot contains all open messages and calls.
 
-        A client drops messages that a snapshot lacks, and then rejects the end of such a message.
-        In a profile of complete messages, the result is always True, because such a profile never
-        sends incomplete messages.
+        A client drops messages that a snapshot lacks, and then rejects the end of such a message. A
+        profile of complete messages never sends incomplete messages.
         """
         kept = {message["id"] for message in messages}
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
@@ -66,8 +65,7 @@ class Passthrough:
         )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
-        """Take the subruns of messages and calls from a snapshot, because a client does so,
-        too."""
+        """Take the subruns of messages and calls from a snapshot, as a client does."""
         for message in messages:
             subrun_id = message.get("subagentRunId")
             kind = "thought" if message["role"] == "reasoning" else "message"
@@ -77,10 +75,9 @@ class Passthrough:
                 self._open.subruns[f"{entity} {part_id}"] = subrun_id
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle custom.event.
+        """Send an event of an AG-UI server unchanged if the client accepts the event.
 
-        An event of an AG-UI server is sent unchanged if the client accepts the event. Events about
-        the internal work of a framework are left out.
+        Events about the internal work of a framework are left out.
         """
         if data["name"] in INTERNAL_EVENTS:
             return

@@ -65,21 +65,15 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
 
 
 def interrupt_of_all(approval_id: str) -> JsonObject:
-    """Return the one interrupt for an approval whose items are unknown.
-
-    The items are unknown if the event of the request has expired.
-    """
+    """Return the interrupt for an approval whose items are unknown, as its request has expired."""
     return {"id": approval_id, "reason": "confirmation", "message": "A decision is needed."}
 
 
 def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
-    """Return the decision that a `resume[]` entry makes on an item, as `{item_id, decision, note,
-    value}`.
+    """Return the decision that a `resume[]` entry makes, as `{item_id, decision, note, value}`.
 
     `item` is an item of `approval.requested`. The approvals service takes the result unchanged.
-
-    Raises:
-        UnclearAnswer: The entry answers a confirmation with neither yes nor no.
+    Raise `UnclearAnswer` if the entry answers a confirmation with neither yes nor no.
     """
     payload = entry.get("payload")
     fields = payload if isinstance(payload, dict) else {}

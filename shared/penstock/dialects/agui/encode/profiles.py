@@ -223,9 +223,7 @@ _DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObj
 
 
 def _custom_value(fields: JsonObject) -> Json:
-    """Return the value of a CUSTOM event.
-
-    If the value contains metrics or frames of agent servers, counters are removed.
+    """Return the value of a CUSTOM event, without the counters of metrics and of servers' frames.
 
     Events that the author of an agent defined keep all their keys.
     """

@@ -46,10 +46,8 @@ class Steps:
         self._had_step = False  # whether this AG-UI run has had a step
 
     def step_started(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle workflow.step_started.
-
-        A profile with a step of its own sends a step that agent-runs-sse.md lacks as CUSTOM.
-        """
+        """Begin a step. A profile with a step of its own sends others than the contract's as
+        CUSTOM."""
         if self._context.profile.step and not self._is_contracts(data):
             yield self._context.custom(data)
         elif data["step_id"] not in self._open.steps:
@@ -90,7 +88,6 @@ class Steps:
         yield self._step(EventType.STEP_STARTED, step)
 
     def step_ended(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle workflow.step_completed and workflow.step_failed."""
         step = self._open.steps.pop(data["step_id"], None)
         if step is None:
             yield self._context.custom(data)
@@ -104,7 +101,6 @@ class Steps:
         self._open.known_subagents.update(self._open.subagents)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emit again the starts of subruns and steps that continue."""
         again: set[str] = set()
         for part_id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": part_id, **subagent.started}
@@ -120,8 +116,7 @@ class Steps:
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
         """Emit the ends of all steps and subruns.
 
-        The ledger keeps the steps and subruns. If the run only waits, these steps and subruns
-        continue in the next AG-UI run.
+        The ledger keeps them: if the run only waits, they continue in the next AG-UI run.
         """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
@@ -140,7 +135,6 @@ class Steps:
         return event_type, self._context.tagged({"stepName": step.name}, step.subrun_id), facts
 
     def team_dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle dispatch.team. A team without a subrun of its own becomes CUSTOM."""
         if data.get("subrun_id"):
             yield from self._begin(data["team_name"], data)
         else:

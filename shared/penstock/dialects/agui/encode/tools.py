@@ -25,7 +25,7 @@ class Tools:
         self._calls: dict[str, Call] = {}
 
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle llm.tool_args.
+        """Send a piece of a call's arguments.
 
         AG-UI has no event for a piece that is a value at a path and not a text (`delta`). The
         arguments are then sent together with the call.
@@ -48,7 +48,7 @@ class Tools:
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle llm.tool_call. Only the first call with an id makes events."""
+        """Send a call. Only the first call with an id makes events."""
         call_id = data["tool_call_id"]
         call = self._open.calls.get(call_id)
         if call is None:
@@ -64,13 +64,11 @@ class Tools:
         yield from self._end(call_id, call, text if text is not None else dumped(call.args), data)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emit again the starts of calls with incomplete arguments."""
         if not self._context.profile.complete:
             for call_id, call in self._open.calls.items():
                 yield self._start(call_id, call)
 
     def close(self) -> Iterator[Emitted]:
-        """End the calls with incomplete arguments."""
         for call_id, call in list(self._open.calls.items()):
             yield from self._end(call_id, call, "".join(call.text), NO_FACTS)
 
@@ -108,7 +106,7 @@ class Tools:
         yield EventType.TOOL_CALL_END, fields, facts
 
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handle llm.tool_result. If the call has not ended, ends the call first."""
+        """Send a call's result, after the call's end."""
         yield from self._messages.end_thoughts()
         call_id = data["tool_call_id"]
         call = self._open.calls.get(call_id)
@@ -145,11 +143,7 @@ def _facts(call: Call) -> JsonObject:
 
 
 def _result_text(result: JsonObject) -> str:
-    """Return a tool's result as text.
-
-    A string is returned unchanged, and any other value as JSON. For a failed call, returns the text
-    of the error.
-    """
+    """Return a tool's result as text, or the text of a failed call's error."""
     value = result.get("result")
     if value is None:
         return result.get("error") or ""

@@ -1,0 +1,83 @@
+"""Reads decisions from the entries of `resume[]` and from the messages of a frontend's tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from penstock.bus.records import ApprovalRecord, Decided
+from penstock.dialects.agui.encode.pauses import decided
+from penstock.dialects.agui.vocabulary import CLIENT_KINDS
+from penstock.web.bodies import has_many_values, is_deep
+from penstock.web.problems import Problem
+from penstock_edge.surfaces.agui.request import (
+    ActivityMessage,
+    ReasoningMessage,
+    ResumeEntry,
+    RunAgentInput,
+    ToolMessage,
+    text_of_content,
+)
+from penstock_edge.surfaces.errors import shortened
+
+JsonObject = dict[str, Any]
+
+# The types of messages that only the user sees. They are not part of the conversation with the
+# agent.
+_SHOWN: Final = (ActivityMessage, ReasoningMessage)
+
+
+def resumed(
+    approval: ApprovalRecord, entries: Sequence[tuple[str | None, ResumeEntry]]
+) -> list[Decided]:
+    """Return the decisions of entries of `resume`; an entry without an item id answers all
+    items."""
+    items: list[Decided] = []
+    for item_id, entry in entries:
+        meant = [each for each in approval.items if item_id in (None, each["item_id"])]
+        if not meant:
+            name = shortened(entry.interrupt_id)
+            raise Problem(422, f"resume: there is no interrupt {name!r}")
+        answer = {"status": entry.status, "payload": entry.payload}
+        items += [Decided(**decided(item, answer)) for item in meant]
+    return items
+
+
+def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
+    """Return the tool messages at the end of the conversation; these may answer a pause."""
+    messages = [each for each in asked.messages if not isinstance(each, _SHOWN)]
+    ends = (
+        at for at in range(len(messages), 0, -1) if not isinstance(messages[at - 1], ToolMessage)
+    )
+    return [each for each in messages[next(ends, 0) :] if isinstance(each, ToolMessage)]
+
+
+def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
+    last = last_tool_messages(asked)
+    return [each for each in asked.messages if isinstance(each, ToolMessage) and each not in last]
+
+
+def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
+    """Return the decision that a tool message makes on an item, in the form of `pauses.decided`.
+
+    For an item of the kind `external`, the answer is the text of the message. For any other kind,
+    the answer is the JSON value in the text, or the text itself if it is not JSON. Raise
+    `UnclearAnswer` for an answer to a confirmation that is neither yes nor no.
+    """
+    text = text_of_content(message.content)
+    payload = text if item["kind"] == "external" else _value(text)
+    if item["kind"] in CLIENT_KINDS and message.error and not text:
+        payload = message.error
+    return decided(item, {"status": "resolved", "payload": payload})
+
+
+def _value(text: str) -> Any:
+    if has_many_values(text.encode()):
+        return text
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    return text if is_deep(value) else value
