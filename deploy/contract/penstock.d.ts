@@ -498,6 +498,38 @@ export interface LlmToolResult extends Envelope {
   };
 }
 
+/** A model was called and used tokens. A run's events together are all that the run used. */
+export interface LlmUsage extends Envelope {
+  event: {
+    category: "llm";
+    action: "usage";
+  };
+  data: {
+    /** The model, as the agent server names it, if it does. */
+    model?: string | null;
+    /** The model's provider, as the agent server names it, if it does. */
+    provider?: string | null;
+    /** The tokens that the model read, including those from and for a cache. */
+    input_tokens?: number | null;
+    /** The tokens that the model wrote, including its reasoning. */
+    output_tokens?: number | null;
+    /** All tokens, where the agent server tells only their sum. */
+    total_tokens?: number | null;
+    /** The part of `output_tokens` that is reasoning, if not 0. */
+    reasoning_tokens?: number | null;
+    /** The part of `input_tokens` that a cache held, if not 0. */
+    cached_input_tokens?: number | null;
+    /** The part of `input_tokens` that was written into a cache, if not 0. */
+    cache_write_tokens?: number | null;
+    /** What the agent server counted: one `call`, all calls of a `leg`, or all calls of an agent's `run`. */
+    reported: string;
+    /** True where the numbers may differ from what was used: the answer was cut off, or the agent server is known to count some calls twice. */
+    estimated: boolean;
+    /** The seconds until the model's first token. */
+    time_to_first_token_s?: number | null;
+  };
+}
+
 /** A team was given a task. */
 export interface DispatchTeam extends Envelope {
   event: {
@@ -1059,6 +1091,7 @@ export interface EventMap {
   "llm.tool_call": LlmToolCall;
   "llm.tool_progress": LlmToolProgress;
   "llm.tool_result": LlmToolResult;
+  "llm.usage": LlmUsage;
   "dispatch.team": DispatchTeam;
   "dispatch.worker": DispatchWorker;
   "dispatch.transfer": DispatchTransfer;

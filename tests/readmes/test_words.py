@@ -11,7 +11,8 @@ from readmes.words import DOCUMENTS, READMES, counts, words
 from support.drive.repository import ROOT
 
 MAX_WORDS_OF_READMES = 14_300
-MAX_WORDS = 46_500
+# 1,200 more than before docs/costs.md, which operators need to check what they pay for.
+MAX_WORDS = 47_700
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 

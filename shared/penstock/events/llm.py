@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from penstock.events.base import Data
 from penstock.events.note import Note
+
+# JSON numbers of JavaScript hold every such count, and sums of them, exactly.
+TokenCount = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class MessageStarted(Data, title="Message started"):
@@ -219,4 +222,61 @@ class ToolResult(Data, title="Tool answered"):
     )
     message_id: str | None = Field(
         default=None, description="The message that contains the result."
+    )
+
+
+class Used(Data, title="Tokens used"):
+    """A model was called and used tokens. A run's events together are all that the run used."""
+
+    TYPE: ClassVar[str] = "llm.usage"
+    NOTE: ClassVar[Note] = Note(
+        when="After each call of a model, or at the end of what the agent server counts together.",
+        times="any number",
+        sequence=7,
+        example={
+            "model": "gpt-5",
+            "provider": "OpenAI",
+            "input_tokens": 412,
+            "output_tokens": 37,
+            "cached_input_tokens": 256,
+            "reported": "call",
+            "estimated": False,
+        },
+    )
+    model: str | None = Field(
+        default=None, description="The model, as the agent server names it, if it does."
+    )
+    provider: str | None = Field(
+        default=None, description="The model's provider, as the agent server names it, if it does."
+    )
+    input_tokens: TokenCount | None = Field(
+        default=None,
+        description="The tokens that the model read, including those from and for a cache.",
+    )
+    output_tokens: TokenCount | None = Field(
+        default=None, description="The tokens that the model wrote, including its reasoning."
+    )
+    total_tokens: TokenCount | None = Field(
+        default=None, description="All tokens, where the agent server tells only their sum."
+    )
+    reasoning_tokens: TokenCount | None = Field(
+        default=None, description="The part of `output_tokens` that is reasoning, if not 0."
+    )
+    cached_input_tokens: TokenCount | None = Field(
+        default=None, description="The part of `input_tokens` that a cache held, if not 0."
+    )
+    cache_write_tokens: TokenCount | None = Field(
+        default=None,
+        description="The part of `input_tokens` that was written into a cache, if not 0.",
+    )
+    reported: str = Field(
+        description="What the agent server counted: one `call`, all calls of a `leg`, or all calls "
+        "of an agent's `run`."
+    )
+    estimated: bool = Field(
+        description="True where the numbers may differ from what was used: the answer was cut off, "
+        "or the agent server is known to count some calls twice."
+    )
+    time_to_first_token_s: float | None = Field(
+        default=None, description="The seconds until the model's first token."
     )

@@ -278,6 +278,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "llm.tool_call": _tool_call,
     "llm.tool_progress": _tool_progress,
     "llm.tool_result": _tool_result,
+    "llm.usage": _nothing,
     "dispatch.team": lambda d: (f"⇒ {short(d['team_name'])}: {short(d['task'])}", "magenta"),
     "dispatch.worker": lambda d: (f"⇒ {short(d['worker_name'])}: {short(d['task'])}", "magenta"),
     "dispatch.transfer": lambda d: (

@@ -425,6 +425,7 @@ def _framed(event: JsonObject, index: int, event_type: str, payload: JsonObject)
 _INSTEAD: Final[Mapping[str, str]] = {
     "lifecycle.resumed": "what follows shows that the run goes on",
     "llm.tool_args": "tool_call_started has the arguments whole",
+    "llm.usage": "no type of the document has tokens",
     "dispatch.team": "the team's own messages and calls name it as their agent",
     "dispatch.worker": "the worker's own messages and calls name it as their agent",
     "dispatch.transfer": "what follows names the new agent",

@@ -32,6 +32,7 @@ from penstock.dialects.adk.decode.messages import Speaker
 from penstock.dialects.adk.decode.redaction import scrubbed
 from penstock.dialects.adk.decode.steps import Place, Steps
 from penstock.dialects.adk.decode.tools import Tools
+from penstock.dialects.adk.decode.usage import usage_of_answer
 from penstock.dialects.adk.vocabulary import ABORTED, TOKENS
 from penstock.dialects.base import (
     MAX_COUNT,
@@ -52,6 +53,7 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 from penstock.dialects.snapshots import AS_IS, DICT, PART, Snapshots, Table
+from penstock.dialects.usage import USAGE
 from penstock.sse import Frame
 
 
@@ -291,6 +293,8 @@ class AdkDecoder(Snapshots):
         if "finishReason" in event.raw:
             self._warn_of_stop(event)
             speaker.at_end = True
+        if "usageMetadata" in event.raw:  # it repeats the counts of the answer's events before it
+            speaker.unfinished_answer = event.raw
         self._text_usage = None
 
     def _final(self, event: Event) -> None:
@@ -356,6 +360,8 @@ class AdkDecoder(Snapshots):
             # of the text.
             return
         add_usage(self._usage, counts)
+        event.speaker.unfinished_answer = None
+        event.emit(USAGE, usage_of_answer(event.raw) or {})
 
     def _node(self, event: Event, message: JsonObject | None) -> None:
         raw, actions, place, speaker = event.raw, event.actions, event.place, event.speaker
@@ -450,6 +456,9 @@ class AdkDecoder(Snapshots):
 
     def _close(self, speaker: Speaker, out: list[Draft]) -> None:
         self._note_message(speaker, speaker.close(out))
+        answer, speaker.unfinished_answer = speaker.unfinished_answer, None
+        if answer is not None and (used := usage_of_answer(answer)) is not None:
+            out.append(speaker.draft(USAGE, used))
 
     def _why_cut(self) -> JsonObject | None:
         """Return why messages that are open at the end of the stream are incomplete.

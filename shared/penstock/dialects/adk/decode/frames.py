@@ -27,7 +27,7 @@ class AdkEvent(TypedDict, total=False):
     finishReason: JsonValue
     errorCode: JsonValue
     errorMessage: JsonValue
-    usageMetadata: JsonValue
+    usageMetadata: JsonValue  # UsageMetadata
     groundingMetadata: JsonValue  # GroundingMetadata
     citationMetadata: JsonValue
     customMetadata: JsonValue
@@ -45,6 +45,14 @@ class ErrorDetails(TypedDict, total=False):
     """The details of an error frame, from 2.6 on."""
 
     error_type: JsonValue
+
+
+class UsageMetadata(TypedDict, total=False):
+    """The tokens of a model's answer. `TOKENS` of the vocabulary has the other counts."""
+
+    promptTokenCount: JsonValue
+    candidatesTokenCount: JsonValue
+    totalTokenCount: JsonValue
 
 
 class NodeInfo(TypedDict, total=False):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.dialects.adk.decode.frames import AdkEvent
 from penstock.dialects.base import Draft, Ids, JsonObject, Source, append_text
 
 
@@ -29,6 +30,7 @@ class Speaker:
         "source",
         "step_id",
         "streamed_calls",
+        "unfinished_answer",
         "warned",
     )
 
@@ -43,6 +45,8 @@ class Speaker:
         self.cut: JsonObject | None = None
         # the calls with incomplete arguments, each as {id, upstream_id, name}
         self.streamed_calls: list[JsonObject] = []
+        # the last event with token counts of an answer that has no final event yet
+        self.unfinished_answer: AdkEvent | None = None
         self._ids = ids
         self._role = role
         self._message_id: str | None = None
@@ -54,7 +58,13 @@ class Speaker:
 
     @property
     def is_open(self) -> bool:
-        return bool(self._message_id or self._reasoning_id or self.streamed_calls or self._thought)
+        return bool(
+            self._message_id
+            or self._reasoning_id
+            or self.streamed_calls
+            or self._thought
+            or self.unfinished_answer
+        )
 
     def draft(self, event_type: str, data: dict[str, Any]) -> Draft:
         return Draft(event_type, data, self.source, None, self.step_id)

@@ -66,6 +66,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "approval.expired": "the call's functionResponse shows it",
     "approval.withdrawn": "the run has ended",
     "state.messages": "a session's history is read, not streamed",
+    "llm.usage": "the last event has the sum as usageMetadata",
     "custom.event": "none: ADK's events accept no unknown keys",
     "system.error": "none: a client would take an errorCode for the run's failure",
 }

@@ -94,6 +94,10 @@ class Run:
     announced: bool = False
     # all thoughts, because ReasoningStep repeats them
     thoughts: list[str] = field(default_factory=list)
+    model: str | None = None
+    model_provider: str | None = None
+    n_calls: int = 0  # the number of model calls that frames have reported
+    leg: int = 1  # the leg in which the run began
 
     @property
     def is_inner(self) -> bool:

@@ -25,6 +25,7 @@ from penstock.dialects.agno.decode.pauses import (
 )
 from penstock.dialects.agno.decode.steps import Steps
 from penstock.dialects.agno.decode.tools import Tools
+from penstock.dialects.agno.decode.usage import usage_of_call, usage_of_run
 from penstock.dialects.base import (
     MAX_ITEMS,
     AgentFacts,
@@ -38,8 +39,9 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.custom_events import from_custom
-from penstock.dialects.json import OBJECT, loads, string, text, without_none
+from penstock.dialects.json import OBJECT, loads, obj, string, text, without_none
 from penstock.dialects.snapshots import AS_IS, PART, Snapshots, Table
+from penstock.dialects.usage import USAGE
 from penstock.sse import Frame
 
 # The keys that every frame may have. These keys are not part of a custom event's value.
@@ -163,14 +165,17 @@ class AgnoDecoder(Snapshots):
         if run.finished:  # the run starts again under the same id
             drafts += self._messages.close(run)
             run = self._agents.restarted(run, body)
+        run.leg = self._leg
+        run.model = string(body.get("model"))
+        run.model_provider = string(body.get("model_provider"))
         if run.is_inner and not run.dispatched:
             drafts.append(self._dispatched(run, body))
         else:
             value = {
                 "upstream_run_id": run.id,
                 "kind": run.kind,
-                "model": string(body.get("model")),
-                "model_provider": string(body.get("model_provider")),
+                "model": run.model,
+                "model_provider": run.model_provider,
                 "session_id": self._agents.session_id,
             }
             drafts.append(self._custom(run, "RunStarted", without_none(value)))
@@ -285,12 +290,23 @@ class AgnoDecoder(Snapshots):
     def _owner(self, question: Question, paused: Run) -> Run:
         return self._agents.known(question.run_id) or paused
 
+    # Model calls.
+
+    def _model_called(self, run: Run, body: AgnoFrame) -> Drafts:
+        run.n_calls += 1
+        return [self._agents.draft(run, USAGE, usage_of_call(body))]
+
+    def _usage(self, run: Run, body: AgnoFrame) -> list[Draft]:
+        found = usage_of_run(run, obj(body.get("metrics")), is_continued=self._leg > run.leg)
+        return [self._agents.draft(run, USAGE, data) for data in found]
+
     # Ends.
 
     def _completed(self, run: Run, body: AgnoFrame) -> Drafts:
         if run.finished:
             return []
         drafts = self._messages.missing_answer(run, body) + self._messages.close(run)
+        drafts += self._usage(run, body)
         answer = answer_of(run, body)
         if run.is_inner:
             workflow = self._workflow_completed(run, body, answer)
@@ -473,6 +489,7 @@ _OF_RUNS: Final[Mapping[str, Handler]] = {
     "ReasoningStep": _by_messages(Messages.reasoning_step),
     "ReasoningContentDelta": _by_messages(Messages.reasoning_delta),
     "ReasoningCompleted": _by_messages(Messages.reasoning_completed),
+    "ModelRequestCompleted": AgnoDecoder._model_called,
 }
 
 # Maps the name of each known event to its handler. Any other event becomes a `custom.event`. All

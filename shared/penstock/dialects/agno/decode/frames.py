@@ -29,9 +29,10 @@ class AgnoFrame(TypedDict, total=False):
     workflow_name: JsonValue
     nested_depth: JsonValue  # of a workflow inside a workflow
     workflow_agent: JsonValue  # true for a workflow's own agent
-    # RunStarted
+    # RunStarted, ModelRequestCompleted (which also has the counts of ModelMetrics)
     model: JsonValue
     model_provider: JsonValue
+    time_to_first_token: JsonValue  # seconds
     # RunContent, RunCompleted, ReasoningStep
     content: JsonValue
     content_type: JsonValue
@@ -40,7 +41,7 @@ class AgnoFrame(TypedDict, total=False):
     reasoning: JsonValue
     result: JsonValue
     citations: JsonValue
-    metrics: JsonValue
+    metrics: JsonValue  # RunMetrics
     session_state: JsonValue
     # tools and pauses
     tool: JsonValue  # Tool
@@ -158,6 +159,19 @@ class FeedbackOption(TypedDict, total=False):
     """An option of a question."""
 
     label: JsonValue
+
+
+class RunMetrics(TypedDict, total=False):
+    """The metrics of a run, which also have the counts of ModelMetrics."""
+
+    details: JsonValue  # from 3.x on: a list of ModelMetrics by the kind of the model
+
+
+class ModelMetrics(TypedDict, total=False):
+    """What one model used in a run. `TOKENS` of the vocabulary has the counts."""
+
+    id: JsonValue
+    provider: JsonValue
 
 
 class ToolMetrics(TypedDict, total=False):

@@ -39,6 +39,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "lifecycle.retrying": "the events of the next attempt",
     "llm.message_started": "the first piece of the message",
     "llm.tool_args": "the tool object has the complete arguments",
+    "llm.usage": "RunCompleted has the sum in its metrics",
     "dispatch.transfer": "the next frames name the new agent",
     "workflow.started": "WorkflowStarted was the first event",
     "workflow.transition": "the next step starts",

@@ -36,6 +36,7 @@ from penstock.dialects.base import (
 from penstock.dialects.custom_events import from_custom
 from penstock.dialects.json import OBJECT, loads, obj, objects, string, strings, text, without_none
 from penstock.dialects.snapshots import AS_IS, DICT, LIST, PART, Snapshots, Table
+from penstock.dialects.usage import USAGE, Counting, has_counts, usage_of
 from penstock.sse import Frame
 
 
@@ -51,6 +52,8 @@ def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
     return {"models": list(models)} if models else None
 
 
+# AG-UI does not say which counts contain which; its servers count as OpenTelemetry does.
+_COUNTING: Final = Counting(TOKENS, {"input_tokens": (), "output_tokens": ()})
 _ON_INTERRUPT = "on_interrupt"
 
 
@@ -78,6 +81,7 @@ class AguiDecoder(Snapshots):
         self._drop = agent.drop
         self._over = False  # Whether a terminal event was emitted; if so, no more events follow.
         self._waits = False  # Whether this leg ended in a pause.
+        self._told_usage = False  # Whether custom events of this leg reported its model calls.
         self._thread_id = ""
         self._usage: JsonObject = {}
         self._models: list[JsonObject] = []  # the token counts of each model
@@ -89,7 +93,7 @@ class AguiDecoder(Snapshots):
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
         """Begin a leg. For the upstream, each leg is a separate run."""
-        self._waits = False
+        self._waits = self._told_usage = False
         self._chunks = Chunks()
         self._messages.open(leg)
         self._tools.open(leg)
@@ -158,9 +162,11 @@ class AguiDecoder(Snapshots):
         return [self._outer("custom.event", with_metadata(data, body))]
 
     def _finished(self, body: AguiFrame) -> Sequence[Draft | Pause]:
+        return [*self._count(body), *self._end_leg(body)]
+
+    def _end_leg(self, body: AguiFrame) -> Sequence[Draft | Pause]:
         outcome = obj(body.get("outcome"))
         kind = string(outcome.get("type")) or "success"
-        self._count(body)
         if kind == "cancelled":
             return self._end(
                 "lifecycle.cancelled", {"reason": "user_stop", "confirmed": True}, body
@@ -194,7 +200,7 @@ class AguiDecoder(Snapshots):
         return [*drafts, *self._end("lifecycle.completed", without_none(data), body)]
 
     def _failed(self, body: AguiFrame) -> Sequence[Draft]:
-        self._count(body)
+        used = self._count(body)
         code = string(body.get("code"))
         message = (
             string(body.get("message"))
@@ -208,7 +214,7 @@ class AguiDecoder(Snapshots):
             "error_type": code,
             "detail": without_none(detail) or None,
         }
-        return self._fail(with_metadata(without_none(failure), body))
+        return [*used, *self._fail(with_metadata(without_none(failure), body))]
 
     def _fail(self, failure: JsonObject) -> Sequence[Draft]:
         return self._end("lifecycle.failed", failure, {})
@@ -222,11 +228,28 @@ class AguiDecoder(Snapshots):
         drafts += self._agents.close(status, error)
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 
-    def _count(self, body: AguiFrame) -> None:
-        """Add the token counts of a leg. The upstream counts each leg as a separate run."""
+    def _count(self, body: AguiFrame) -> Sequence[Draft]:
+        """Add the token counts of a leg, and return them as `llm.usage`, one for each model.
+
+        The upstream counts each leg as a separate run. If custom events have reported the leg's
+        model calls, the counts only repeat these calls.
+        """
         models = objects(body.get("usage"))
         add_usage(self._usage, models)
         self._models += models
+        if self._told_usage:
+            return []
+        used = (
+            usage_of(
+                counts,
+                _COUNTING,
+                model=counts.get("model"),
+                provider=counts.get("provider"),
+                reported="leg",
+            )
+            for counts in models
+        )
+        return [self._outer(USAGE, data) for data in used if has_counts(data)]
 
     def _warned(self, outcome: str) -> Sequence[Draft]:
         if outcome == "success":
@@ -266,6 +289,7 @@ class AguiDecoder(Snapshots):
             return []
         draft = from_custom(name, value)
         if draft is not None:
+            self._told_usage = self._told_usage or draft.type == USAGE
             return [self._agents.draft(body, draft.type, draft.data)]
         if name in _HANDLERS or name in EventType.__members__ or "metadata" in body:
             # The caller then emits a `custom.event` with the whole event. The name and value alone

@@ -120,6 +120,7 @@ class AguiEncoder:
             "llm.tool_args": self._tools.arguments,
             "llm.tool_call": self._tools.called,
             "llm.tool_result": self._tools.answered,
+            "llm.usage": _nothing,  # RUN_FINISHED has the sum
             "workflow.step_started": self._steps.step_started,
             "workflow.step_completed": self._steps.step_ended,
             "workflow.step_failed": self._steps.step_ended,

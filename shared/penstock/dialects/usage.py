@@ -1,0 +1,65 @@
+"""Makes the data of `llm.usage` from the token counts of an agent server.
+
+Providers and frameworks disagree on which counts contain which. The event has one rule, that of
+OpenTelemetry's GenAI conventions: `input_tokens` contains the tokens of caches, and `output_tokens`
+contains the reasoning. Each dialect says with a `Counting` what a server's counts leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.dialects.base import MAX_COUNT, JsonObject, JsonValue
+from penstock.dialects.json import string
+
+USAGE: Final = "llm.usage"
+_PARTS: Final = ("reasoning_tokens", "cached_input_tokens", "cache_write_tokens")
+_LIMIT: Final = MAX_COUNT // 4  # a field adds up to three counts, and must be below MAX_COUNT
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """How a server counts tokens.
+
+    `names` maps the fields of `llm.usage` to the server's names. `adds` maps a field to further
+    fields that the server counts apart from it.
+    """
+
+    names: Mapping[str, str]
+    adds: Mapping[str, tuple[str, ...]]
+
+
+def usage_of(
+    counts: JsonObject,
+    counting: Counting,
+    *,
+    model: JsonValue = None,
+    provider: JsonValue = None,
+    reported: str,
+    estimated: bool = False,
+) -> JsonObject:
+    """Return the data of `llm.usage`. Counts that are no whole numbers from 0 on are left out."""
+    found = {
+        ours: count
+        for ours, theirs in counting.names.items()
+        if type(count := counts.get(theirs)) is int and 0 <= count < _LIMIT
+    }
+    data: JsonObject = {}
+    if name := string(model):
+        data["model"] = name
+    if name := string(provider):
+        data["provider"] = name
+    for field in ("input_tokens", "output_tokens"):
+        if field in found:
+            data[field] = found[field] + sum(found.get(part, 0) for part in counting.adds[field])
+    if "total_tokens" in found and not data.keys() & {"input_tokens", "output_tokens"}:
+        data["total_tokens"] = found["total_tokens"]
+    data |= {part: found[part] for part in _PARTS if found.get(part)}
+    return {**data, "reported": reported, "estimated": estimated}
+
+
+def has_counts(data: JsonObject) -> bool:
+    """Return whether the data of `llm.usage` has a number of tokens above 0."""
+    return any(data.get(field) for field in ("input_tokens", "output_tokens", "total_tokens"))
