@@ -257,7 +257,7 @@ NATS_REFUSED = Counter(
 )
 NATS_LOST = Gauge(
     "penstock_nats_lost_messages",
-    "Messages that a stream has lost at its end; a restore adds those that its --lost allows for",
+    "Messages that a stream has lost at its end in the last hour; a restore adds its --lost",
     ["service", "stream"],
 )
 UNREADABLE_RECORDS = Counter(

@@ -316,6 +316,9 @@ def test_null_in_a_file_of_values_removes_the_default_and_a_later_file_sets_it_a
     files[0].write_text("streams: null\n")
     files[1].write_text("streams: {replicas: 5}\n")
     assert values.read(chart, files).wanted == Wanted(1, 5, 86_400, 604_800)
+    assert values.read(chart, files[:1]).wrong[0] == (
+        "$.streams.shards: null removes the value, and the chart needs it"
+    )
     files[1].write_text("- no mapping\n")
     assert values.read(chart, files).wrong == [f"{files[1]} has no mapping of values"]
 

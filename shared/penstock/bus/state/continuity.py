@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -95,7 +95,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 0.2  # seconds between the two checks that must both find a stream shorter than known
 ANSWER_S = 0.5  # seconds to wait for a stream's leader; the next check asks the stream again
-NOTICED = timedelta(hours=1)  # how long /readyz reports a loss
+NOTICED = timedelta(hours=1)  # how long /readyz and the metric report a loss
 MAX_KEPT = 50  # the most losses that are kept for each stream
 
 _NOTICE = (
@@ -156,17 +156,17 @@ class Continuity:
         return next((loss for loss in self.of(stream) if loss.covers(sequence)), None)
 
     def count(self, stream: str) -> int:
-        return sum(loss.last_known - loss.last_left for loss in self.of(stream))
+        """Return how many messages of the stream were lost, in all losses of the last hour."""
+        return sum(loss.last_known - loss.last_left for loss in self._recent(self.of(stream)))
 
     @property
     def notices(self) -> list[str]:
         """Texts for operators, with advice, about each loss of the last hour."""
+        return [_NOTICE.format(loss) for loss in self._recent(self.all)]
+
+    def _recent(self, losses: Iterable[Loss]) -> Iterator[Loss]:
         since = self._bus.clock.now() - NOTICED
-        return [
-            _NOTICE.format(loss)
-            for loss in self.all
-            if datetime.fromisoformat(loss.found_at) > since
-        ]
+        return (each for each in losses if datetime.fromisoformat(each.found_at) > since)
 
     @property
     def shards(self) -> Shards:

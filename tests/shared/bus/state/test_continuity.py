@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import orjson
 import pytest
 
 from penstock.bus import Bus, BusUnavailable, Loss, Message, NotThereYet, streams, subjects
-from penstock.bus.state import recovery
+from penstock.bus.state import continuity, recovery
 from penstock.bus.state.losses import MARGIN
 from support.drive.bus import connected, event, new_run_id, publish_events
 from support.drive.waiting import eventually
@@ -47,8 +48,8 @@ async def is_ready(bus: Bus) -> None:
     await eventually(probe, 30, "the bus is ready")
 
 
-async def test_an_older_store_is_reported_and_its_sequences_are_not_used_again(
-    fresh_nats: NatsServer,
+async def test_an_older_store_is_reported_for_an_hour_and_its_sequences_are_not_used_again(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = new_run_id()
     async with (
@@ -74,6 +75,10 @@ async def test_an_older_store_is_reported_and_its_sequences_are_not_used_again(
         assert edge.continuity.covers(streams.EVENTS, next_one) is None
         assert "messages up to 5 only, of at least 20" in edge.continuity.notices[0]
         assert edge.not_ready == normalizer.not_ready == []
+        assert edge.continuity.count(streams.EVENTS) == loss.last_known - loss.last_left
+        monkeypatch.setattr(continuity, "NOTICED", timedelta(0))  # an hour later
+        assert edge.continuity.count(streams.EVENTS) == 0
+        assert edge.continuity.notices == []
 
 
 async def test_what_was_noted_is_enough_when_everybody_was_restarted(

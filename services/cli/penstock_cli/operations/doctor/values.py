@@ -8,13 +8,22 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from penstock.json_schema import misfits, shown_path
 from penstock.settings import ConfigurationError
 from penstock_cli.operations.doctor.facts import Wanted
+
+
+# the fields of `Wanted`, and their names in the chart's section `streams`
+_STREAMS: Final = {
+    "shards": "shards",
+    "replicas": "replicas",
+    "raw_max_age_s": "rawMaxAgeSeconds",
+    "events_max_age_s": "eventsMaxAgeSeconds",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +60,11 @@ def read(chart: Path, files: Sequence[Path]) -> Values:
     merged = _merged(defaults, of_user)
     if found := misfits(schema, merged):
         return Values([f"{shown_path(each.path, '$')}: {each.reason[:300]}" for each in found])
-    streams = merged["streams"]
-    wanted = Wanted(
-        shards=streams["shards"],
-        replicas=streams["replicas"],
-        raw_max_age_s=streams["rawMaxAgeSeconds"],
-        events_max_age_s=streams["eventsMaxAgeSeconds"],
-    )
-    return Values([], wanted, merged["auth"]["jwksUrl"] or None)
+    streams = merged.get("streams", {})
+    if removed := [f"$.streams.{name}" for name in _STREAMS.values() if name not in streams]:
+        return Values([f"{path}: null removes the value, and the chart needs it" for path in removed])
+    wanted = Wanted(**{field: streams[name] for field, name in _STREAMS.items()})
+    return Values([], wanted, merged.get("auth", {}).get("jwksUrl") or None)
 
 
 def _merged(
