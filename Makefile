@@ -115,10 +115,11 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 docs: setup ## Write the generated parts of the READMEs anew: settings tables
 	@PYTHONPATH=tests $(BIN)/python -m readmes
 
-dist: setup ## Build the wheels and sdists of this version into dist/, with all that they need by hash
+dist: setup ## Build the wheels and sdists of this version into dist/, and its images where Docker or buildah is
 	@deploy/dist.sh $(BIN)/python dist $(MEMBERS)
 	@echo "dist/ has $$(ls dist/*.whl | wc -l) wheels. To install them into an environment:"
 	@echo "  pip install --no-deps --require-hashes -r dist/requirements.txt"
+	@deploy/images.sh
 
 dist-check: setup upstreams ## Install the wheels into an empty environment, and run penstock from there
 	@$(BIN)/python -m pytest tests/test_dist.py -m dist -p no:xdist --timeout 900 -rs

@@ -22,7 +22,7 @@ import yaml
 from penstock.bus.admin.permissions import NAMES, OPERATOR, password_variable
 from penstock.settings import load_config
 from penstock_cli.demo import RECIPES, definitions
-from support.drive.repository import ROOT, services
+from support.drive.repository import ROOT, services, toml
 
 LOCKS = [
     "deploy/requirements.txt",
@@ -53,6 +53,45 @@ def pins(path: Path) -> dict[str, str]:
     """Return name -> version, as a lock or its handwritten list pins them."""
     found = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", path.read_text(), re.MULTILINE)
     return {re.sub(r"[._]", "-", name).lower(): version for name, version in found}
+
+
+@pytest.mark.parametrize("builder", ["docker", "buildah"])
+def test_every_image_of_a_service_is_built_and_pushed(tmp_path: Path, builder: str) -> None:
+    calls = tmp_path / "calls"
+    program = tmp_path / builder
+    program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n')
+    program.chmod(0o755)
+    if builder == "buildah":  # a client without a daemon
+        (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "docker").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = str(ROOT / "deploy/images.sh")
+    subprocess.run(
+        [script, "registry.example"], env=environment, check=True, capture_output=True, timeout=20
+    )
+    said, version = calls.read_text(), toml("shared/pyproject.toml")["project"]["version"]
+    for target in ("penstock", *services()):
+        if target == "cli":  # is in the image `penstock`
+            continue
+        name = target if target == "penstock" else f"penstock-{target}"
+        image = f"registry.example/{name}:{version}"
+        assert f"--target {target} -t {image} .\npush {image}\n" in said
+
+
+def test_without_a_builder_images_are_left_out_but_no_push_is_forgotten(tmp_path: Path) -> None:
+    for program in ("sh", "dirname"):
+        (tmp_path / program).symlink_to(f"/bin/{program}")
+    for arguments, code in (([], 0), (["registry.example"], 1)):
+        done = subprocess.run(
+            ["/bin/sh", ROOT / "deploy/images.sh", *arguments],
+            env={"PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert done.returncode == code
+        assert "neither a Docker daemon nor buildah" in done.stderr
 
 
 @pytest.mark.parametrize("lock", LOCKS)

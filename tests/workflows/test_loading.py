@@ -91,7 +91,7 @@ BAD = {
     ),
     "undeclared": (
         steps("a: {set: '1'}\nb: {set: '1 + a.output'}"),
-        "line 6, column 18: steps.b.set: undeclared reference to 'a.output': add a to `needs`",
+        "line 6, column 17: steps.b.set: undeclared reference to 'a.output': add a to `needs`",
     ),
     "unknown variable": (
         steps("a: {set: 'inptu.x'}"),

@@ -9,7 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-_WHERE: Final = re.compile(r"ERROR: <input>:(\d+):(-?\d+): ([^\n]*)")
+# CEL writes the line of the expression below the reason.
+_WHERE: Final = re.compile(r"ERROR: <input>:(\d+):(-?\d+): ([^\n]*)(?:\n \| ([^\n]*))?")
+_UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
 _STATUS: Final = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]\s*$")
 # The end of the reason of an operation with an integer and a double.
 _MIXED_NUMBERS: Final = re.compile(r"'\((?:\w+, )?(?:int, double|double, int)\)'")
@@ -54,10 +56,18 @@ def compile_error(text: str, ignored: re.Pattern[str] | None = None) -> Expressi
     found = list(_WHERE.finditer(text))
     if not found:
         return ExpressionError(_STATUS.sub("", _STATUS.sub("", text)).strip())
-    for line, column, reason in (each.groups() for each in found):
+    for line, column, reason, shown in (each.groups() for each in found):
         if ignored is not None and ignored.match(reason):
             continue
         hint = _MIXED_HINT if _MIXED_NUMBERS.search(reason) else ""
-        position = Position(int(line), max(int(column), 1))
+        position = Position(int(line), _column(max(int(column), 1), reason, shown or ""))
         return ExpressionError(reason.removesuffix(" (in container '')") + hint, position)
     return None
+
+
+def _column(column: int, reason: str, shown: str) -> int:
+    """Return the column of an unknown name's first character; CEL gives that of its last dot."""
+    if (found := _UNDECLARED.match(reason)) is None:
+        return column
+    first = column - max(found[1].rfind("."), 0)
+    return first if first > 0 and shown.startswith(found[1], first - 1) else column

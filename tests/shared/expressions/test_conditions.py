@@ -84,7 +84,9 @@ def test_a_condition_holds_or_not(text: str, expected: bool) -> None:
     [
         ("", "Syntax error", Position(1, 1)),
         ("event.data.n > ", "Syntax error", Position(1, 16)),
-        ("evnt.data == 1", "undeclared reference to 'evnt.data'", Position(1, 5)),
+        ("evnt.data == 1", "undeclared reference to 'evnt.data'", Position(1, 1)),
+        ("true && evnt.data.x", "undeclared reference to 'evnt.data.x'", Position(1, 9)),
+        ("true && has(evnt.data)", "undeclared reference to 'evnt.data'", Position(1, 12)),
         ("true &&\n  nope(1)", "undeclared reference to 'nope'", Position(2, 7)),
         ('event.data.size() > "a"', "found no matching overload", Position(1, 19)),
         ('"yes"', "gives STRING, not true or false", Position(1, 1)),

@@ -75,7 +75,7 @@ def test_an_expression_gives_a_json_value(text: str, result: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "told"),
     [
-        ("c.x", 1, 2, "undeclared reference to 'c.x'"),
+        ("c.x", 1, 1, "undeclared reference to 'c.x'"),
         ("a.x +\n nope", 2, 2, "undeclared reference to 'nope'"),
         ('1 + "a"', 1, 3, "no matching overload"),
         ("a +", 1, 4, "Syntax error"),

@@ -218,7 +218,8 @@ CHECKS: Final = (
         "storage",
         "account and streams use less than 80 % of the bytes they may",
         "raise the limit (max_file_store, the stream's max_bytes), or shorten "
-        "PENSTOCK_EVENTS_MAX_AGE_S and PENSTOCK_RAW_MAX_AGE_S and run `penstock streams migrate`",
+        "PENSTOCK_EVENTS_MAX_AGE_S and PENSTOCK_RAW_MAX_AGE_S and run `penstock streams migrate` "
+        "(careful: that deletes all older messages)",
         _storage,
     ),
     Check(
