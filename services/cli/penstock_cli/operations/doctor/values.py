@@ -16,7 +16,6 @@ from penstock.json_schema import misfits, shown_path
 from penstock.settings import ConfigurationError
 from penstock_cli.operations.doctor.facts import Wanted
 
-
 # the fields of `Wanted`, and their names in the chart's section `streams`
 _STREAMS: Final = {
     "shards": "shards",
@@ -61,8 +60,9 @@ def read(chart: Path, files: Sequence[Path]) -> Values:
     if found := misfits(schema, merged):
         return Values([f"{shown_path(each.path, '$')}: {each.reason[:300]}" for each in found])
     streams = merged.get("streams", {})
-    if removed := [f"$.streams.{name}" for name in _STREAMS.values() if name not in streams]:
-        return Values([f"{path}: null removes the value, and the chart needs it" for path in removed])
+    if removed := [name for name in _STREAMS.values() if name not in streams]:
+        text = "null removes the value, and the chart needs it"
+        return Values([f"$.streams.{name}: {text}" for name in removed])
     wanted = Wanted(**{field: streams[name] for field, name in _STREAMS.items()})
     return Values([], wanted, merged.get("auth", {}).get("jwksUrl") or None)
 
