@@ -14,11 +14,8 @@ from penstock.settings.agents import MODELS
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema of one agent (draft 7).
-
-    The protocol decides which fields there are: `if` and `then` name the wrong field, where `oneOf`
-    would only say that no protocol fits.
-    """
+    """Return the schema of one agent (draft 7). The protocol decides which fields there are: `if`
+    and `then` name the wrong field, where `oneOf` would only say that no protocol fits."""
     return {
         "type": "object",
         "required": ["id", "protocol"],

@@ -30,11 +30,8 @@ class Root(Model):
 
 
 class Payload(Model):
-    """The `payload` of one unified type.
-
-    `SOURCES` are the canonical types that it is made from, `CATEGORY` is the group in the contract,
-    `EXAMPLE` the contract's own example.
-    """
+    """The `payload` of one unified type. `SOURCES` are the canonical types that it is made from,
+    `CATEGORY` is the group in the contract, `EXAMPLE` the contract's own example."""
 
     TYPE: ClassVar[str]
     SOURCES: ClassVar[tuple[str, ...]]

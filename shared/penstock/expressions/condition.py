@@ -46,10 +46,8 @@ class Conditions:
 
 
 class Condition:
-    """A compiled condition.
-
-    `required` has the texts that fields of the data must have for the condition to hold.
-    """
+    """A compiled condition. `required` has the texts that fields of the data must have for the
+    condition to hold."""
 
     def __init__(self, text: str, root: Node) -> None:
         self.text = text

@@ -30,10 +30,8 @@ class Position:
 
 
 class ExpressionError(ValueError):
-    """The error for an expression that cannot be compiled or evaluated.
-
-    `position` is None if the place is not known.
-    """
+    """The error for an expression that cannot be compiled or evaluated. `position` is None if the
+    place is not known."""
 
     def __init__(self, reason: str, position: Position | None = None) -> None:
         super().__init__(f"{position}: {reason}" if position is not None else reason)

@@ -29,7 +29,6 @@ def program_of(node: Node) -> Program:
 
 
 def boolean(found: Any) -> bool:
-    """Return the value of a condition. Raises ExpressionError if the value is no boolean."""
     if found is True or found is False:
         return bool(found)
     raise ExpressionError(f"a condition must be true or false, not {kind_of(found)}")
@@ -44,7 +43,6 @@ def _constant(node: Constant) -> Program:
 
 
 def _path(node: Name | Select) -> Program:
-    """Return the program of a variable, or of a chain of fields."""
     fields: list[str] = []
     inner: Node = node
     while isinstance(inner, Select) and not inner.is_test:
@@ -191,10 +189,8 @@ def _or(arguments: Sequence[Program]) -> Program:
 
 
 def _decided(budget: Budget, conditions: Iterable[tuple[Program, Variables]], wanted: bool) -> bool:
-    """Return whether a condition gives `wanted`.
-
-    As in CEL, an error in one condition is ignored if another condition gives `wanted`.
-    """
+    """Return whether a condition gives `wanted`. As in CEL, an error in one condition is ignored if
+    another condition gives `wanted`."""
     failure: ExpressionError | None = None
     for condition, variables in conditions:
         try:

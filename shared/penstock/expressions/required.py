@@ -18,8 +18,7 @@ RequiredText: TypeAlias = tuple[tuple[str, ...], str]
 
 
 def required_texts(root: Node) -> tuple[RequiredText, ...]:
-    """Return the texts that fields must have for the condition to hold; empty if no such texts are
-    found."""
+    """Return the texts that fields must have for the condition to hold, as far as found."""
     return tuple(_required(root))
 
 

@@ -39,10 +39,8 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """An access to a field of an object.
-
-    With `is_test`, the expression only tests whether the object has the field.
-    """
+    """An access to a field of an object. With `is_test`, the expression only tests whether the
+    object has the field."""
 
     id: int
     operand: Node
@@ -52,10 +50,8 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function or an operator.
-
-    In the call of a method, the first argument is the method's target.
-    """
+    """A call of a function or an operator. In the call of a method, the first argument is the
+    method's target."""
 
     id: int
     function: str
@@ -108,12 +104,11 @@ class Tree:
     positions: Mapping[int, Position]
 
     def position(self, node: Node) -> Position | None:
-        """Return the position of the node in the text; None if the position is not known."""
         return self.positions.get(node.id)
 
 
 def read_tree(serialized: bytes, text: str) -> Tree:
-    """Return the tree of an expression from the bytes that the runtime's `serialize` has written.
+    """Return the tree of an expression from the bytes of the runtime's `serialize`.
 
     Raises:
         ExpressionError: the expression has a part that values may not have, or too many parts.
@@ -216,8 +211,8 @@ _KINDS: Final[Mapping[int, Callable[[_Reader, int, bytes], Node]]] = {
 
 
 def _body(step: Node, accumulator: str) -> tuple[Macro, tuple[Node, ...]] | None:
-    """Return the macro that CEL has expanded into this step, and the expressions that the macro
-    evaluates for each element."""
+    """Return the macro that CEL has expanded into this step, and what it evaluates for each
+    element."""
     match step:
         case Call(_, "_&&_", (Name(_, name), condition)) if name == accumulator:
             return "all", (condition,)
@@ -279,10 +274,8 @@ def _text(fields: _Fields, wanted: int) -> str:
 
 
 def _positions(source: bytes, text: str) -> dict[int, Position]:
-    """Return the position of each node by its id.
-
-    The source information contains the nodes' offsets in characters.
-    """
+    """Return the position of each node by its id. The source information contains the nodes'
+    offsets in characters."""
     starts = [0, *(at + 1 for at, sign in enumerate(text) if sign == "\n")]
     found = {}
     for number, value in _fields(source):

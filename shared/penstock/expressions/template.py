@@ -37,21 +37,14 @@ _STEP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A path into the data.
-
-    `text` is the path as it was written, for error messages. `steps` has names of fields and
-    indexes of lists; the first step is the name of a variable.
-    """
+    """A path into the data. `text` is the path as it was written, for error messages. `steps` has
+    names of fields and indexes of lists; the first step is the name of a variable."""
 
     text: str
     steps: tuple[str | int, ...]
 
     def value(self, data: Mapping[str, Any]) -> Any:
-        """Return the value at the path.
-
-        Raises:
-            MissingField: the data has no such field or element.
-        """
+        """Return the value at the path. Raises MissingField."""
         found: Any = data
         for step in self.steps:
             try:
@@ -93,11 +86,8 @@ class Template:
     def fill(self, data: Mapping[str, Any], max_bytes: int = MAX_RESULT_BYTES) -> str:
         """Return the text with the values in place of the placeholders.
 
-        A value that is a text is inserted unchanged. Every other value is inserted as JSON.
-
-        Raises:
-            MissingField: the data does not have a field that a placeholder names.
-            ExpressionError: the result is larger than `max_bytes`.
+        A text is inserted unchanged, every other value as JSON. Raises MissingField, and
+        ExpressionError for a result of more than `max_bytes`.
         """
         size, filled = 0, []
         for part in self.parts:
@@ -109,15 +99,9 @@ class Template:
         return "".join(filled)
 
     def value(self, data: Mapping[str, Any], max_bytes: int = MAX_RESULT_BYTES) -> Any:
-        """Return the filled text.
+        """Return the filled text; if the template is only a placeholder, return its value.
 
-        If the template is only one placeholder, return the placeholder's value instead.
-
-        For example, `"{{ event.sequence }}"` gives a number, not a text.
-
-        Raises:
-            MissingField: the data does not have a field that a placeholder names.
-            ExpressionError: the result is larger than `max_bytes`.
+        For example, `"{{ event.sequence }}"` gives a number, not a text. Raises as `fill` does.
         """
         match self.parts:
             case (Path() as path,):
@@ -128,7 +112,6 @@ class Template:
 
 
 def _placeholder(text: str, opened: int, variables: Collection[str]) -> tuple[str | Path, int]:
-    """Return the placeholder that begins at `opened`, and the position after the placeholder."""
     begin = at = _after_blank(text, opened + len(_OPEN))
     part: str | Path
     if quoted := _TEXT.match(text, at):

@@ -101,10 +101,8 @@ OWN_FUNCTIONS: Final = [
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The tree of an expression, the paths that it reads, and the name of its CEL type.
-
-    `tested` are the paths whose presence the expression tests with `has`; `reads` has them, too.
-    """
+    """The tree of an expression, the paths that it reads, and the name of its CEL type. `tested`
+    are the paths whose presence the expression tests with `has`; `reads` has them, too."""
 
     root: Node
     reads: frozenset[ReadPath]

@@ -14,10 +14,8 @@ LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def time_text(at_s: float | None) -> str | None:
-    """Return a time in Unix seconds as ISO 8601 in UTC.
-
-    A time after the year 9999 becomes `LAST_S`.
-    """
+    """Return a time in Unix seconds as ISO 8601 in UTC. A time after the year 9999 becomes
+    `LAST_S`."""
     if at_s is None:
         return None
     at = datetime.fromtimestamp(min(at_s, LAST_S), UTC)

@@ -39,10 +39,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
-    """Return whether a JSON value has more than `levels` nested levels.
-
-    Some libraries cannot encode such values.
-    """
+    """Return whether a JSON value has more than `levels` nested levels. Some libraries cannot
+    encode such values."""
     if not isinstance(value, dict | list):
         return False
     if not levels:
@@ -71,10 +69,7 @@ def _marks(text: bytes) -> int:
 
 
 def require_few_values(text: bytes | str) -> None:
-    """Raise Problem 422 for JSON with too many values.
-
-    This must be called before the JSON is parsed.
-    """
+    """Raise Problem 422 for JSON with too many values, before it is parsed."""
     if has_many_values(text.encode() if isinstance(text, str) else text):
         raise Problem(422, f"the JSON has more than {MAX_VALUES} values; send less at a time")
 
@@ -112,12 +107,8 @@ async def read_pieces(
 
 
 async def ignore_body(request: Request) -> None:
-    """Read and ignore the body of a request that needs no body.
-
-    Raises Problem 413 if the body is large.
-
-    Handlers must call this function first, so that a refused request has no effect.
-    """
+    """Read and ignore the body of a request that needs no body. Raises Problem 413 if the body is
+    large. Handlers must call this function first, so that a refused request has no effect."""
     await read_body(request, MAX_IGNORED_BYTES)
 
 
@@ -133,10 +124,7 @@ def require_json(request: Request) -> None:
 
 
 async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> object:
-    """Return the body as JSON.
-
-    Raises Problem 415 for another media type, and 422 for invalid JSON.
-    """
+    """Return the body as JSON. Raises Problem 415 for another media type, 422 for invalid JSON."""
     require_json(request)
     body = await read_body(request, limit_bytes)
     try:
@@ -151,10 +139,8 @@ async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> obje
 async def read_model(
     request: Request, model: type[Model], limit_bytes: int = MAX_BODY_BYTES
 ) -> Model:
-    """Return the body as a value of this model.
-
-    Raises Problem 413 or 415 as `read_json` does, and 422 with the list of invalid fields.
-    """
+    """Return the body as a value of this model. Raises Problem 413 or 415 as `read_json` does, and
+    422 with the list of invalid fields."""
     document = await read_json(request, limit_bytes)
     try:
         return model.model_validate(document, strict=True)

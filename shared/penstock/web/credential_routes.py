@@ -110,7 +110,6 @@ class Sessions:
         )
     )
     async def login(self, request: Request) -> Response:
-        """Log in: set the request's bearer token as the credential's cookie."""
         await ignore_body(request)
         identity, config = identity_of(request), self._auth.config
         credential = find(request.scope, "", stream_token=False)
@@ -134,7 +133,6 @@ class Sessions:
         )
     )
     async def logout(self, request: Request) -> Response:
-        """Log out: remove both cookies, even if they are not valid."""
         await ignore_body(request)
         response = Response(status_code=204)
         cookies.clear(response, self._auth.config)

@@ -46,7 +46,6 @@ class HostCheck:
         self._addresses = addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection, or refuse it."""
         problem = self._problem(scope) if scope["type"] in ("http", "websocket") else None
         if problem is None:
             await self._app(scope, receive, send)

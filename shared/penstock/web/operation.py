@@ -58,11 +58,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path.
-
-    The constructor raises ValueError unless the parameters in `path` are exactly the path
-    parameters in `parameters`.
-    """
+    """One method of one path. The constructor raises ValueError unless the parameters in `path` are
+    exactly the path parameters in `parameters`."""
 
     method: Method
     path: str
@@ -117,10 +114,8 @@ class Operation:
 
     @property
     def accepts_stream_token(self) -> bool:
-        """True if a stream token in the URL is accepted.
-
-        Only a GET of an event stream accepts one.
-        """
+        """True if a stream token in the URL is accepted. Only a GET of an event stream accepts
+        one."""
         return self.method == "GET" and self.can_stream
 
     def check(self, identity: Identity) -> None:
@@ -138,10 +133,8 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An operation and its handler.
-
-    The handler gets a Starlette `Request`, or a `WebSocket` if `operation.websocket` is set.
-    """
+    """An operation and its handler. The handler gets a Starlette `Request`, or a `WebSocket` if
+    `operation.websocket` is set."""
 
     operation: Operation
     handler: Handler

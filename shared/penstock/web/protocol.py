@@ -95,12 +95,10 @@ class HttpProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time for the first head, because a client has connected."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer, because the client has disconnected."""
         self._stop_waiting()
         super().connection_lost(exc)
         stream, self.stream = self.stream, None
@@ -119,27 +117,20 @@ class HttpProtocol(HttpToolsProtocol):
         self.cycle.message_event = _UNHEARD
 
     def give_back(self, stream: Stream) -> None:
-        """Return the connection to uvicorn, because the response is complete."""
         assert self.stream is stream
         self.stream = None
 
     def pause_writing(self) -> None:
-        """Tell the stream that the transport's buffer is full."""
         super().pause_writing()
         if self.stream is not None:
             self.stream.paused()
 
     def resume_writing(self) -> None:
-        """Tell the stream that the transport accepts bytes again."""
         super().resume_writing()
         if self.stream is not None:
             self.stream.resumed()
 
     def data_received(self, data: bytes) -> None:
-        """Parse and count the bytes that have arrived.
-
-        Close the connection if a limit is exceeded.
-        """
         self._completed = self._began = False
         if not self._in_head:
             self._left_s += len(data) / BODY_BYTES_PER_S
@@ -166,21 +157,17 @@ class HttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header.
-
-        A trailer of a chunked body is dropped, because the number of trailers is not limited.
-        """
+        """Keep a header. A trailer of a chunked body is dropped, because the number of trailers is
+        not limited."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """Count a piece of the body against the limit for framing."""
         self._framing_bytes -= (1 + FRAMING_PER_BYTE) * len(body)
         if self.stream is None:
             super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """Start the time for the body, because the head is complete."""
         self._in_head, self._began = False, True
         self._stop_waiting()
         super().on_headers_complete()
@@ -188,7 +175,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(self._left_s, self._on_slow_body)
 
     def on_message_complete(self) -> None:
-        """Reset the counts for the next request, because the body is complete."""
         self._in_head = self._completed = True
         self._head_bytes = self._framing_bytes = 0
         self._stop_waiting()

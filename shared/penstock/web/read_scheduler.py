@@ -38,10 +38,8 @@ class Reader(Protocol):
 
 
 class ReadScheduler:
-    """Lets the requests of each user read in turns.
-
-    The scheduler has a lock for each user with requests that read or wait.
-    """
+    """Lets the requests of each user read in turns. The scheduler has a lock for each user with
+    requests that read or wait."""
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}

@@ -46,7 +46,7 @@ class _Path:
     websocket: Route | None = None
 
     def add(self, route: Route) -> None:
-        """Add a route. Raises ValueError if the path already has a route for the method."""
+        """Add a route. Raises ValueError if the path has one for the method already."""
         operation = route.operation
         if operation.websocket:
             taken, self.websocket = self.websocket, route
@@ -57,10 +57,8 @@ class _Path:
             raise ValueError(f"two routes serve {operation.method} {operation.path}")
 
     def route(self, scope: Scope) -> Route | None:
-        """Return the request's route; None if there is none.
-
-        A HEAD gets the route of the GET, unless the GET is a stream.
-        """
+        """Return the request's route; None if there is none. A HEAD gets the route of the GET,
+        unless the GET is a stream."""
         if scope["type"] == "websocket":
             return self.websocket
         if scope["method"] != "HEAD":
@@ -79,7 +77,6 @@ class Table:
     """Finds routes by their paths. A path without parameters is found in one look-up."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        """Make the table. Raises ValueError if two routes serve the same method and path."""
         self._fixed: dict[str, _Path] = {}
         # maps a number of slashes to the paths with so many slashes
         self._patterns: dict[int, list[_Path]] = {}
@@ -102,8 +99,7 @@ class Table:
             known[key].add(route)
 
     def find(self, path: str) -> tuple[_Path, dict[str, str]] | None:
-        """Return the routes of the path and the values of the path's parameters; None if the path
-        has no route."""
+        """Return the path's routes and the values of its parameters; None without a route."""
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, {}
@@ -115,7 +111,6 @@ class Table:
         return None
 
     def nothing_at(self, path: str) -> str:
-        """Return the error text for a path that has no route."""
         similar = difflib.get_close_matches(path[:128], self._fixed, n=1)
         guess = f": did you mean {similar[0]}?" if similar else ""
         return f"there is nothing at {path[:128]}{guess}"
@@ -131,13 +126,11 @@ class Router:
     def __init__(
         self, routes: Iterable[Route], auth: Auth, body_memory: BodyMemory | None = None
     ) -> None:
-        """Make a router. Raises ValueError if two routes serve the same method and path."""
         self._table = Table(routes)
         self._auth = auth
         self._body_memory = body_memory or BodyMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or WebSocket, or refuse it."""
         found = self._table.find(scope["path"])
         path, values = found if found is not None else (None, {})
         route = path.route(scope) if path is not None else None

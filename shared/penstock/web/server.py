@@ -43,13 +43,9 @@ class BindRefused(Exception):
 
 
 def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
-    """Refuse an address that is not loopback if callers are not authenticated.
+    """Raise BindRefused for an address that is not loopback if callers are not authenticated.
 
-    `asks` says whether callers are authenticated. With `insecure`, the operator allows such an
-    address without authentication.
-
-    Raises:
-        BindRefused: the address is refused.
+    `asks` says whether callers are authenticated. With `insecure`, the operator allows it.
     """
     if is_loopback(host) or asks:
         return
@@ -64,10 +60,8 @@ def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as the system permits.
-
-    Return the new limit.
-    """
+    """Raise this process's limit of open files as far as the system permits. Return the new
+    limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft < most:
@@ -186,10 +180,7 @@ class Server:
         return closing_connections
 
     async def start(self) -> None:
-        """Bind the address, and begin to serve.
-
-        Raises BindRefused if the address cannot be bound.
-        """
+        """Bind the address, and begin to serve. Raises BindRefused."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         # asyncio turns Nagle's algorithm off only if the socket was created with the protocol TCP.
         # With Nagle's algorithm, the body of each answer would wait for 40 ms, until the client has
@@ -230,28 +221,23 @@ class Server:
                 connection.shutdown()
 
     async def drain(self, grace_s: float) -> None:
-        """Close each connection after its answer.
-
-        Wait until no connection is open, but at most `grace_s` seconds.
-        """
+        """Close each connection after its answer. Wait until no connection is open, but at most
+        `grace_s` seconds."""
         self._draining = True
         over = asyncio.get_running_loop().time() + grace_s
         while self._is_answering() and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(TICK_S)
 
     def _is_answering(self) -> bool:
-        """Return whether a request has no complete answer yet.
-
-        Not only tasks are counted, because a stream may have no task.
-        """
+        """Return whether a request has no complete answer yet. Not only tasks are counted, because
+        a stream may have no task."""
         state = self._server.server_state
         return bool(state.tasks) or any(
             isinstance(each, HttpProtocol) and each.stream is not None for each in state.connections
         )
 
     async def stop(self) -> None:
-        """Close the port, wait two seconds for open requests, and then cancel the requests that are
-        still open."""
+        """Close the port, and cancel the requests that are still open after two seconds."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -101,10 +101,8 @@ def _chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
 
 
 def _check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> int:
-    """Check the server of each agent, show the findings, and return the exit code.
-
-    An agent that starts a workflow has no server, so such an agent is not checked.
-    """
+    """Check the server of each agent, show the findings, and return the exit code. An agent that
+    starts a workflow has no server, so such an agent is not checked."""
     from penstock_connector.checks import check_all  # noqa: PLC0415 - the client needs no service
 
     servers = [agent for agent in agents if not isinstance(agent, WorkflowAgent)]

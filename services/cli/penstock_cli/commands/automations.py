@@ -320,10 +320,8 @@ def _find(api: Api, rule_id: str) -> dict[str, Any] | None:
 
 
 def _refusals(rule: FileRule, error: ApiError) -> list[str]:
-    """Return a line for each mistake in a rule.
-
-    The line has the place, the rule's id, the field and the reason.
-    """
+    """Return a line for each mistake in a rule. The line has the place, the rule's id, the field
+    and the reason."""
     if not error.errors:
         return [f"{rule.location_of('id')}: {rule.id}: {error}"]
     return [

@@ -201,9 +201,7 @@ async def _selected(
     since: datetime | None,
 ) -> tuple[list[Letter], list[int]]:
     """Return the dead letters with these numbers, and those numbers that have no dead letter.
-
-    Without numbers, return all dead letters that match the filters.
-    """
+    Without numbers, return all dead letters that match the filters."""
     if not numbers:
         matching = bus_letters.letters(bus, service or "*", run_id or "*", since)
         return [letter async for letter in matching], []

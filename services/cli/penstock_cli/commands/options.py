@@ -106,10 +106,8 @@ def _describe(run: Any, function: Callable[..., Any], *more: inspect.Parameter) 
 
 @contextmanager
 def connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
-    """Yield the API at this URL.
-
-    If a call fails, the command ends with a message and an exit code.
-    """
+    """Yield the API at this URL. If a call fails, the command ends with a message and an exit
+    code."""
     output = Output(as_json)
     try:
         # The token comes from the environment and is no option, because other users of this machine

@@ -27,10 +27,8 @@ _DIGEST_SHOWN = 19  # the number of shown characters of a digest, including `sha
 
 
 class InvalidFile(Exception):
-    """The error for a file that is no valid policy or case.
-
-    The text names the file and the line of each mistake.
-    """
+    """The error for a file that is no valid policy or case. The text names the file and the line of
+    each mistake."""
 
 
 @contextmanager

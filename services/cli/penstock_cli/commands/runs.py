@@ -38,11 +38,8 @@ def run(
 
 
 def answer_of(given: bool | None, output: Output) -> runs.Answer | None:
-    """Return the function that answers approvals.
-
-    The function gives the answer `given` to all approvals, or asks the person at the terminal.
-    Return None if nobody can be asked.
-    """
+    """Return the function that answers approvals. The function gives the answer `given` to all
+    approvals, or asks the person at the terminal. Return None if nobody can be asked."""
     if given is not None:
         return partial(approvals.decided, decision="approve" if given else "reject")
     return partial(approvals.ask, output) if output.is_interactive else None

@@ -222,10 +222,8 @@ async def restore_streams(
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """Return the index of a backup.
-
-    Raises StartUpError if the backup is not complete, or has a newer schema.
-    """
+    """Return the index of a backup. Raises StartUpError if the backup is not complete, or has a
+    newer schema."""
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_text())
         parts = [

@@ -53,7 +53,6 @@ class Recipe:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the environment has all its packages."""
         return (self.python if self._override else self.environment / "made-from").exists()
 
     @property
@@ -105,11 +104,8 @@ RECIPES = (
 
 
 class DemoServer:
-    """One agent server.
-
-    The server's port is open from `start` on. While the server's environment is being made,
-    requests are answered with 503. While the server itself starts, they wait.
-    """
+    """One agent server. The server's port is open from `start` on. While the server's environment
+    is being made, requests are answered with 503. While the server itself starts, they wait."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -120,10 +116,8 @@ class DemoServer:
 
     @property
     def agents(self) -> list[AgentConfig]:
-        """The configuration of the server's agents.
-
-        The URL of the agents is known after `start`.
-        """
+        """The configuration of the server's agents. The URL of the agents is known after
+        `start`."""
         return [
             agent_config({"protocol": self.recipe.name, "url": self.url, **agent})
             for agent in self.recipe.agents
@@ -189,10 +183,8 @@ class DemoServer:
         )
 
     async def healthy(self) -> None:
-        """Wait until the server answers.
-
-        Raises StartFailed if the server has ended, takes too long or has no environment.
-        """
+        """Wait until the server answers. Raises StartFailed if the server has ended, takes too long
+        or has no environment."""
         if self._start is not None:
             await self._start
         assert self._child is not None, "not started"

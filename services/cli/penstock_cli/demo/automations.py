@@ -54,15 +54,11 @@ class DemoRules:
 
 
 def are_wanted() -> bool:
-    """Return whether the demo makes its rules.
-
-    The demo makes none if the operator has a file of rules.
-    """
+    """Return whether the demo makes its rules: not if the operator has a file of rules."""
     return RULES not in os.environ
 
 
 def rules_of(url: str, secret: str, token: str) -> list[dict[str, Any]]:
-    """Return the rules in the form of a YAML file of rules."""
     return [
         {
             "id": COMPLETED,
@@ -86,11 +82,7 @@ def rules_of(url: str, secret: str, token: str) -> list[dict[str, Any]]:
 
 
 async def forget(bus: Bus) -> None:
-    """Delete the rules of an earlier demo, because the receiver of these rules' webhooks has ended.
-
-    Raises:
-        BusError: the rules could not be read or deleted.
-    """
+    """Delete the rules of an earlier demo, because the receiver of their webhooks has ended."""
     store = RuleStore(bus)
     for rule_id in (COMPLETED, ASK):
         found = await store.get(rule_id)

@@ -24,12 +24,8 @@ _AGENTS: Final = (
 
 
 def switch_on() -> list[AgentConfig]:
-    """Make the service `workflows` read the demo's definitions.
-
-    Return the agents that start these workflows.
-
-    If the operator has definitions, nothing is changed and the result is empty.
-    """
+    """Make the service `workflows` read the demo's definitions. Return the agents that start these
+    workflows. If the operator has definitions, nothing is changed and the result is empty."""
     if os.environ.setdefault(_SETTING, str(FOLDER)) != str(FOLDER):
         return []
     return [agent_config({"protocol": "workflow", **agent}) for agent in _AGENTS]

@@ -29,7 +29,6 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """The URL for webhooks, which is known after `start`."""
         return f"http://127.0.0.1:{self._server.port}{PATH}"
 
     async def start(self) -> None:
@@ -65,7 +64,6 @@ class Receiver:
 
 
 def line(body: dict[str, Any], webhook_id: str) -> str:
-    """Return the line that the terminal shows for a webhook: its rule, its type and its run."""
     rule = webhook_id.partition(".")[0]
     run = body["data"].get("run_id")
     return f"webhook of rule {rule}: {body['type']}, run {run}, signature valid"

@@ -33,10 +33,8 @@ class Say:
 
 @dataclass(frozen=True)
 class Call:
-    """A step of the script: the model calls a tool.
-
-    The next request to the model has the tool's result.
-    """
+    """A step of the script: the model calls a tool. The next request to the model has the tool's
+    result."""
 
     tool: str
     args: dict[str, Any] = field(default_factory=dict)
@@ -64,10 +62,8 @@ STORY = (
 
 
 def steps(message: str, results: Sequence[str]) -> Iterator[Step]:
-    """Return the steps of the model's next turn.
-
-    `results` has the results of the tools that were called since the user's message.
-    """
+    """Return the steps of the model's next turn. `results` has the results of the tools that were
+    called since the user's message."""
     for pattern, scene in _SCENES:
         if match := pattern.search(message):
             return scene(match, results)

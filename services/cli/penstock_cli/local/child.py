@@ -16,17 +16,13 @@ _TAIL_BYTES = 64 * 1024
 
 
 class StartFailed(Exception):
-    """The error for a server that `penstock up` needs and that cannot be started.
-
-    The text says what to do.
-    """
+    """The error for a server that `penstock up` needs and that cannot be started. The text says
+    what to do."""
 
 
 class Child:
-    """A running server.
-
-    The server's parent process is `guard.py`, which stops the server if this process is killed.
-    """
+    """A running server. The server's parent process is `guard.py`, which stops the server if this
+    process is killed."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, log: Path, log_start: int

@@ -17,11 +17,8 @@ from penstock_workflows.registry import SUFFIXES
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file with a definition.
-
-    Either `value` has the definition, or `problems` has the mistakes in the form that the service
-    uses.
-    """
+    """A file with a definition. Either `value` has the definition, or `problems` has the mistakes
+    in the form that the service uses."""
 
     path: Path
     value: dict[str, Any]
@@ -30,15 +27,12 @@ class Checked:
 
 
 def agents_of(config: Path) -> list[str]:
-    """Return the ids of the agents of a configuration file. Raises ConfigurationError."""
     return [agent.id for agent in load_config(config).agents]
 
 
 def check(files: Sequence[Path], agents: Collection[str] | None) -> list[Checked]:
-    """Return the files with their definitions or mistakes.
-
-    If `agents` is None, the names of agents are not checked.
-    """
+    """Return the files with their definitions or mistakes; `agents` None: no names of agents are
+    checked."""
     found = []
     for path in files:
         inside = (
@@ -65,10 +59,8 @@ def _checked(path: Path, agents: Collection[str] | None) -> Checked:
 
 
 def in_order(files: Sequence[Checked]) -> list[Checked]:
-    """Return the files in the order in which they must be stored.
-
-    If a workflow runs another workflow, the other workflow comes first.
-    """
+    """Return the files in the order in which they must be stored. If a workflow runs another
+    workflow, the other workflow comes first."""
     by_name = {each.value.get("name", str(each.path)): each for each in files}
     graph: dict[str, set[str]] = {name: _runs(each.value) for name, each in by_name.items()}
     try:

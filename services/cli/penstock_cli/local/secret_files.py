@@ -11,16 +11,13 @@ _PASSWORD_BYTES = 32
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that only its owner can use.
-
-    If the folder exists, remove other users' rights. Raises OSError.
-    """
+    """Make a folder that only its owner can use, or take others' rights away."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that no other user can read at any moment. Raises OSError."""
+    """Write a file that no other user can read at any moment."""
     # mkstemp makes the file with mode 0600
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
@@ -35,7 +32,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def password(file: Path) -> str:
-    """Return the password in the file; make and write a missing password. Raises OSError."""
+    """Return the password in the file; make a missing one."""
     try:
         kept = file.read_text().strip()
     except FileNotFoundError:

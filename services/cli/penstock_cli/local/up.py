@@ -69,10 +69,8 @@ KEYS = ("PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_JWKS_URL")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the command line.
-
-    An option that is None leaves the setting to the environment or the default.
-    """
+    """The options of the command line. An option that is None leaves the setting to the environment
+    or the default."""
 
     data: Path
     config: Path | None = None
@@ -86,10 +84,8 @@ class Options:
 
 
 def up(options: Options) -> int:
-    """Run until SIGTERM or SIGINT.
-
-    Return 0 after a drain, 2 after a failed start, and 1 after any other failure.
-    """
+    """Run until SIGTERM or SIGINT. Return 0 after a drain, 2 after a failed start, and 1 after any
+    other failure."""
     failures: list[str] = []
     ready = asyncio.Event()
     try:
@@ -115,16 +111,13 @@ def up(options: Options) -> int:
 
 
 def url_of(settings: Settings) -> str:
-    """Return the URL at which a browser on this machine finds Penstock."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def _switch_on_the_demo() -> None:
-    """Set the flags that the examples in the contracts need.
-
-    Authentication that is configured stays on.
-    """
+    """Set the flags that the examples in the contracts need. Authentication that is configured
+    stays on."""
     for flag in DEMO_FLAGS:
         if flag != OPEN_TO_ALL or not any(map(os.environ.get, KEYS)):
             os.environ.setdefault(flag, "true")
@@ -262,10 +255,8 @@ def _names(demo: DemoServer) -> str:
 
 
 async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
-    """Log which agents of the file cannot work as configured.
-
-    The services start without waiting for these checks.
-    """
+    """Log which agents of the file cannot work as configured. The services start without waiting
+    for these checks."""
     try:
         findings = await check_all(Config(agents=agents).server_agents)
     except Exception:  # these checks only warn, so their failure must not stop Penstock

@@ -20,14 +20,10 @@ from penstock_cli.terminal.output import Output
 async def verify(
     bus: Bus, output: Output, key: str | None, run_id: str | None, anchor: str | None
 ) -> int:
-    """Verify the anchors and the chains of all runs or of one run; return the exit code.
+    """Verify the anchors and the chains of all runs, or of one run; return the exit code.
 
-    Args:
-        bus: the bus with the stream AUDIT.
-        output: where the findings are written.
-        key: the value of the setting `audit_key`; with None, signatures are not verified.
-        run_id: the only run to verify; None for all runs.
-        anchor: the hash of an anchor that the chain of anchors must have; None for any anchor.
+    `key` is the setting `audit_key`: with None, signatures are not verified. `anchor` is the hash
+    of an anchor that the chain of anchors must have; None for any.
     """
     if run_id is not None and not re.fullmatch(r"[\w-]+", run_id, re.ASCII):
         output.notice(f"penstock: {run_id!r} is no run's id")
@@ -87,7 +83,6 @@ def _report(output: Output, verifier: Verifier) -> int:
 
 
 async def take_anchor(bus: Bus, output: Output, key: str | None) -> int:
-    """Write an anchor over all records, print its hash, and return the exit code."""
     anchors = Anchors(bus, keys_of(key))
     last = await anchors.last()
     if last is not None and last.mac is not None and not keys_of(key):

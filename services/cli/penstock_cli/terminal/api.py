@@ -42,10 +42,8 @@ _ADVICE = {
 
 
 class CallFailed(Exception):
-    """The error for a failed call.
-
-    The text says what is wrong, and the command ends with `exit_code`.
-    """
+    """The error for a failed call. The text says what is wrong, and the command ends with
+    `exit_code`."""
 
     exit_code = 2
 
@@ -94,10 +92,7 @@ class Api:
         self._http.close()
 
     def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
-        """Start a run and return its record.
-
-        A retry sends the same idempotency key, so that no second run is started.
-        """
+        """Start a run. A retry sends the same idempotency key, so that no second run starts."""
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
             body["session_id"] = session_id
@@ -107,10 +102,8 @@ class Api:
         return self.call("GET", path_of("runs", run_id))
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
-        """Return the canonical events that a run has so far.
-
-        If the run is a workflow's run, the events of its steps' runs are not included.
-        """
+        """Return the canonical events that a run has so far. If the run is a workflow's run, the
+        events of its steps' runs are not included."""
         path = path_of("runs", run_id, "events")
         found: list[dict[str, Any]] = []
         cursor: str | None = None
@@ -145,9 +138,8 @@ class Api:
     ) -> dict[str, Any]:
         """Decide the items of an approval.
 
-        The service refuses the decision if the request has changed since `approval` was read.
-
-        A retry sends the same idempotency key, so it gets the answer of the first try.
+        The service refuses the decision if the request has changed since `approval` was read. A
+        retry sends the same idempotency key, so it gets the answer of the first try.
         """
         body = {
             "items": items,
@@ -276,10 +268,8 @@ class Api:
         yaml: bytes | None = None,
         repeat: bool = True,
     ) -> dict[str, Any]:
-        """Send a request and return the answer. With `repeat`, a failed request is repeated.
-
-        `body` is sent as JSON; `yaml` is a document that is sent unchanged.
-        """
+        """Send a request and return the answer. With `repeat`, a failed request is repeated. `body`
+        is sent as JSON; `yaml` is a document that is sent unchanged."""
         # Without this header, the service would send a run's events as a stream, which ends only
         # when the run ends.
         kind = {"Accept": "application/json"}

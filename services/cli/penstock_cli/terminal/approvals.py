@@ -100,10 +100,8 @@ def decided(
 
 
 def parse_value_of(text: str) -> tuple[str, Any]:
-    """Return the item's id and the value in a text `ITEM=VALUE`.
-
-    Raises ValueError for a text without `=`.
-    """
+    """Return the item's id and the value in a text `ITEM=VALUE`. Raises ValueError for a text
+    without `=`."""
     item_id, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r} is not ITEM=VALUE: write the item's id, =, and the value")
@@ -119,19 +117,15 @@ def parse_value(text: str) -> Any:
 
 
 def parse_answer(text: str) -> tuple[str | None, str | None]:
-    """Return the decision and the note of an answer such as `n too risky`.
-
-    A missing or unknown part is None.
-    """
+    """Return the decision and the note of an answer such as `n too risky`. A missing or unknown
+    part is None."""
     word, _, note = text.partition(" ")
     return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
 
 
 def ask(output: Output, approval: Record) -> list[Item] | None:
-    """Ask the person at the terminal about each item, and return the decisions.
-
-    Return None if the person does not answer.
-    """
+    """Ask the person at the terminal about each item, and return the decisions. Return None if the
+    person does not answer."""
     items: list[Item] = []
     for item in approval["items"]:
         # a single item was already shown with the event of the request
@@ -160,10 +154,8 @@ def wants_value(item: Record) -> bool:
 
 
 def ask_value(output: Output, item: Record) -> Item | None:
-    """Ask for the value of an item, and return the item's approval.
-
-    Return None if the person does not answer.
-    """
+    """Ask for the value of an item, and return the item's approval. Return None if the person does
+    not answer."""
     for name in ("input_schema", "options"):
         if item.get(name):
             output.pieces([(f"{name}: {render.short(item[name], 2000)}\n", "dim")])

@@ -32,14 +32,12 @@ class Output:
 
     @property
     def is_interactive(self) -> bool:
-        """True if a person at the terminal can be asked."""
         return not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
     def json_line(self, value: Mapping[str, Any]) -> None:
         print(json.dumps(value, ensure_ascii=False), flush=True)
 
     def pieces(self, pieces: Iterable[Piece]) -> None:
-        """Write styled text to stdout."""
         for text, style in pieces:
             self._console.print(Text(text, style), end="")
 
@@ -62,10 +60,8 @@ class Output:
         *,
         more: bool = False,
     ) -> None:
-        """Write records as a table for people, or each as a JSON line.
-
-        `more` says that the service has more records than these.
-        """
+        """Write records as a table for people, or each as JSON. `more`: there are more than
+        these."""
         if more:
             self.notice(MORE)
         if self.as_json:
@@ -84,10 +80,8 @@ class Output:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], whole: str = ""
     ) -> None:
-        """Write a table for people.
-
-        Long cells are cut, except in the column with the name `whole`.
-        """
+        """Write a table for people. Long cells are cut, except in the column with the name
+        `whole`."""
         table = Table(box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, no_wrap=column != whole)
@@ -102,11 +96,10 @@ class Output:
         Console(highlight=False, width=None if self._console.is_terminal else 200).print(table)
 
     def notice(self, text: str) -> None:
-        """Write a message to stderr."""
         print(clean(text), file=sys.stderr, flush=True)
 
     def ask(self, question: str) -> str | None:
-        """Ask the person a question and return the answer; None at the end of the input.
+        """Return the person's answer; None at the end of the input.
 
         Text that was typed before the question is discarded, because it cannot be meant as the
         answer.

@@ -29,10 +29,8 @@ def clean(text: object) -> str:
 
 
 def short(value: object, max_chars: int = MAX_VALUE_CHARS) -> str:
-    """Return a value as text on one line, cut to `max_chars`.
-
-    A value that is no string is written as JSON.
-    """
+    """Return a value as text on one line, cut to `max_chars`. A value that is no string is written
+    as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(clean(text).split())
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
@@ -86,7 +84,6 @@ class View:
         self._latest = ""  # The text that was shown last.
 
     def render(self, event: Mapping[str, Any]) -> list[Piece]:
-        """Return the pieces that this event adds to the terminal."""
         name = f"{event['event']['category']}.{event['event']['action']}"
         data: Data = event["data"]
         subrun = event.get("subrun") or {}
@@ -113,8 +110,7 @@ class View:
         return self._line(_LINES.get(name, _unknown(name))(data), who)
 
     def end(self) -> list[Piece]:
-        """Return the pieces that show all held texts and end the open line; an empty list if no
-        line is open."""
+        """Return the pieces that show all held texts and end the open line, if there are any."""
         pieces = self._released()
         if self._open is not None:
             pieces.append(("\n", ""))
@@ -128,10 +124,7 @@ class View:
         return f"{name} ({step})"
 
     def _needs_summary(self, summary: str | None) -> bool:
-        """Return whether a run's summary must be shown.
-
-        The summary is not shown if a text of the run has shown it already.
-        """
+        """Return whether a run's summary must be shown, because no text has shown it already."""
         return bool(
             summary and not self._has_spoken and clean(summary).strip() != self._latest.strip()
         )
@@ -156,10 +149,8 @@ class View:
         return [*name, (more, text.style)]
 
     def _released(self) -> list[Piece]:
-        """Return the pieces of all held texts, each on a line of its own.
-
-        The last line stays open.
-        """
+        """Return the pieces of all held texts, each on a line of its own. The last line stays
+        open."""
         pieces: list[Piece] = []
         for text in self._held.values():
             pieces += [("\n", ""), *self._begin(text, text.held)]

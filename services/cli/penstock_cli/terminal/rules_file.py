@@ -44,10 +44,8 @@ class FileRule:
         return str(self.value["id"])
 
     def location_of(self, field: str, line: int | None = None, column: int | None = None) -> str:
-        """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`.
-
-        `line` and `column` give a place within the field's text, for example within a condition.
-        """
+        """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`. `line` and
+        `column` give a place within the field's text, for example within a condition."""
         path = tuple(field.split("."))
         while path and path not in self.places:
             path = path[:-1]

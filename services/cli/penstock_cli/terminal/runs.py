@@ -24,10 +24,8 @@ Answer = Callable[[Mapping[str, Any]], list[Item] | None]
 
 
 def start(api: Api, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
-    """Start a run of an agent and return its record.
-
-    If the agent is unknown and a stored workflow has the name, the error says how to start it.
-    """
+    """Start a run of an agent and return its record. If the agent is unknown and a stored workflow
+    has the name, the error says how to start it."""
     try:
         return api.start(agent, message, session_id)
     except ApiError as error:
@@ -72,7 +70,7 @@ class Follower:
         self._cursor: str | None = None
 
     def follow(self, run_id: str, after: str | None = None) -> int:
-        """Follow a run until it ends. Return the exit code, which says how the run ended."""
+        """Follow a run until it ends. Return the exit code, which says how it ended."""
         self._cursor = after
         try:
             frames = self._api.follow(run_id, after=after, children=self._children)
@@ -148,10 +146,8 @@ class Follower:
 
 
 def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str | None) -> None:
-    """Write a run's frames in any dialect unchanged.
-
-    With `--json`, write only the data of each frame.
-    """
+    """Write a run's frames in any dialect unchanged. With `--json`, write only the data of each
+    frame."""
     with closing(api.follow(run_id, dialect=dialect, after=after)) as frames:
         for frame in frames:
             encoded = (
@@ -163,10 +159,8 @@ def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str 
 
 
 def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> None:
-    """Show up to `limit` runs, the newest first.
-
-    If a run belongs to a step of a workflow, an additional column shows the step.
-    """
+    """Show up to `limit` runs, the newest first. If a run belongs to a step of a workflow, an
+    additional column shows the step."""
     runs, more = api.runs(limit, **wanted)
     columns = {"run": "run_id", "status": "status", "agent": "agent"}
     if any(run.get("step_id") for run in runs):
@@ -181,7 +175,6 @@ def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> Non
 
 
 def show_one(api: Api, output: Output, run_id: str) -> None:
-    """Show one run's record. For a workflow's run that has not ended, show the open steps, too."""
     run = api.run(run_id)
     if run.get("target") != "workflows" or run["status"] in _ENDED:
         output.record(run)
@@ -192,11 +185,10 @@ def show_one(api: Api, output: Output, run_id: str) -> None:
 
 
 def _open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """For each step that has not ended, return the data of the step's event
-    `workflow.step_started`.
+    """Return the data of `workflow.step_started` of each step that has not ended.
 
-    If a step was tried several times, the result has the data of the last attempt. The result
-    leaves out a step that contains other open steps, such as a `for_each` with open items.
+    A step that was tried several times has that of the last attempt. A step that contains other
+    open steps, such as a `for_each` with open items, is left out.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for event in events:

@@ -13,10 +13,8 @@ MAX_CHARS: Final = 100_000
 
 
 class TooLarge(ValueError):
-    """The error for a value that is too large to be shown completely.
-
-    A person must then not decide in a terminal.
-    """
+    """The error for a value that is too large to be shown completely. A person must then not decide
+    in a terminal."""
 
 
 def lines(value: Any) -> list[str]:

@@ -48,10 +48,8 @@ _WORDS: Final = {
 
 
 def parse_answer(text: str) -> tuple[str | None, str | None]:
-    """Return the letter and the note of an answer such as `r too risky`.
-
-    A missing or unknown part is None.
-    """
+    """Return the letter and the note of an answer such as `r too risky`. A missing or unknown part
+    is None."""
     word, _, note = text.strip().partition(" ")
     return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
 
@@ -116,10 +114,7 @@ class Watch:
         self._skipped: dict[str, str] = {}
 
     def run(self) -> int:
-        """Ask until the caller quits; return the exit code.
-
-        Raises CallFailed if Penstock cannot be reached for some minutes, or refuses the caller.
-        """
+        """Ask until the caller quits; return the exit code. Raises CallFailed."""
         if not self._output.is_interactive:
             self._output.notice(
                 "penstock: nobody can be asked here: `approvals watch` needs a terminal. "
@@ -209,10 +204,7 @@ class Watch:
         return self._decide(approval, decided, note) if decided is not None else Step.AGAIN
 
     def _approved(self, approval: Record, edits: Edits) -> list[dict[str, Any]] | None:
-        """Ask for the needed values, and return the approval of all items.
-
-        Return None if the person does not give a value.
-        """
+        """Ask for the needed values, and return the approval of all items; None without a value."""
         values = {}
         for item in approval["items"]:
             if not approvals.wants_value(item):
@@ -228,10 +220,7 @@ class Watch:
         ]
 
     def _edit(self, approval: Record, edits: Edits) -> None:
-        """Ask for new values of arguments.
-
-        Later, the service refuses changes that the policy does not allow.
-        """
+        """Ask for new values of arguments. The service refuses what the policy does not allow."""
         for item in approval["items"]:
             if not item.get("editable"):
                 continue

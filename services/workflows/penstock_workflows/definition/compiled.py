@@ -24,10 +24,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class SubWorkflow:
-    """Runs another workflow. The value of `input` is an object.
-
-    If `version` is None, the latest version runs.
-    """
+    """Runs another workflow. The value of `input` is an object. If `version` is None, the latest
+    version runs."""
 
     workflow: str
     version: str | None
@@ -37,9 +35,7 @@ class SubWorkflow:
 @dataclass(frozen=True, slots=True)
 class Approve:
     """Asks for a decision. The value of `title` is a text, and the value of `show` is an object.
-
-    Rules of the approvals policy see the name `policy` as the tool's name.
-    """
+    Rules of the approvals policy see the name `policy` as the tool's name."""
 
     title: ValueExpression
     show: ValueExpression | None
@@ -57,10 +53,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Waits for an event of the type `event` for which the condition `where` is true.
-
-    In `where`, the variable `event` is the event itself.
-    """
+    """Waits for an event of the type `event` for which the condition `where` is true. In `where`,
+    the variable `event` is the event itself."""
 
     event: str
     where: ValueExpression | None
@@ -129,10 +123,8 @@ NEVER_RETRIED = frozenset({"outcome_unknown", "rejected", "cancelled", "limit_ex
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Names the team and the worker that clients see as those who do a step's task.
-
-    The value of each expression is a text.
-    """
+    """Names the team and the worker that clients see as those who do a step's task. The value of
+    each expression is a text."""
 
     team: ValueExpression | None
     worker: ValueExpression | None

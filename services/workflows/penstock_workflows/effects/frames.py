@@ -75,10 +75,8 @@ class Frames:
                 raise
 
     def begin(self, run: RunInMemory) -> None:
-        """Assume that RAW has no frame of this new run.
-
-        Otherwise the fence refuses the first write, and `write` finds out which frames RAW has.
-        """
+        """Assume that RAW has no frame of this new run. Otherwise the fence refuses the first
+        write, and `write` finds out which frames RAW has."""
         run.writer = self._writer(run.run_id, 0)
 
     async def find_last_frame(self, run: RunInMemory) -> FramePosition:

@@ -29,10 +29,8 @@ from penstock_workflows.engine.state import State
 
 
 class Performer:
-    """Does the effects of decisions.
-
-    `Decisions` itself calls `children` and `listens` for the effects that have several steps.
-    """
+    """Does the effects of decisions. `Decisions` itself calls `children` and `listens` for the
+    effects that have several steps."""
 
     def __init__(self, bus: Bus, children: Children, timers: Timers, listens: Listens) -> None:
         self._bus = bus

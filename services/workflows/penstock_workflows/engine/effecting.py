@@ -24,10 +24,8 @@ from penstock_workflows.engine.state import Open, State, Waits
 
 
 def effects_of(before: State, record: Record) -> Iterator[Effect]:
-    """Yield the effects of a record that is not the first one; `before` is the state before it.
-
-    A record that schedules a child starts at most a timer; `start_child` is for later.
-    """
+    """Yield the effects of a record that is not the first one; `before` is the state before it. A
+    record that schedules a child starts at most a timer; `start_child` is for later."""
     match record:
         case records.Scheduled() | records.Waiting() | records.Retry() | records.Ended():
             entry = before.open.get((record.step, record.index))

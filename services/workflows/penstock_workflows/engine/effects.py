@@ -34,10 +34,8 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class CancelChild:
-    """Cancel a child. If the child has not been started yet, it must not start later.
-
-    For such a child, the service itself makes the input `lifecycle.cancelled`.
-    """
+    """Cancel a child. If the child has not been started yet, it must not start later. For such a
+    child, the service itself makes the input `lifecycle.cancelled`."""
 
     child: str
     reason: str
@@ -47,9 +45,7 @@ class CancelChild:
 @dataclass(frozen=True, slots=True)
 class StartTimer:
     """Give the run the input `TimerInput(timer)` at the time `due`, in milliseconds since 1970.
-
-    `timer` is unique in the run, and is one token of a subject.
-    """
+    `timer` is unique in the run, and is one token of a subject."""
 
     timer: str
     due: int

@@ -71,9 +71,7 @@ def fail(
     error_type: str | None = None,
 ) -> None:
     """End an attempt of an open step with an error: the step is tried again, or has failed.
-
-    `error_type` is the type of the error in the agent server's own words.
-    """
+    `error_type` is the type of the error in the agent server's own words."""
     retry = draft.plan.step(entry.step).retry
     if (
         draft.is_exhausted

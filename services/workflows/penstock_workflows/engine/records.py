@@ -179,10 +179,8 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class CancelledChildEnded:
-    """A child that had to be cancelled has ended, or was never started.
-
-    `confirmed` is False if its agent server may go on with it.
-    """
+    """A child that had to be cancelled has ended, or was never started. `confirmed` is False if its
+    agent server may go on with it."""
 
     at: int
     child: str

@@ -195,10 +195,8 @@ class MessageHandler:
         await self._decisions.take(run_id, given, repeated=repeated)
 
     async def refuse(self, stored: Stored, error: Exception) -> None:
-        """End the run of a start command that was given up; do nothing to a run that has begun.
-
-        If the run were not ended, it would stay queued for ever without a sign of the error.
-        """
+        """End the run of a start command that was given up; do nothing to a run that has begun. If
+        the run were not ended, it would stay queued for ever without a sign of the error."""
         run_id = subjects.run_id_of(stored.subject)
         message = f"the start cannot be carried out: {error}"[:MAX_ERROR_CHARACTERS]
         refused = {"code": "internal", "message": message}

@@ -75,11 +75,8 @@ TRIES: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position in a journal.
-
-    `sequence` is the stream sequence of the last message before the position, 0 if there is none.
-    `records` is the number of records before the position.
-    """
+    """A position in a journal. `sequence` is the stream sequence of the last message before the
+    position, 0 if there is none. `records` is the number of records before the position."""
 
     sequence: int = 0
     records: int = 0
@@ -169,10 +166,8 @@ class Journals:
             await self._bus.api(f"STREAM.PURGE.{JOURNAL}", {"filter": subject})
 
     async def _between(self, subject: str, after: int, tail: Stored) -> list[Stored]:
-        """Return the messages after the sequence `after` up to and including `tail`.
-
-        A replica answers, so messages may be missing.
-        """
+        """Return the messages after the sequence `after` up to and including `tail`. A replica
+        answers, so messages may be missing."""
         found: list[Stored] = []
         while True:
             some, pending = await direct.read(self._bus, JOURNAL, subject, after + 1)

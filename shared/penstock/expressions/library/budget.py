@@ -15,38 +15,26 @@ CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, KEYS_PER_STEP, PATTERN_PER_STEP = 2000, 
 
 
 class TooMuch(Exception):
-    """The error for an evaluation that would take too much time or memory.
-
-    The operator `||` ignores other errors, but never this error.
-    """
+    """The error for an evaluation that would take too much time or memory. The operator `||`
+    ignores other errors, but never this error."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """The number of steps and characters that an evaluation may still use.
-
-    After an evaluation that has used all steps, `steps` is negative.
-    """
+    """The number of steps and characters that an evaluation may still use. After an evaluation that
+    has used all steps, `steps` is negative."""
 
     steps: int = MAX_STEPS
     characters: int = MAX_BUILT
 
     def take(self, steps: int = 1) -> None:
-        """Count steps.
-
-        Raises:
-            TooMuch: the evaluation has used all steps.
-        """
+        """Count steps. Raises TooMuch."""
         self.steps -= steps
         if self.steps < 0:
             raise TooMuch(f"it takes more than {MAX_STEPS} steps")
 
     def build(self, characters: int) -> None:
-        """Count the characters of a new text.
-
-        Raises:
-            TooMuch: the evaluation has used all characters or all steps.
-        """
+        """Count the characters of a new text. Raises TooMuch."""
         self.characters -= characters
         if self.characters < 0:
             raise TooMuch(f"it makes texts of more than {MAX_BUILT} characters")

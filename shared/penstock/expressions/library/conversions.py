@@ -43,7 +43,6 @@ def _double_text(value: float) -> str:
 
 
 def time_text(value: datetime) -> str:
-    """Return a time as RFC 3339, in UTC."""
     text = value.astimezone(UTC).replace(tzinfo=None).isoformat()
     return (text.rstrip("0").removesuffix(".") if "." in text else text) + "Z"
 
@@ -63,7 +62,6 @@ def to_integer(budget: Budget, value: Any) -> int:
 
 
 def to_double(budget: Budget, value: Any) -> float:
-    """Convert a number or a text into a double."""
     match value:
         case int() | float() if is_number(value):
             return float(value)
@@ -99,7 +97,6 @@ def to_time(budget: Budget, value: Any) -> datetime:
 
 
 def to_duration(budget: Budget, value: Any) -> timedelta:
-    """Convert a text such as `1h30m` into a duration."""
     try:
         match value:
             case timedelta():

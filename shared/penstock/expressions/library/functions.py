@@ -38,8 +38,7 @@ from penstock.expressions.library.texts import join, matches, size, text_test
 
 
 def getter(name: str, part: Callable[[datetime], int]) -> Function:
-    """Return the CEL function that returns a part of a time in a time zone, or a part of a
-    duration."""
+    """Return the function for a part of a time in a time zone, or of a duration."""
 
     def get(budget: Budget, value: Any, zone: Any = "UTC") -> int:
         budget.take(50)

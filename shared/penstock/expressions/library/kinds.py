@@ -28,8 +28,7 @@ def kind_of(value: Any) -> str:
 
 
 def no_overload(name: str, *values: Any) -> ExpressionError:
-    """Return the error for calling a function with values of types that the function does not
-    take."""
+    """Return the error for values of types that the function does not take."""
     kinds = " and ".join(map(kind_of, values))
     hint = ""
     if {int, float} == set(map(type, values)):
@@ -42,10 +41,7 @@ def is_number(value: Any) -> bool:
 
 
 def in_range(value: Any) -> Any:
-    """Return the number or time unchanged.
-
-    Raises ExpressionError if CEL cannot represent the value.
-    """
+    """Return the value unchanged. Raises ExpressionError for an integer that CEL does not have."""
     if isinstance(value, int) and not LEAST <= value <= MOST:
         raise ExpressionError("integer overflow")
     return value

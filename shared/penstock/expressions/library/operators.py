@@ -119,10 +119,7 @@ def invert(budget: Budget, value: Any) -> bool:
 
 
 def equal(budget: Budget, one: Any, other: Any) -> bool:
-    """Return whether two values are equal.
-
-    Values of different types are never equal, except numbers.
-    """
+    """Return whether two values are equal. Only numbers of different types can be."""
     budget.take()
     match one, other:
         case (bool(), _) | (_, bool()):
@@ -147,7 +144,7 @@ def not_equal(budget: Budget, one: Any, other: Any) -> bool:
 
 
 def ordering(name: str, act: Callable[[Any, Any], bool]) -> Function:
-    """Return the operator that compares two numbers, texts, times, durations or booleans."""
+    """Return the operator that compares numbers, texts, times, durations or booleans."""
 
     def compare(budget: Budget, one: Any, other: Any) -> bool:
         are_numbers = is_number(one) and is_number(other)
@@ -162,7 +159,6 @@ def ordering(name: str, act: Callable[[Any, Any], bool]) -> Function:
 
 
 def contained(budget: Budget, value: Any, container: Any) -> bool:
-    """Return whether a list has the element, or an object has the field."""
     match container:
         case dict() if isinstance(value, str | bool | int | float):
             return isinstance(value, str) and value in container

@@ -23,8 +23,7 @@ def size(budget: Budget, value: Any) -> int:
 
 
 def text_test(name: str, act: Callable[[str, str], bool]) -> Function:
-    """Return the CEL function that tests whether a text has a certain part, such as
-    `startsWith`."""
+    """Return the function that tests whether a text has a part, such as `startsWith`."""
 
     def test(budget: Budget, text: Any, part: Any) -> bool:
         if not isinstance(text, str) or not isinstance(part, str):
@@ -48,7 +47,6 @@ def matches(budget: Budget, text: Any, pattern: Any) -> bool:
 
 
 def join(budget: Budget, values: Any, between: Any = "") -> str:
-    """Join the texts of a list into one text, with `between` between them."""
     if not isinstance(values, list) or not isinstance(between, str):
         raise no_overload("join", values, between)
     budget.take(len(values))

@@ -48,11 +48,7 @@ class Auth:
         services: ServiceTokens | None = None,
         look_again_s: float = CHECK_AGAIN_S,
     ) -> None:
-        """Take the configuration and the stores of tokens.
-
-        `look_again_s` is the longest time in seconds until an open stream ends after its token was
-        revoked.
-        """
+        """`look_again_s` is the longest time until an open stream ends after a revocation."""
         self._warning_s = config.token_warning_s
         self.config = config
         self.tokens = tokens
@@ -75,7 +71,6 @@ class Auth:
 
     @property
     def requires_credentials(self) -> bool:
-        """Whether callers must authenticate."""
         return self.config.requires_credentials
 
     async def admit(

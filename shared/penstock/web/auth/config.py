@@ -45,7 +45,6 @@ class AuthConfig:
 
     @property
     def requires_credentials(self) -> bool:
-        """True if callers are authenticated. If this is False, every caller is `anonymous`."""
         return self.is_configured and not self.allow_unauthenticated_sse
 
     @property

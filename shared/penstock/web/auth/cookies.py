@@ -24,10 +24,8 @@ def credential_cookie(config: AuthConfig) -> str:
 
 
 def csrf_cookie(config: AuthConfig) -> str:
-    """Return the name of the CSRF cookie.
-
-    The header X-CSRF-Token must have the same value as this cookie.
-    """
+    """Return the name of the CSRF cookie. The header X-CSRF-Token must have the same value as this
+    cookie."""
     return _prefixed(config, "penstock_csrf")
 
 

@@ -67,8 +67,7 @@ def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
-    """Return the value of the header with this name; None if there is no such header or more than
-    one."""
+    """Return the header's value; None if there is no such header or more than one."""
     values = headers_of(scope, name)
     return values[0] if len(values) == 1 else None
 

@@ -27,8 +27,7 @@ class Csrf:
 
     @classmethod
     def of(cls, config: AuthConfig) -> Csrf:
-        """Return a `Csrf` with the configured secret, or with a random secret that only this
-        process knows."""
+        """Return a `Csrf` with the configured secret, or with a random one of this process."""
         if (secret := _shared_secret(config)) is not None:
             return cls(secret)
         if config.is_configured:
@@ -43,8 +42,7 @@ class Csrf:
         return f"{nonce}.{self._sign(session, nonce)}"
 
     def holds(self, session: str, header: str | None, cookie: str | None) -> bool:
-        """Return whether header and cookie have the same token, and this token was issued to this
-        session."""
+        """Return whether header and cookie have the same token, which is of this session."""
         if not header or not cookie or not _equal(header, cookie):
             return False
         nonce, _, signature = header.partition(".")

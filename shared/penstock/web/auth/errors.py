@@ -24,10 +24,8 @@ class Refused(Problem):
 
 
 def missing_credentials() -> Refused:
-    """Return 401 for a request without credentials.
-
-    The response has no error code (RFC 6750 section 3).
-    """
+    """Return 401 for a request without credentials. The response has no error code (RFC 6750
+    section 3)."""
     return Refused(401, "say who you are: Authorization: Bearer", {"www-authenticate": REALM})
 
 

@@ -34,8 +34,8 @@ class Grant:
     def check_run(self, run_id: str, session_id: str) -> None:
         """Check that the token may follow all events of this run.
 
-        Raises Problem 404 if the token may not follow the run. Raises Problem 403 if the token may
-        follow only some subjects.
+        Raises Problem 404 for a run that it may not follow, 403 if it may follow only some
+        subjects.
         """
         foreign = (self.runs and run_id not in self.runs) or (
             self.sessions and session_id not in self.sessions
@@ -90,7 +90,6 @@ class ServiceGrant:
 
     @property
     def is_limited(self) -> bool:
-        """True if the token may not decide some approvals because of its limits."""
         return bool(self.agents or self.tools or self.rules)
 
     def acts_for(self, user_id: str) -> bool:
@@ -102,10 +101,8 @@ class ServiceGrant:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Return whether `pattern` matches every subject that `subject` matches.
-
-    `subject` may be a pattern, too.
-    """
+    """Return whether `pattern` matches every subject that `subject` matches. `subject` may be a
+    pattern, too."""
     own, asked = pattern.split("."), subject.split(".")
     return len(own) == len(asked) and all(
         mine in ("*", theirs) for mine, theirs in zip(own, asked, strict=True)

@@ -46,8 +46,6 @@ class SecurityHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-
         async def send_with_headers(message: Message) -> None:
             if message["type"] in _HEADS:
                 headers = MutableHeaders(scope=message)

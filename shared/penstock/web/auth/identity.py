@@ -25,10 +25,8 @@ STREAMS: Final = "streams"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller of one request.
-
-    `expires_at` is in Unix seconds; None means that the credential does not expire.
-    """
+    """The caller of one request. `expires_at` is in Unix seconds; None means that the credential
+    does not expire."""
 
     user_id: str
     scopes: frozenset[str]
@@ -67,11 +65,8 @@ class Identity:
         return frozenset(named or {self.user_id})
 
     def roles_of(self, user_id: str) -> tuple[str, ...]:
-        """Return the roles of a user in alphabetical order.
-
-        If the user is not the caller, return an empty tuple, because only the caller's roles are
-        known.
-        """
+        """Return the roles of a user in alphabetical order. If the user is not the caller, return
+        an empty tuple, because only the caller's roles are known."""
         return tuple(sorted(self.roles)) if user_id == self.user_id else ()
 
     def starters_for(self, user_id: str) -> tuple[str, ...]:
@@ -91,10 +86,8 @@ NOBODY: Final = Identity(ANONYMOUS_USER, frozenset(), "anonymous")
 
 
 def identity_of(scope: Mapping[str, Any]) -> Identity:
-    """Return the caller of a Request, a WebSocket or an ASGI scope.
-
-    Raises KeyError if no `Router` has authenticated the request.
-    """
+    """Return the caller of a Request, a WebSocket or an ASGI scope. Raises KeyError if no `Router`
+    has authenticated the request."""
     identity: Identity = scope["state"][IDENTITY]
     return identity
 
@@ -137,10 +130,8 @@ def check_owner(identity: Identity, owner: str, what: str) -> None:
 
 
 def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> None:
-    """Raise Problem 404 for a run that the caller may not see.
-
-    Raises Problem 403 for a stream token that is limited to some subjects.
-    """
+    """Raise Problem 404 for a run that the caller may not see. Raises Problem 403 for a stream
+    token that is limited to some subjects."""
     check_owner(identity, owner, f"run {run_id}")
     if identity.grant is not None:
         identity.grant.check_run(run_id, session_id)
@@ -165,10 +156,8 @@ def acting_user(identity: Identity, wanted: str | None) -> str:
 
 
 def deciding_user(identity: Identity, wanted: str | None) -> str:
-    """Return the user for whom the caller decides: the caller, or the `wanted` user.
-
-    Raises Problem 403 if the caller may not decide on behalf of the wanted user.
-    """
+    """Return the user for whom the caller decides: the caller, or the `wanted` user. Raises Problem
+    403 if the caller may not decide on behalf of the wanted user."""
     if identity.service is None:
         return acting_user(identity, wanted)
     if wanted not in (None, identity.user_id):

@@ -121,10 +121,8 @@ class Jwks:
             self._reading = asyncio.create_task(self._read(), name="jwks")
 
     async def _read_again(self) -> None:
-        """Wait for the read that all callers share.
-
-        If one caller is cancelled, the read continues.
-        """
+        """Wait for the read that all callers share. If one caller is cancelled, the read
+        continues."""
         self._begin()
         if not self._busy or self._reading is None or not await asyncio.shield(self._reading):
             raise unavailable("the keys to check the token with are out of reach; try again")

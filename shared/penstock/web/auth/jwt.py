@@ -38,10 +38,7 @@ class Keys(Protocol):
     """A source of keys."""
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
-        """Return the key for a token with this header.
-
-        Raises Refused 401 if there is no such key, and 503 if the keys cannot be read now.
-        """
+        """Return the key. Raises Refused 401 if there is none, 503 if keys cannot be read now."""
         ...
 
     async def close(self) -> None: ...
@@ -54,10 +51,6 @@ class Secret:
         self._secret = secret.encode()
 
     async def key(self, kid: str | None, algorithm: str) -> bytes:
-        """Return the secret, whatever the `kid` is.
-
-        Raises Refused 401 unless the algorithm is an HMAC.
-        """
         if not algorithm.startswith("HS"):
             raise invalid_token("the algorithm of the token is not accepted")
         return self._secret
@@ -106,11 +99,7 @@ class Verifier:
         default_scopes: frozenset[str] = DEFAULT,
         roles_claim: str = "roles",
     ) -> None:
-        """Take the keys and the rules for tokens.
-
-        `default_scopes` has the scopes of a token without a scope claim. `roles_of` describes
-        `roles_claim`.
-        """
+        """`default_scopes` has the scopes of a token without a scope claim."""
         self._roles_claim = roles_claim
         self._default_scopes = default_scopes
         self._keys = keys
@@ -121,10 +110,7 @@ class Verifier:
         self._verified: dict[bytes, _Verified] = {}  # by digest; the oldest comes first
 
     async def verify(self, token: str) -> Claims:
-        """Check a token, and return its claims.
-
-        Raises Refused 401 if the token is invalid, and 503 if the keys cannot be read.
-        """
+        """Return a token's claims. Raises Refused 401, or 503 if the keys cannot be read."""
         if len(token) > MAX_TOKEN_CHARS or not _SHAPE.fullmatch(token):
             raise invalid_token("this is no JSON Web Token")
         digest = hashlib.sha256(token.encode()).digest()

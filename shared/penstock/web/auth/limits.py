@@ -23,10 +23,8 @@ MAX_BUCKETS: Final = 10_000
 
 
 def limit_refusal(limit: Limit, reason: str, retry_s: int = RETRY_S) -> Refused:
-    """Count a refusal, and return it as a 429.
-
-    The response names the limit and says when to try again.
-    """
+    """Count a refusal, and return it as a 429. The response names the limit and says when to try
+    again."""
     LIMITED.labels(limit).inc()
     return Refused(429, reason, {"retry-after": str(retry_s)}, limit=limit)
 
@@ -41,10 +39,8 @@ class OpenCounts:
         self._open: Counter[str] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
-        """Count one more connection or stream.
-
-        The returned function removes it from the count. Raises Refused 429 at the limit.
-        """
+        """Count one more connection or stream. The returned function removes it from the count.
+        Raises Refused 429 at the limit."""
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
@@ -110,10 +106,7 @@ class RequestCount:
     def __init__(
         self, streams: OpenCounts, identity: Identity, connection: Callable[[], None] = lambda: None
     ) -> None:
-        """Take the counter of streams and the caller.
-
-        `connection` is the function that removes the request's connection from the count.
-        """
+        """Take `connection`, which removes the request's connection from the count."""
         self._streams = streams
         self._identity = identity
         self._connection = connection
@@ -126,15 +119,12 @@ class RequestCount:
             self._give_back = self._streams.take(self._identity)
 
     def keep(self) -> Callable[[], None]:
-        """Let the request count after its handler has ended.
-
-        The returned function gives the places back.
-        """
+        """Let the request count after its handler has ended. The returned function gives the places
+        back."""
         self._is_kept = True
         return self._release
 
     def give_back(self) -> None:
-        """Give the places back, unless a stream keeps them."""
         if not self._is_kept:
             self._release()
 
@@ -151,9 +141,7 @@ def count_stream(scope: Mapping[str, Any]) -> None:
 
 
 def keep_counting(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """Let a request count after its handler has ended, because its stream continues.
-
-    The returned function gives the places back.
-    """
+    """Let a request count after its handler has ended, because its stream continues. The returned
+    function gives the places back."""
     place: RequestCount = scope["state"][STREAMS]
     return place.keep()

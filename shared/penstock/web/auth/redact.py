@@ -48,10 +48,8 @@ class RedactingFormatter(logging.Formatter):
 
 
 def redact_logs(logger: logging.Logger | None = None) -> None:
-    """Remove credentials from all lines that the handlers of a logger write.
-
-    The default is the root logger.
-    """
+    """Remove credentials from all lines that the handlers of a logger write. The default is the
+    root logger."""
     for handler in (logger or logging.getLogger()).handlers:
         if not isinstance(handler.formatter, RedactingFormatter):
             handler.setFormatter(RedactingFormatter(handler.formatter or logging.Formatter()))

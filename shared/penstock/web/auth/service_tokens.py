@@ -50,10 +50,8 @@ class ServiceToken:
 
     @property
     def user_id(self) -> str:
-        """The name of the user for the token's requests.
-
-        Tokens with the same name act as the same user.
-        """
+        """The name of the user for the token's requests. Tokens with the same name act as the same
+        user."""
         return f"{SERVICE_PREFIX}{self.name}"
 
     def identity(self) -> Identity:
@@ -69,7 +67,8 @@ class ServiceToken:
 
 
 class ServiceTokens:
-    """Issues, checks and revokes service tokens. `TokenRecords` keeps them."""
+    """Issues, checks and revokes service tokens. `TokenRecords` keeps them. Each method that reads
+    or writes raises Refused 503 if the store cannot be reached."""
 
     def __init__(
         self,
@@ -77,10 +76,8 @@ class ServiceTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take the bucket, and the exception that it raises if it cannot be reached.
-
-        `now` returns Unix seconds from a clock that all processes that check tokens share.
-        """
+        """`bucket` raises `unavailable_on` if it cannot be reached. `now` returns Unix seconds from
+        a clock that all processes that check tokens share."""
         self.now = now
         self._bucket = bucket
         self._records = TokenRecords(
@@ -99,8 +96,7 @@ class ServiceTokens:
         """Return a new token and its record.
 
         `rights` are the fields of `ServiceToken` that are lists. Raises Problem 422 for rights that
-        do not go together, 409 if there are too many tokens, and 503 if the store cannot be
-        reached.
+        do not go together, and 409 if there are too many tokens.
         """
         check_rights(rights)
         if len(await self.listed()) >= MAX_TOKENS:
@@ -121,10 +117,7 @@ class ServiceTokens:
         return secret.text, token
 
     async def identify(self, token: str) -> Identity:
-        """Return the caller of a token.
-
-        Raises Refused 401 if the token is invalid, and 503 if the store cannot be reached.
-        """
+        """Return the caller of a token. Raises Refused 401 if it is invalid."""
         found = await self._records.find(token)
         if found is None:
             raise invalid_token("the service token is unknown, has expired or was revoked")
@@ -132,29 +125,20 @@ class ServiceTokens:
         return found.record.identity()
 
     async def listed(self) -> list[ServiceToken]:
-        """Return all tokens that have not expired, the oldest first.
-
-        Raises Refused 503 if the store cannot be reached.
-        """
+        """Return all tokens that have not expired, the oldest first."""
         with self._records.reaching():
             stored = await self._bucket.entries(self._records.key("*"))
         valid = self._records.valid(stored)
         return sorted(valid, key=lambda token: (token.created_at, token.id))
 
     async def revoke(self, token_id: str) -> None:
-        """Revoke a token.
-
-        Raises Problem 404 for an unknown token, and Refused 503 if the store cannot be reached.
-        """
+        """Revoke a token. Raises Problem 404 for an unknown token."""
         if await self._records.get(token_id) is None:
             raise Problem(404, "there is no such service token")
         await self._records.delete(token_id)
 
     async def expiry_of(self, token_id: str) -> float | None:
-        """Return the current expiry in Unix seconds; None if the token was revoked.
-
-        Raises Refused 503 if the store cannot be reached.
-        """
+        """Return the current expiry in Unix seconds; None if the token was revoked."""
         found = await self._records.get(token_id)
         return found.record.expires_at if found is not None else None
 

@@ -55,7 +55,8 @@ class StreamToken:
 
 
 class StreamTokens:
-    """Issues, checks, extends and revokes stream tokens. `TokenRecords` keeps them."""
+    """Issues, checks, extends and revokes stream tokens. `TokenRecords` keeps them. Each method
+    that reads or writes raises Refused 503 if the store cannot be reached."""
 
     def __init__(
         self,
@@ -63,10 +64,8 @@ class StreamTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take the bucket, and the exception that it raises if it cannot be reached.
-
-        `now` returns Unix seconds from a clock that all processes that check tokens share.
-        """
+        """`bucket` raises `unavailable_on` if it cannot be reached. `now` returns Unix seconds from
+        a clock that all processes that check tokens share."""
         self.now = now
         self._bucket = bucket
         self._records = TokenRecords(
@@ -115,10 +114,7 @@ class StreamTokens:
         return secret.text, token
 
     async def identify(self, token: str) -> Identity:
-        """Return the caller of a token.
-
-        Raises Refused 401 for an invalid token, and 503 if the store cannot be reached.
-        """
+        """Return the caller of a token. Raises Refused 401 if it is invalid."""
         found = await self._records.find(token)
         if found is None:
             raise invalid_token("the stream token is unknown, has expired or was revoked")
@@ -168,11 +164,8 @@ class StreamTokens:
                 return token
 
     async def expiry_of(self, token_id: str) -> float | None:
-        """Return the current expiry of a token in Unix seconds; None if the token was revoked.
-
-        Each call counts as a use of the token, because open streams call this method. Raises
-        Refused 503 if the store cannot be reached.
-        """
+        """Return the current expiry of a token in Unix seconds; None if the token was revoked. Each
+        call counts as a use of the token, because open streams call this method."""
         found = await self._records.get(token_id)
         if found is None:
             return None
@@ -188,10 +181,8 @@ class StreamTokens:
     async def _read(
         self, who: Identity, user_id: str | None, after: tuple[float, str], limit: int
     ) -> list[StreamToken]:
-        """Return tokens of a user, or of all users if `user_id` is None.
-
-        The reads of different callers are done in turns.
-        """
+        """Return tokens of a user, or of all users if `user_id` is None. The reads of different
+        callers are done in turns."""
         async with self._turns.of(who.user_id):
             with self._records.reaching():
                 stored = await self._bucket.page(user_id, after, self.now(), limit)

@@ -58,10 +58,8 @@ class TokenBucket(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Replace the value if it still has `revision`, and return the new revision.
-
-        Return None if the value was changed or deleted.
-        """
+        """Replace the value if it still has `revision`, and return the new revision. Return None if
+        the value was changed or deleted."""
         ...
 
     async def delete(self, key: str) -> bool: ...
@@ -200,11 +198,8 @@ class TokenRecords(Generic[R]):
             return await self._bucket.update(key, value, found.revision, ttl_s) is not None
 
     async def note_use(self, found: Found[R]) -> None:
-        """Record a use in `last_used_at`, at most once a minute.
-
-        If the bucket cannot be reached, or the record has changed, do nothing: a use must not
-        restore a secret that was revoked.
-        """
+        """Record a use in `last_used_at`, at most once a minute. If the bucket cannot be reached,
+        or the record has changed, do nothing: a use must not restore a secret that was revoked."""
         now, token_id = self.now(), found.record.id
         last_s: float | None = getattr(found.record, "last_used_at", None)
         noted_s = self._used_at.get(token_id, -USED_EVERY_S)
@@ -226,10 +221,8 @@ class TokenRecords(Generic[R]):
         return [record for record in records if record.expires_at > self.now()]
 
     def parse(self, value: bytes) -> tuple[R, str]:
-        """Return the record in a value, and the hash of its secret.
-
-        Members that this version does not know are left out.
-        """
+        """Return the record in a value, and the hash of its secret. Members that this version does
+        not know are left out."""
         document = orjson.loads(value)
         names = {each.name for each in fields(self._type)} & document.keys()
         return self._type(**{name: _as_tuple(document[name]) for name in names}), document["digest"]
