@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.expressions import ReadPath, VariableType, is_found
 from penstock.expressions.patterns import size_of
-from penstock.settings.agents import did_you_mean
+from penstock.validation import did_you_mean
 
 MAX_DEPTH: Final = 12  # Levels of nested schemas.
 # The greatest number of schemas in a definition's schema, which is counted, too.

@@ -88,59 +88,13 @@ _SECRET_NAME: Final = re.compile(
 )
 _HOST_NAMES: Final = frozenset({"host", "hostname", "hostaddr", "peer", "remoteaddr"})
 # Words after `token:` that belong to a sentence and are not secrets.
-_PROSE: Final = frozenset(
-    {
-        "a",
-        "an",
-        "and",
-        "are",
-        "be",
-        "been",
-        "can",
-        "cannot",
-        "could",
-        "does",
-        "empty",
-        "expected",
-        "expired",
-        "false",
-        "found",
-        "has",
-        "have",
-        "in",
-        "incorrect",
-        "invalid",
-        "is",
-        "it",
-        "malformed",
-        "may",
-        "missing",
-        "must",
-        "no",
-        "none",
-        "not",
-        "null",
-        "of",
-        "or",
-        "required",
-        "revoked",
-        "should",
-        "str",
-        "string",
-        "the",
-        "this",
-        "true",
-        "undefined",
-        "unexpected",
-        "unknown",
-        "unsupported",
-        "was",
-        "were",
-        "with",
-        "wrong",
-        "your",
-    }
-)
+_PROSE_WORDS: Final = """
+    a an and are be been can cannot could does empty expected expired false found has have in
+    incorrect invalid is it malformed may missing must no none not null of or required revoked
+    should str string the this true undefined unexpected unknown unsupported was were with wrong
+    your
+"""
+_PROSE: Final = frozenset(_PROSE_WORDS.split())
 
 _URL: Final = re.compile(r"""(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,31})://([^\s"'<>\\`]+)""")
 _WEB: Final = frozenset({"http", "https", "ws", "wss"})
@@ -154,53 +108,17 @@ _NAME: Final = re.compile(
 _NAMED_HOST: Final = re.compile(
     r"""((?:\bhost(?:name|\ name)?|\bserver\ at)\s{1,4}\\?["'])([^"'\\\s]{1,253})""", re.IGNORECASE
 )
-_INTERNAL: Final = frozenset(
-    {
-        "cluster",
-        "consul",
-        "corp",
-        "home",
-        "internal",
-        "intranet",
-        "lan",
-        "local",
-        "localdomain",
-        "localhost",
-        "private",
-        "svc",
-    }
-)
+_INTERNAL_WORDS: Final = """
+    cluster consul corp home internal intranet lan local localdomain localhost private svc
+"""
+_INTERNAL: Final = frozenset(_INTERNAL_WORDS.split())
 # Names that are not hosts, although a colon and a number often follow them. For example,
 # "line:1200" is a place in a file, and 1200 is no port.
-_NO_HOSTS: Final = frozenset(
-    {
-        "char",
-        "code",
-        "col",
-        "column",
-        "errno",
-        "error",
-        "exit",
-        "id",
-        "index",
-        "limit",
-        "line",
-        "lines",
-        "max",
-        "min",
-        "ms",
-        "offset",
-        "pid",
-        "port",
-        "position",
-        "row",
-        "s",
-        "size",
-        "status",
-        "took",
-        "version",
-    }
-)
+_NO_HOSTS_WORDS: Final = """
+    char code col column errno error exit id index limit line lines max min ms offset pid port
+    position row s size status took version
+"""
+_NO_HOSTS: Final = frozenset(_NO_HOSTS_WORDS.split())
 _FIRST_USER_PORT: Final = 1024
 
 

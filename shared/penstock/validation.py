@@ -1,8 +1,9 @@
-"""The base of models that people write, their errors as sentences, and checks of webhooks' URLs."""
+"""The base of models that people write, their errors as sentences, guesses, and checks of URLs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -51,3 +52,10 @@ def check_url(url: str, secret_field: str) -> None:
         raise ValueError("the URL has a fragment (#…), which is never sent")
     if port == 0:
         raise ValueError("the port 0 cannot be called")
+
+
+def did_you_mean(asked: str, known: Iterable[str]) -> str:
+    """Return `: did you mean "…"?` if a known name is similar to `asked`; else an empty text."""
+    folded = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(asked.lower()[:128], folded, n=1)
+    return f': did you mean "{folded[close[0]]}"?' if close else ""

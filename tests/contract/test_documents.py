@@ -15,7 +15,7 @@ from jsonschema import Draft7Validator, Draft202012Validator
 
 from penstock.contract import VERSION
 from penstock.contract import __main__ as writing
-from penstock.contract.publish import documents
+from penstock.contract.__main__ import documents
 from penstock.contract.unified import UNIFIED
 from penstock.dialects.unified import CATEGORY_OF, OMITTED, UnifiedEncoder
 from penstock.events import CATALOGUE, TERMINAL, Event, subject_of

@@ -12,8 +12,19 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from penstock.contract import VERSION
-from penstock.contract.publish import documents
+from penstock.contract import VERSION, asyncapi, catalogue, typescript
+from penstock.contract.schemas import schemas, text
+
+
+def documents() -> dict[str, str]:
+    """Return the content by path; it is the same every time, so that a test can compare it."""
+    return {
+        "asyncapi.json": text(asyncapi.document()),
+        "catalogue.md": catalogue.page(),
+        "penstock.d.ts": typescript.declarations(),
+        **{f"schemas/{name}.json": text(schema) for name, schema in schemas().items()},
+    }
+
 
 _SCHEMAS = "schemas"
 

@@ -8,7 +8,7 @@ data. The placeholders of templates are paths, not CEL.
 
 from penstock.expressions.condition import Condition, Conditions
 from penstock.expressions.errors import ExpressionError, MissingField, Position
-from penstock.expressions.library.budget import MAX_STEPS, Budget, TooMuch
+from penstock.expressions.library.values import MAX_STEPS, Budget, TooMuch
 from penstock.expressions.patterns import is_found
 from penstock.expressions.required import RequiredText
 from penstock.expressions.template import Template

@@ -9,7 +9,7 @@ from cel_expr_python import cel
 
 from penstock.expressions.errors import ExpressionError, Position
 from penstock.expressions.evaluation import boolean, program_of
-from penstock.expressions.library.budget import Budget
+from penstock.expressions.library.values import Budget
 from penstock.expressions.required import has_other_text, required_texts
 from penstock.expressions.syntax import Node
 from penstock.expressions.value import OWN_FUNCTIONS, TYPES, VariableType, checked

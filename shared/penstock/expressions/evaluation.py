@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.library.budget import KEYS_PER_STEP, Budget, Function
 from penstock.expressions.library.functions import FUNCTIONS
-from penstock.expressions.library.kinds import kind_of
 from penstock.expressions.library.operators import select
+from penstock.expressions.library.values import KEYS_PER_STEP, Budget, Function, kind_of
 from penstock.expressions.syntax import Call, Constant, Listed, Loop, Mapped, Name, Node, Select
 
 Variables = Mapping[str, Any]

@@ -12,10 +12,8 @@ from cel_expr_python import cel
 
 from penstock.expressions.errors import ExpressionError, Position, compile_error
 from penstock.expressions.evaluation import SUPPORTED, program_of
-from penstock.expressions.library.budget import Budget, TooMuch
-from penstock.expressions.library.conversions import to_time
-from penstock.expressions.library.kinds import kind_of
-from penstock.expressions.library.plain import MAX_RESULT_BYTES, plain_json
+from penstock.expressions.library.conversions import MAX_RESULT_BYTES, plain_json, to_time
+from penstock.expressions.library.values import Budget, TooMuch, kind_of
 from penstock.expressions.syntax import (
     Call,
     Constant,

@@ -14,7 +14,6 @@ from penstock.settings.agents import (
     ServerAgent,
     WorkflowAgent,
     agent_config,
-    did_you_mean,
     load_config,
 )
 from penstock.settings.auth import AuthSettings, Words
@@ -41,7 +40,6 @@ __all__ = [
     "Words",
     "WorkflowAgent",
     "agent_config",
-    "did_you_mean",
     "explained",
     "load_config",
     "nats_login",

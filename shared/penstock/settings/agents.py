@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -26,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 from penstock import start_fields
 from penstock.settings.environment import ConfigurationError
-from penstock.validation import reason_of
+from penstock.validation import did_you_mean, reason_of
 from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
 
 MAX_NAMED = 20  # the number of agents that an error text lists
@@ -358,13 +357,6 @@ def _line(place: _Place, text: str, root: yaml.Node | None) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more if names else "none is configured"
-
-
-def did_you_mean(asked: str, known: Iterable[str]) -> str:
-    """Return `: did you mean "…"?` if a known name is similar to `asked`; else an empty text."""
-    folded = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(asked.lower()[:128], folded, n=1)
-    return f': did you mean "{folded[close[0]]}"?' if close else ""
 
 
 def _expanded(value: Any, place: _Place, unset: dict[_Place, str]) -> Any:

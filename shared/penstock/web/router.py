@@ -7,7 +7,6 @@ handler can forget a check.
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from starlette.websockets import WebSocket
 
 from penstock import telemetry
 from penstock.tracing import requests, spans
+from penstock.validation import did_you_mean
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
@@ -111,9 +111,7 @@ class Table:
         return None
 
     def nothing_at(self, path: str) -> str:
-        similar = difflib.get_close_matches(path[:128], self._fixed, n=1)
-        guess = f": did you mean {similar[0]}?" if similar else ""
-        return f"there is nothing at {path[:128]}{guess}"
+        return f"there is nothing at {path[:128]}{did_you_mean(path, self._fixed)}"
 
 
 class Router:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from penstock.expressions import ExpressionError
-from penstock.settings import did_you_mean
+from penstock.validation import did_you_mean
 from penstock_automations.rules.model import Rule, fields_of
 from penstock_automations.rules.records import CONDITIONS
 

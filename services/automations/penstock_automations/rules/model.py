@@ -20,8 +20,7 @@ from pydantic import (
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ExpressionError
-from penstock.settings import did_you_mean
-from penstock.validation import Part, check_url, reason_of
+from penstock.validation import Part, check_url, did_you_mean, reason_of
 from penstock_automations.rules.actions import DecideAction, RunAction
 from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
 from penstock_automations.rules.triggers import Hook, Schedule

@@ -3,7 +3,8 @@ loads."""
 
 from __future__ import annotations
 
-from penstock.settings import ServerAgent, did_you_mean
+from penstock.settings import ServerAgent
+from penstock.validation import did_you_mean
 from penstock_connector.checks.finding import Finding, listed
 from penstock_connector.checks.known import adk_server, refusal_of, what_answers
 from penstock_connector.checks.probe import Probe

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.settings import ServerAgent, did_you_mean
+from penstock.settings import ServerAgent
+from penstock.validation import did_you_mean
 from penstock_connector.checks.finding import Finding, listed
 from penstock_connector.checks.probe import Answer, NotReached, Probe
 

@@ -9,7 +9,7 @@ from penstock.events import CATALOGUE
 from penstock.expressions import ReadPath
 from penstock.json_schema import schema_mistakes
 from penstock.settings import Config
-from penstock.settings.agents import did_you_mean
+from penstock.validation import did_you_mean
 from penstock_workflows.definition.compiled import Run, SubWorkflow, Workflow
 from penstock_workflows.definition.model import KINDS, Definition, StepDefinition, StepKind
 from penstock_workflows.definition.problems import Path, Problem

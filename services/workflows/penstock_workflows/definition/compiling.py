@@ -17,7 +17,7 @@ from penstock.expressions import (
     VariableType,
 )
 from penstock.json_schema import types_of_fields
-from penstock.settings.agents import did_you_mean
+from penstock.validation import did_you_mean
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.checks import check, check_graph, misread
 from penstock_workflows.definition.model import (

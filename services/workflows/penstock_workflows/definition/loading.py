@@ -10,8 +10,7 @@ from typing import Any, Final
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from penstock.settings.agents import did_you_mean
-from penstock.validation import reason_of
+from penstock.validation import did_you_mean, reason_of
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.compiling import compile
 from penstock_workflows.definition.document import Document, read_document

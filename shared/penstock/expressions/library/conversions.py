@@ -1,15 +1,16 @@
-"""The functions that convert a value into another type. Pure."""
+"""The functions that convert a value into another type or into JSON. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
+
+import orjson
 
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.library.budget import Budget
-from penstock.expressions.library.kinds import MOST, in_range, is_number, kind_of
+from penstock.expressions.library.values import MOST, Budget, in_range, is_number, kind_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -112,3 +113,60 @@ def to_duration(budget: Budget, value: Any) -> timedelta:
 
 def _given(value: Any) -> str:
     return f'"{value[:60]}"' if isinstance(value, str) else kind_of(value)
+
+
+MAX_RESULT_BYTES: Final = 512 * 1024
+
+
+def json_text(budget: Budget, value: Any) -> str:
+    plain = plain_json(value, MAX_RESULT_BYTES, budget)
+    text = orjson.dumps(plain).decode()
+    budget.build(len(text))
+    budget.take(len(text) // 10)
+    return text
+
+
+def plain_json(value: Any, max_bytes: int, budget: Budget | None = None) -> Any:
+    """Return a value as plain JSON, in which times and durations are texts.
+
+    Raises:
+        ExpressionError: JSON cannot represent the value, or the value is larger than `max_bytes`.
+            This check stops at the limit, however large the value is.
+        TooMuch: the value has more parts than `budget` has steps.
+    """
+    left = max_bytes
+
+    def plain(value: Any) -> Any:
+        nonlocal left
+        if budget is not None:
+            budget.take()
+        found = value
+        match value:
+            case str():
+                left -= len(value)
+            case float() if not math.isfinite(value):
+                raise ExpressionError(f"the value {value} is no JSON")
+            case datetime():
+                found = time_text(value)
+            case timedelta():
+                found = to_text(Budget(), value)
+        left -= 2
+        if left < 0:
+            raise ExpressionError(f"the value is larger than {max_bytes} bytes")
+        match value:
+            case list():
+                found = [plain(each) for each in value]
+            case dict():
+                left -= sum(map(len, value))
+                found = {name: plain(each) for name, each in value.items()}
+        return found
+
+    found = plain(value)
+    try:
+        size_bytes = len(orjson.dumps(found))
+    except TypeError as error:
+        # The value contains an integer of more than 64 bits, or a text that is no valid Unicode.
+        raise ExpressionError(f"the value is no JSON: {error}") from None
+    if size_bytes > max_bytes:
+        raise ExpressionError(f"the value is larger than {max_bytes} bytes")
+    return found

@@ -9,13 +9,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.expressions.errors import ExpressionError, MissingField
-from penstock.expressions.library.budget import (
+from penstock.expressions.library.values import (
     CHARACTERS_PER_STEP,
     ELEMENTS_PER_STEP,
     Budget,
     Function,
+    in_range,
+    is_number,
+    kind_of,
+    no_overload,
 )
-from penstock.expressions.library.kinds import in_range, is_number, kind_of, no_overload
 
 
 def select(budget: Budget, value: Any, field: Any) -> Any:

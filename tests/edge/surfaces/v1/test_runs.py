@@ -200,7 +200,7 @@ async def test_a_body_that_is_no_json_object_is_422(edge: Client, body: bytes) -
 
 async def test_a_path_that_is_not_served_is_404_and_names_a_similar_one(edge: Client) -> None:
     detail = (await edge.get("/v1/run")).json()["detail"]
-    assert detail == "there is nothing at /v1/run: did you mean /v1/runs?"
+    assert detail == 'there is nothing at /v1/run: did you mean "/v1/runs"?'
 
 
 async def test_another_media_type_is_415(edge: Client) -> None:
