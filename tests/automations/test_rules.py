@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import Config, ConfigurationError
-from penstock.web.auth.scopes import DEFAULT
+from penstock.web.auth.grants import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules import store as store_module
 from penstock_automations.rules.file import apply_file, read_rules

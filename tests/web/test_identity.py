@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.web.auth.grants import Grant, covers
+from penstock.web.auth.grants import DEFAULT, SCOPES, Grant, Permission, covers
 from penstock.web.auth.identity import (
     ANONYMOUS,
     NOBODY,
@@ -14,7 +14,6 @@ from penstock.web.auth.identity import (
     check_run,
     require,
 )
-from penstock.web.auth.scopes import DEFAULT, SCOPES, Permission
 from penstock.web.problems import Problem
 
 ALICE = Identity("alice", DEFAULT, "bearer")
@@ -29,7 +28,7 @@ def status_of(refused: pytest.ExceptionInfo[Problem]) -> int:
 @pytest.mark.parametrize("permission", sorted(SCOPES))
 def test_each_scope_permits_itself_and_no_other(permission: Permission) -> None:
     holder = Identity("u", frozenset({permission}), "bearer")
-    assert {name for name in SCOPES if holder.has_scope(name)} == {permission}  # type: ignore[arg-type]  # a str of SCOPES
+    assert {name for name in SCOPES if holder.has_scope(name)} == {permission}
     require(holder, permission)
     with pytest.raises(Problem, match=f"scope {permission}") as refused:
         require(Identity("u", SCOPES - {permission}, "bearer"), permission)

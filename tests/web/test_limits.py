@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.settings import AuthSettings
 from penstock.telemetry import LIMITED
-from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import ANONYMOUS, Identity
 from penstock.web.auth.limits import MAX_BUCKETS, OpenCounts, Requests
+from penstock.web.problems import Problem
 from support.fakes.guarded_server import SURFACES
 from support.fakes.issuer import SECRET, token
 
@@ -39,7 +39,7 @@ def admitted(requests: Requests, who: Identity, times: int) -> int:
         for _ in range(times):
             try:
                 requests.take(who)
-            except Refused:
+            except Problem:
                 yield False
             else:
                 yield True
@@ -62,7 +62,7 @@ def test_a_refusal_says_when_to_try_again_and_then_it_is_true() -> None:
     clock = Clock()
     requests = Requests(0.25, 1, clock)
     requests.take(ALICE)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Problem) as refused:
         requests.take(ALICE)
     assert refused.value.headers == {"retry-after": "4"}
     clock.now += 4
@@ -104,7 +104,7 @@ def test_what_is_given_back_can_be_taken_again() -> None:
     held = OpenCounts("streams", 2, "streams")
     give_back: list[Callable[[], None]] = [held.take(ALICE), held.take(ALICE)]
     before = LIMITED.labels("streams")._value.get()
-    with pytest.raises(Refused):
+    with pytest.raises(Problem):
         held.take(ALICE)
     assert LIMITED.labels("streams")._value.get() == before + 1
     held.take(BOB)

@@ -14,8 +14,8 @@ import pytest
 from penstock.bus import Bus, BusError, BusSettings
 from penstock.service.token_index import TokenIndex
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
+from penstock.web.auth.grants import Permission
 from penstock.web.auth.identity import Identity, acting_user
-from penstock.web.auth.scopes import Permission
 from penstock.web.auth.stream_tokens import MAX_PER_USER
 from penstock.web.auth.token_records import USED_EVERY_S
 from penstock.web.problems import Problem

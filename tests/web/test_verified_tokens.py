@@ -9,8 +9,8 @@ import jwt
 import pytest
 
 from penstock.web.auth import jwt as checked
-from penstock.web.auth.errors import Refused, invalid_token
 from penstock.web.auth.jwt import Secret, Verifier
+from penstock.web.problems import Problem, invalid_token
 from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET, Key, token
 
@@ -60,7 +60,7 @@ async def test_a_remembered_token_is_refused_after_its_expiry() -> None:
     async def is_refused() -> str | None:
         try:
             await verifier.verify(short)
-        except Refused as error:
+        except Problem as error:
             return error.detail
         return None
 
@@ -74,7 +74,7 @@ async def test_a_remembered_token_is_refused_when_the_issuer_has_withdrawn_its_k
     signed = key.token()
     assert (await verifier.verify(signed)).user_id == "alice"
     issuer.keys.clear()
-    with pytest.raises(Refused, match="names no key of ours"):
+    with pytest.raises(Problem, match="names no key of ours"):
         await verifier.verify(signed)
 
 
@@ -85,7 +85,7 @@ async def test_a_remembered_token_is_refused_when_its_key_id_belongs_to_another_
     signed = key.token()
     assert (await verifier.verify(signed)).user_id == "alice"
     issuer.keys["first"] = Key("first", "ES256").private.public_key()
-    with pytest.raises(Refused, match="the signature does not hold"):
+    with pytest.raises(Problem, match="the signature does not hold"):
         await verifier.verify(signed)
 
 
@@ -106,7 +106,7 @@ async def test_a_changed_copy_of_a_remembered_token_is_refused() -> None:
     one = token(sub="alice")
     await verifier.verify(one)
     head, _, signature = one.split(".")
-    with pytest.raises(Refused, match="the signature does not hold"):
+    with pytest.raises(Problem, match="the signature does not hold"):
         await verifier.verify(".".join((head, token(sub="bob").split(".")[1], signature)))
 
 
@@ -114,7 +114,7 @@ async def test_a_refused_token_is_not_remembered(decoded: list[str]) -> None:
     verifier = Verifier(Secret(SECRET), ("HS256",))
     other = jwt.encode({"sub": "alice", "exp": 2**40}, "another-secret-of-tests-for-tokens-1")
     for _ in range(2):
-        with pytest.raises(Refused):
+        with pytest.raises(Problem):
             await verifier.verify(other)
     assert decoded == [other, other]
 

@@ -12,8 +12,7 @@ from penstock.dialects.workflow import WRITER
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.engine.records import End, Record, Started
 from penstock_workflows.journal.journal import EMPTY, RECORD, Journals, Position
-from penstock_workflows.journal.loading import Values, fold_new_records
-from penstock_workflows.journal.memory import RunInMemory
+from penstock_workflows.journal.memory import RunInMemory, Values, fold_new_records
 from support.drive.bus import connected, new_run_id
 from support.real.nats import NatsServer
 

@@ -18,8 +18,8 @@ from penstock.log_fields import run_of
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.tracing import requests
+from penstock.web.answers import while_connected
 from penstock.web.auth.csrf import SAFE_METHODS
-from penstock.web.leaving import while_connected
 from penstock.web.operation import Handler
 from penstock.web.problems import Problem
 from penstock.web.server import raise_file_limit

@@ -121,7 +121,7 @@ class WorkflowsService(Service):
         self._inputs += [
             self.consume(due, handler.due, give_up=self._give_up_input),
             self.consume(events, handler.event, give_up=self._give_up_input),
-            self.consume(listens, handler.take_event),
+            self.consume(listens, handler.awaited_event),
         ]
         self.consume_replays(handler.replay)
         self.spawn("listens", self._listens.remove_unused_types)

@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from penstock.contract import VERSION
 from penstock.contract.schemas import DIALECT
-from penstock.web.auth.scopes import Permission
+from penstock.web.auth.grants import Permission
 from penstock.web.operation import (
     SSE,
     TEXT,

@@ -129,7 +129,7 @@ class OpenRuns:
         """Raise the error for a user who has reached a limit.
 
         Raises:
-            Refused: 429; the text names the limit.
+            Problem: 429; the text names the limit.
         """
         open_, queued = self.count(user_id)
         if self._max_queued and queued >= self._max_queued:

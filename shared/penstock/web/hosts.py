@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.web.auth.credentials import headers_of
 from penstock.web.auth.origins import is_loopback
-from penstock.web.problems import Problem, problem_response
+from penstock.web.problems import PROBLEM, Problem
+from penstock.web.router import refuse
 
 ANY: Final = "*"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255}))(?::[0-9]{1,5})?")
@@ -50,12 +51,7 @@ class HostCheck:
         if problem is None:
             await self._app(scope, receive, send)
             return
-        if scope["type"] == "websocket":
-            await receive()  # websocket.connect
-            if "websocket.http.response" not in scope.get("extensions", {}):
-                await send({"type": "websocket.close", "code": 1008, "reason": ""})
-                return
-        await problem_response(problem)(scope, receive, send)
+        await refuse(problem, PROBLEM, scope, receive, send)
 
     def _problem(self, scope: Scope) -> Problem | None:
         if ANY in self._names:

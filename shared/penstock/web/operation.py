@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
+from penstock.web.auth.grants import Permission
 from penstock.web.auth.identity import Identity, missing_scope_problem, require
-from penstock.web.auth.scopes import Permission
 from penstock.web.problems import PROBLEM, ErrorShape
 
 Json = dict[str, Any]

@@ -34,16 +34,19 @@ class Problem(Exception):
     """The error that becomes an HTTP response. The text says what is wrong and what to do.
 
     Credentials and internal addresses are removed from the text of a 5xx, because such a text often
-    comes from another server or from a library. `more` has further members of the problem details.
+    comes from another server or from a library. `headers` has further headers of the response, and
+    `more` further members of the problem details.
     """
 
-    def __init__(self, status: int, detail: str, **more: Any) -> None:
+    def __init__(
+        self, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
         detail = redacted(detail) if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR else detail
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.more = more
-        self.headers: Mapping[str, str] = {}
+        self.headers = headers or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +154,27 @@ exception_handlers = {
     ClientDisconnect: _on_left,
     Exception: _on_any,
 }
+
+
+REALM = 'Bearer realm="penstock"'
+
+
+def missing_credentials() -> Problem:
+    """Return 401 for a request without credentials. The response has no error code (RFC 6750
+    section 3)."""
+    return Problem(401, "say who you are: Authorization: Bearer", {"www-authenticate": REALM})
+
+
+def invalid_token(reason: str) -> Problem:
+    """Return 401 for an invalid credential. `reason` must not contain a part of the token."""
+    challenge = f'{REALM}, error="invalid_token", error_description="{reason}"'
+    return Problem(401, reason, {"www-authenticate": challenge})
+
+
+def invalid_request(reason: str) -> Problem:
+    challenge = f'{REALM}, error="invalid_request", error_description="{reason}"'
+    return Problem(400, reason, {"www-authenticate": challenge})
+
+
+def unavailable(reason: str) -> Problem:
+    return Problem(503, reason, {"retry-after": "1"})

@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import compile_path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from penstock import telemetry
@@ -31,7 +32,38 @@ from penstock.web.auth.limits import RequestCount
 from penstock.web.body_memory import BODY_MEMORY, BodyMemory
 from penstock.web.operation import Operation, Route, without_parameter_names
 from penstock.web.problems import PROBLEM, ErrorShape, Problem
-from penstock.web.segments import decoded
+
+# The control character with which each mark begins. A client cannot send a mark, because no HTTP
+# parser accepts this character unencoded, and the encoded character (`%1A`) is itself replaced with
+# a different mark.
+_MARK: Final = "\x1a"
+_ENCODED: Final = re.compile(rb"%2[Ff]|%1[Aa]")
+_MARKED: Final = re.compile(f"{_MARK}(.)")
+_MARKS: Final = {b"%2f": b"%1As", b"%1a": b"%1Am"}
+_MEANT: Final = {"s": "/", "m": _MARK}
+
+
+def decoded(value: str) -> str:
+    return _MARKED.sub(lambda match: _MEANT[match[1]], value) if _MARK in value else value
+
+
+def keeping_segments(app: ASGIApp) -> ASGIApp:
+    """Keep an encoded slash (`%2F`) of an id within its segment of the path.
+
+    uvicorn decodes a path before the router matches it. So `/sessions/a%2Fb/events` would have one
+    segment too many, and the answer would be 404. A mark replaces each encoded slash before the
+    route is looked up, and becomes a slash again in the parameters (`decoded`).
+    """
+
+    async def marking(scope: Scope, receive: Receive, send: Send) -> None:
+        raw = scope.get("raw_path") or b""
+        if b"%" in raw and _ENCODED.search(raw):
+            marked = _ENCODED.sub(lambda match: _MARKS[match[0].lower()], raw)
+            scope["path"] = unquote(marked.decode("ascii"))
+        await app(scope, receive, send)
+
+    return marking
+
 
 _CLOSE_POLICY: Final = 1008
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -190,8 +222,8 @@ class Router:
         is_http = scope["type"] == "http"
         if path is not None and (path.routes or not is_http):
             method = scope["method"] if is_http else "WebSocket"
-            problem = Problem(405, f"{method} is not served here")
-            problem.headers = {"allow": ", ".join(path.methods)}
+            allowed = {"allow": ", ".join(path.methods)}
+            problem = Problem(405, f"{method} is not served here", allowed)
             _count(None, 405)
             await refuse(problem, path.errors, scope, receive, send)
         elif is_http and self._table.find(other := _other_slash(scope["path"])) is not None:

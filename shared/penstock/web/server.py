@@ -26,8 +26,7 @@ from penstock.web.hosts import HostCheck
 from penstock.web.operation import Route
 from penstock.web.problems import exception_handlers
 from penstock.web.protocol import BODY_S, HEAD_S, HttpProtocol, refusing_quietly
-from penstock.web.router import Router
-from penstock.web.segments import keeping_segments
+from penstock.web.router import Router, keeping_segments
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from penstock.bus import Bus, RawWriter, streams, subjects
 from penstock.bus.read import direct
 from penstock.service import Service
 from penstock.settings import Config
-from penstock.web.auth.scopes import DEFAULT
+from penstock.web.auth.grants import DEFAULT
 from penstock_automations.delivery.records import DeliveryRecord
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule

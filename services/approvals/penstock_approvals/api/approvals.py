@@ -26,10 +26,10 @@ from penstock.bus.records import (
     DecideRequest,
 )
 from penstock.service.deciders import decider_of
+from penstock.web.answers import while_connected
 from penstock.web.auth import Identity, deciding_user, identity_of
 from penstock.web.auth.limits import count_stream
 from penstock.web.bodies import read_model, read_query
-from penstock.web.leaving import while_connected
 from penstock.web.operation import (
     FLAG,
     JSON,

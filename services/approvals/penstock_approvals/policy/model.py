@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from penstock.bus.records import OnDeadline, PolicyOutcome
-from penstock.web.auth.scopes import Permission
+from penstock.web.auth.grants import Permission
 from penstock_approvals.policy.kinds import KINDS
 
 MAX_RULES: Final = 1000

@@ -16,10 +16,9 @@ from starlette.responses import Response
 from penstock.bus import Bus
 from penstock.events.examples import example
 from penstock.validation import Part
-from penstock.web.answers import json_answer
+from penstock.web.answers import json_answer, while_connected
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
-from penstock.web.leaving import while_connected
 from penstock.web.operation import (
     FLAG,
     OBJECT,

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from penstock.settings import Config, ConfigurationError
-from penstock.web.auth.scopes import DEFAULT, SCOPES
+from penstock.web.auth.grants import DEFAULT, SCOPES
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.model import Rule

@@ -13,8 +13,8 @@ import typer
 
 from penstock.settings import AuthSettings, ConfigurationError, read_settings
 from penstock.web.auth import AuthConfig
+from penstock.web.auth.grants import SCOPES
 from penstock.web.auth.identity import ANONYMOUS_USER
-from penstock.web.auth.scopes import SCOPES
 from penstock_cli.commands.options import AsJson, configuration, parse_lifetime, parser
 from penstock_cli.terminal.output import Output
 

@@ -18,8 +18,8 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
+from penstock.web.answers import until_closed
 from penstock.web.auth import identity_of
-from penstock.web.leaving import until_closed
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import DROPPED_S, dropped

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
-
 from pydantic import ValidationError
 
 from penstock.bus import Bus
@@ -38,13 +35,6 @@ class Performer:
         self.children = children
         self.timers = timers
         self.listens = listens
-        self._actions: Final[Mapping[type, Callable[[State, Any], Awaitable[Input | None]]]] = {
-            CancelChild: self._cancel_child,
-            StartTimer: self._start_timer,
-            CancelTimer: self._cancel_timer,
-            Call: self._call,
-            Unlisten: self._unlisten,
-        }
 
     async def perform(self, state: State, effect: Effect) -> Input | None:
         """Do an effect of the run with this state, except for `StartChild` and `Listen`.
@@ -52,21 +42,23 @@ class Performer:
         Returns an input of the run if the effect is known to have failed, or if a child that should
         be cancelled was never started; else None.
         """
-        return await self._actions[type(effect)](state, effect)
+        match effect:
+            case CancelChild():
+                return await self.children.cancel(effect)
+            case StartTimer(timer, due):
+                await self.timers.start(state.run_id, timer, due)
+            case CancelTimer(timer):
+                await self.timers.cancel(state.run_id, timer)
+            case Unlisten():
+                await self.listens.end(state, effect)
+            case Call():
+                return await self._call(state, effect)
+        return None
 
     async def mark_stopped(self, run_id: str, stop: Stop) -> None:
         """Let no further run below a run that stops begin."""
         by, reason = stop.by or "workflow", stop.reason or "stopped"
         await self._trees.mark_stopped(run_id, by, reason)
-
-    async def _cancel_child(self, state: State, effect: CancelChild) -> Input | None:
-        return await self.children.cancel(effect)
-
-    async def _start_timer(self, state: State, effect: StartTimer) -> None:
-        await self.timers.start(state.run_id, effect.timer, effect.due)
-
-    async def _cancel_timer(self, state: State, effect: CancelTimer) -> None:
-        await self.timers.cancel(state.run_id, effect.timer)
 
     async def _call(self, state: State, effect: Call) -> Input | None:
         try:
@@ -79,9 +71,6 @@ class Performer:
             return CalledInput(effect.call_id, "failed", error=failure)
         await publish_call(self._bus, job)
         return None
-
-    async def _unlisten(self, state: State, effect: Unlisten) -> None:
-        await self.listens.end(state, effect)
 
 
 def _job_of(state: State, effect: Call) -> CallJob:

@@ -20,7 +20,7 @@ from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.ids import step_id
 from penstock_workflows.engine.records import Json, JsonObject, Record
 from penstock_workflows.engine.state import Key, Open, State
-from penstock_workflows.engine.values import ValuesNeeded, loaded
+from penstock_workflows.engine.values import all_loaded, loaded
 
 MAX_TASK_CHARACTERS: Final = 1000
 # The greatest size in bytes of the list of outputs in a loop's event. A larger list is left out;
@@ -45,7 +45,7 @@ def projection(
     make = _EVENTS.get(type(record))
     if make is None:
         return []
-    number, source = before.length + 1, _source(before)
+    number, source = before.length + 1, _source(before.started)
     return [
         Frame(number, part, record.at, "event", _payload(event, source))
         for part, event in enumerate(make(before, record, values))
@@ -58,11 +58,7 @@ def _payload(event: _Event, source: JsonObject) -> JsonObject:
     return payload if step is None else {**payload, "step_id": step}
 
 
-def _source(state: State) -> JsonObject:
-    return _source_of(state.started)
-
-
-def _source_of(started: records.Started) -> JsonObject:
+def _source(started: records.Started) -> JsonObject:
     definition = started.definition or {}
     agent = started.open.get("agent") or definition.get("name", "")
     name = definition.get("title") or definition.get("name") or agent
@@ -84,7 +80,7 @@ def _started(record: records.Started) -> list[Frame]:
             "input": record.input,
         }
         event = ("workflow.started", data, None)
-        frames.append(Frame(1, 1, record.at, "event", _payload(event, _source_of(record))))
+        frames.append(Frame(1, 1, record.at, "event", _payload(event, _source(record))))
     return frames
 
 
@@ -180,14 +176,7 @@ def _loop_output(before: State, step: str, values: Mapping[str, Json]) -> Json:
     sizes = sum(item.ref["size"] if item.ref is not None else item.size for item in results)
     if sizes > MAX_LOOP_BYTES:
         return None
-    missing = {
-        item.ref["digest"]
-        for item in results
-        if item.ref is not None and item.ref["digest"] not in values
-    }
-    if missing:
-        raise ValuesNeeded(missing)
-    return [loaded(item.output, item.ref, values) for item in results]
+    return all_loaded([(item.output, item.ref) for item in results], values)
 
 
 def _on_cancelled_child_ended(

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from penstock_workflows.engine import limits, records
 from penstock_workflows.engine.plan import Plan, plan_of_json
 from penstock_workflows.engine.records import Json, JsonObject, Record
-from penstock_workflows.engine.values import ValuesNeeded, loaded
+from penstock_workflows.engine.values import all_loaded, loaded
 
 Key: TypeAlias = tuple[str, int | None]  # a step's name, and the item's index in `for_each`
 Waits = records.Scheduled | records.Waiting | records.Retry
@@ -39,14 +39,7 @@ class Result:
         ValuesNeeded."""
         if self.items is None:
             return loaded(self.output, self.ref, values)
-        missing = {
-            item.ref["digest"]
-            for item in self.items
-            if item.ref is not None and item.ref["digest"] not in values
-        }
-        if missing:
-            raise ValuesNeeded(missing)
-        return [loaded(item.output, item.ref, values) for item in self.items]
+        return all_loaded([(item.output, item.ref) for item in self.items], values)
 
 
 @dataclass(slots=True)

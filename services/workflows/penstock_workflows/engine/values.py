@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,6 +70,16 @@ def _dumped(output: Json) -> bytes:
         return orjson.dumps(nested)[SPARE_LEVELS:-SPARE_LEVELS]
     except TypeError as error:
         raise NotStorable(f"the output cannot be stored as JSON: {error}") from None
+
+
+def all_loaded(
+    outputs: Sequence[tuple[Json, JsonObject | None]], values: Mapping[str, Json]
+) -> list[Json]:
+    """Return each output, as `loaded` does. Raises ValuesNeeded with all that are missing."""
+    missing = {ref["digest"] for _, ref in outputs if ref is not None} - values.keys()
+    if missing:
+        raise ValuesNeeded(missing)
+    return [loaded(output, ref, values) for output, ref in outputs]
 
 
 def loaded(output: Json, ref: JsonObject | None, values: Mapping[str, Json]) -> Json:

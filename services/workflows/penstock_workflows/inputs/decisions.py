@@ -47,8 +47,7 @@ from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Ended, Json
 from penstock_workflows.engine.records import Retry as RetryRecord
 from penstock_workflows.journal.journal import Incomplete, Journals
-from penstock_workflows.journal.loading import Values, fold_new_records
-from penstock_workflows.journal.memory import RunInMemory, Runs
+from penstock_workflows.journal.memory import RunInMemory, Runs, Values, fold_new_records
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class Decisions:
         self._performer = performer
         self._run_steps = run_steps
 
-    async def take(self, run_id: str, given: Input, *, repeated: bool) -> None:
+    async def take(self, run_id: str, cause: Input, *, repeated: bool) -> None:
         """Decide about an input, and do the effects of the decision.
 
         After a partial decision, decide about the rest. Between two decisions, other inputs of the
@@ -92,13 +91,13 @@ class Decisions:
             Retry, BusError: not everything is done; call again with the same input and `repeated`.
             Exception: the input cannot be processed.
         """
-        while await self._take_once(run_id, given, repeated=repeated):
-            given, repeated = ProceedInput(), False
+        while await self._take_once(run_id, cause, repeated=repeated):
+            cause, repeated = ProceedInput(), False
 
-    async def _take_once(self, run_id: str, given: Input, *, repeated: bool) -> bool:
+    async def _take_once(self, run_id: str, cause: Input, *, repeated: bool) -> bool:
         async with self._runs.take(run_id) as run:
             try:
-                return await self._take(run, given, repeated=repeated or run.owes_effects)
+                return await self._take(run, cause, repeated=repeated or run.owes_effects)
             except Incomplete:
                 # The journal may have been restored from a backup. The state in memory would then
                 # fail every further input of the run until this process ends, so the state is read
@@ -113,19 +112,19 @@ class Decisions:
             if run.state is not None and run.unreadable is None:
                 await self._do(run, open_effects(run.state))
 
-    async def _take(self, run: RunInMemory, given: Input, *, repeated: bool) -> bool:
+    async def _take(self, run: RunInMemory, cause: Input, *, repeated: bool) -> bool:
         """Decide once, and do the effects; return whether the decision was partial."""
-        if repeated or not (run.is_known or isinstance(given, StartInput)):
+        if repeated or not (run.is_known or isinstance(cause, StartInput)):
             await self._read_on(run)
         if run.unreadable is not None:
             await self._fail_unreadable(run)
             return False
-        if isinstance(given, StepStartedSeen):
-            await self._on_step_started(run, given, repeated=repeated)
+        if isinstance(cause, StepStartedSeen):
+            await self._on_step_started(run, cause, repeated=repeated)
             return False
         is_current = repeated
         while True:
-            decision = await self._decide(run, given)
+            decision = await self._decide(run, cause)
             if not decision.records:
                 # The decision has no records. If the state in memory is old, another process may
                 # have appended the records that the input is about. So the journal is read, and the
@@ -142,28 +141,28 @@ class Decisions:
                 log.debug("run %s: decided again: %s", run.run_id, error)
                 repeated = is_current = True
                 await self._read_on(run)
-        if run.state is None and isinstance(given, _OF_A_RUN):
+        if run.state is None and isinstance(cause, _OF_A_RUN):
             log.warning(
                 "run %s has no journal (any more), so %s changes nothing",
                 run.run_id,
-                type(given).__name__,
+                type(cause).__name__,
             )
         if run.state is not None and (decision.records or repeated):
             await self._do(run, open_effects(run.state) if repeated else decision.effects)
         return decision.is_partial
 
-    async def _take_all(self, run: RunInMemory, given: Input) -> None:
-        while await self._take(run, given, repeated=False):
-            given = ProceedInput()
+    async def _take_all(self, run: RunInMemory, cause: Input) -> None:
+        while await self._take(run, cause, repeated=False):
+            cause = ProceedInput()
 
-    async def _decide(self, run: RunInMemory, given: Input) -> Decision:
+    async def _decide(self, run: RunInMemory, cause: Input) -> Decision:
         now_ms = round(self._bus.clock.time() * 1000)
         make_id = partial(new_run_id, subjects.shard_of(run.run_id), self._bus.clock.time())
 
         make = partial(
             decide,
             run.state,
-            given,
+            cause,
             now_ms=now_ms,
             new_id=make_id,
             run_steps=self._run_steps,
@@ -171,10 +170,10 @@ class Decisions:
 
         async def call(values: dict[str, Json]) -> Decision:
             # A partial decision was long, so the next one is likely to be long, too.
-            if not isinstance(given, ProceedInput):
+            if not isinstance(cause, ProceedInput):
                 with contextlib.suppress(SliceUsed):
                     return make(values=values, slice_steps=SLICE_STEPS)
-            return await OFF_LOOP.run(_owner_of(run, given), partial(make, values=values))
+            return await OFF_LOOP.run(_owner_of(run, cause), partial(make, values=values))
 
         return await self._values.with_values(run.run_id, call)
 
@@ -198,7 +197,10 @@ class Decisions:
             elif isinstance(record, End):
                 telemetry.WORKFLOW_RUNS.labels(record.status).inc()
                 log.info(
-                    "run %s: the workflow has ended: %s%s", run.run_id, record.status, _why(record)
+                    "run %s: the workflow has ended: %s%s",
+                    run.run_id,
+                    record.status,
+                    _cause_of_end(record),
                 )
 
     async def _do(self, run: RunInMemory, effects: Iterable[Effect]) -> None:
@@ -212,16 +214,16 @@ class Decisions:
         for effect in effects:
             if isinstance(effect, Listen):
                 listens.append(effect)
-            elif (given := await self._performer.perform(state, effect)) is not None:
-                learnt.append(given)
+            elif (cause := await self._performer.perform(state, effect)) is not None:
+                learnt.append(cause)
         if state.end is not None:
             await self._performer.timers.purge_later(state.run_id, state.end.at)
-        heard = [await self._performer.listens.begin(state, listen) for listen in listens]
+        meanwhile = [await self._performer.listens.begin(state, listen) for listen in listens]
         # All effects so far are done. If one of the following inputs fails, the effects of the open
         # steps are repeated, and this includes `listens.begin`, which returns these inputs again.
         run.owes_effects = False
-        for given in itertools.chain(learnt, *heard):
-            await self._take_all(run, given)
+        for cause in itertools.chain(learnt, *meanwhile):
+            await self._take_all(run, cause)
         for listen in listens:
             await self._performer.listens.caught_up(state, listen)
 
@@ -276,14 +278,14 @@ class Decisions:
         )
 
 
-def _owner_of(run: RunInMemory, given: Input) -> str:
-    command = given.command if isinstance(given, StartInput) else {}
+def _owner_of(run: RunInMemory, cause: Input) -> str:
+    command = cause.command if isinstance(cause, StartInput) else {}
     if run.state is not None:
         command = run.state.started.command
     return str(command.get("user_id") or "")
 
 
-def _why(end: End) -> str:
+def _cause_of_end(end: End) -> str:
     """Return a failure's code and step for the log; its message may quote an agent."""
     if end.error is None:
         return ""

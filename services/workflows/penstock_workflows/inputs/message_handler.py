@@ -54,9 +54,9 @@ def input_of_command(kind: str, payload: bytes) -> Input:
             cancel = CancelCommand.model_validate_json(payload)
             return CancelInput(cancel.by, cancel.reason)
         case "continue":
-            news = ApprovalNews.model_validate_json(payload)
-            items = [item.model_dump(exclude_none=True) for item in news.items or ()]
-            return ApprovalInput(news.approval_id, news.news, news.event, items)
+            change = ApprovalNews.model_validate_json(payload)
+            items = [item.model_dump(exclude_none=True) for item in change.items or ()]
+            return ApprovalInput(change.approval_id, change.news, change.event, items)
         case _:
             called = Called.model_validate_json(payload)
             return CalledInput(
@@ -82,8 +82,8 @@ def inputs_of_event(payload: bytes) -> list[tuple[str, Input]]:
         return [(run_id, StepStartedSeen(str(child)))] if child else []
     found: list[tuple[str, Input]] = []
     if event.get("workflow_depth") and event.get("parent_run_id"):
-        heard = ChildInput(run_id, type_, event["data"], int(event["sequence"]))
-        found.append((str(event["parent_run_id"]), heard))
+        child_input = ChildInput(run_id, type_, event["data"], int(event["sequence"]))
+        found.append((str(event["parent_run_id"]), child_input))
     if type_ in _ENDED_BY_OTHERS:
         data = event["data"]
         reason = str(data.get("reason") or data.get("code") or "ended")
@@ -100,6 +100,29 @@ MAX_UNFINISHED = 10_000
 MAX_ERROR_CHARACTERS = 2000
 # the first subject tokens of inputs that concern the run that the subject names
 _OF_THE_RUN_ITSELF = frozenset({"command", "due"})
+
+
+def _once(
+    handle: Callable[[MessageHandler, Stored, bool], Awaitable[None]],
+) -> Callable[[MessageHandler, Stored], Awaitable[None]]:
+    """Tell a handler whether its message may have been handled in part before."""
+
+    async def once(self: MessageHandler, stored: Stored) -> None:
+        key = stored.subject, stored.sequence
+        repeated = stored.delivered != 1 or key in self.unfinished
+        try:
+            await handle(self, stored, repeated)
+        except BaseException as error:
+            if len(self.unfinished) > MAX_UNFINISHED:
+                self.unfinished.clear()
+            self.unfinished.add(key)
+            if isinstance(error, UnknownRecord):
+                log.warning("%s is tried again every %g s: %s", stored.subject, NEWER_S, error)
+                raise Retry(NEWER_S) from error
+            raise
+        self.unfinished.discard(key)
+
+    return once
 
 
 class MessageHandler:
@@ -123,76 +146,47 @@ class MessageHandler:
         self._listens = listens
         # The messages whose handling began in this process and failed, by subject and stream
         # sequence.
-        self._unfinished: set[tuple[str, int]] = set()
-
-    async def command(self, stored: Stored) -> None:
-        await self._once(stored, self._on_command)
-
-    async def event(self, stored: Stored) -> None:
-        await self._once(stored, self._on_event)
-
-    async def due(self, stored: Stored) -> None:
-        await self._once(stored, self._on_due)
+        self.unfinished: set[tuple[str, int]] = set()
 
     async def short_timer(self, run_id: str, timer: str) -> None:
         """Handle a timer for which this process has waited."""
         await self._decisions.take(run_id, TimerInput(timer), repeated=False)
 
-    async def take_event(self, stored: Stored) -> None:
-        """Handle an event for which steps may listen."""
-        await self._once(stored, self._on_heard_event)
-
     async def replay(self, stored: Stored) -> None:
         """Handle a message that became a dead letter and that an operator replays."""
-        self._unfinished.add((stored.subject, stored.sequence))
-        category = stored.subject.partition(".")[0]
-        if category == "command":
-            await self.command(stored)
-        elif category == "due":
-            await self.due(stored)
-        else:
-            await self.event(stored)
-            await self.take_event(stored)
+        self.unfinished.add((stored.subject, stored.sequence))
+        match stored.subject.partition(".")[0]:
+            case "command":
+                await self.command(stored)
+            case "due":
+                await self.due(stored)
+            case _:
+                await self.event(stored)
+                await self.awaited_event(stored)
 
-    async def _once(
-        self, stored: Stored, handle: Callable[[Stored, bool], Awaitable[None]]
-    ) -> None:
-        key = stored.subject, stored.sequence
-        repeated = stored.delivered != 1 or key in self._unfinished
-        try:
-            await handle(stored, repeated)
-        except BaseException as error:
-            if len(self._unfinished) > MAX_UNFINISHED:
-                self._unfinished.clear()
-            self._unfinished.add(key)
-            if isinstance(error, UnknownRecord):
-                log.warning("%s is tried again every %g s: %s", stored.subject, NEWER_S, error)
-                raise Retry(NEWER_S) from error
-            raise
-        self._unfinished.discard(key)
-
-    async def _on_command(self, stored: Stored, repeated: bool) -> None:
+    @_once
+    async def command(self, stored: Stored, repeated: bool) -> None:
         _, _, kind, run_id = stored.subject.split(".")
         payload = await objects.unwrap(self._bus, stored.payload)
-        given: Input
+        cause: Input
         if kind == "start":
             command = StartCommand.model_validate_json(payload)
             log_fields.traced(run_id, command.traceparent)
             if not await self._may_start(run_id):
                 await self._decisions.repeat(run_id)
                 return
-            given = await self._starts.input_of(command)
+            cause = await self._starts.input_of(command)
             stopped = await self._trees.stopped_among(command.ancestors or ())
             if stopped is not None:
-                given = replace(given, cancelled=CancelInput(stopped.by, stopped.reason))
+                cause = replace(cause, cancelled=CancelInput(stopped.by, stopped.reason))
         else:
-            given = input_of_command(kind, payload)
-            if isinstance(given, CancelInput):
+            cause = input_of_command(kind, payload)
+            if isinstance(cause, CancelInput):
                 # Hundreds of inputs of the run may be handled before this one. The mark keeps them
                 # from starting runs.
-                await self._trees.mark_stopped(run_id, given.by, given.reason)
-                await self._end_unstarted(run_id, repeated=repeated, cancelled=given)
-        await self._decisions.take(run_id, given, repeated=repeated)
+                await self._trees.mark_stopped(run_id, cause.by, cause.reason)
+                await self._end_unstarted(run_id, repeated=repeated, cancelled=cause)
+        await self._decisions.take(run_id, cause, repeated=repeated)
 
     async def refuse(self, stored: Stored, error: Exception) -> None:
         """End the run of a start command that was given up; do nothing to a run that has begun. If
@@ -217,10 +211,10 @@ class MessageHandler:
         category, action, child, *_ = stored.subject.split(".")
         has_ended = category == "lifecycle" and action in ("completed", "failed", "cancelled")
         ended = (child, f"{category}.{action}") if has_ended else None
-        given = FailInput({"code": "internal", "message": message}, ended)
+        cause = FailInput({"code": "internal", "message": message}, ended)
         for run_id in await self._concerned(stored):
             try:
-                await self._decisions.take(run_id, given, repeated=True)
+                await self._decisions.take(run_id, cause, repeated=True)
             except (Retry, BusError):
                 raise
             except Exception:
@@ -284,17 +278,21 @@ class MessageHandler:
             raise ValueError(f"the run {run_id} has no record (any more), so it is not started")
         return RunRecord.model_validate_json(entry.value).status == "queued"
 
-    async def _on_event(self, stored: Stored, repeated: bool) -> None:
+    @_once
+    async def event(self, stored: Stored, repeated: bool) -> None:
         payload = await objects.unwrap(self._bus, stored.payload)
-        for run_id, given in inputs_of_event(payload):
-            await self._decisions.take(run_id, given, repeated=repeated)
+        for run_id, cause in inputs_of_event(payload):
+            await self._decisions.take(run_id, cause, repeated=repeated)
 
-    async def _on_heard_event(self, stored: Stored, repeated: bool) -> None:
+    @_once
+    async def awaited_event(self, stored: Stored, repeated: bool) -> None:
+        """Handle an event for which steps may listen."""
         stream = streams.events_for(subjects.run_id_of(stored.subject))
-        for run_id, given in await self._listens.inputs_of(stream, stored):
-            await self._decisions.take(run_id, given, repeated=repeated)
+        for run_id, cause in await self._listens.inputs_of(stream, stored):
+            await self._decisions.take(run_id, cause, repeated=repeated)
 
-    async def _on_due(self, stored: Stored, repeated: bool) -> None:
+    @_once
+    async def due(self, stored: Stored, repeated: bool) -> None:
         run_id, timer = timer_of(stored.subject)
         if timer == PURGE:
             await self._journals.purge(run_id)

@@ -22,16 +22,15 @@ from penstock.web.auth.credentials import (
     header_of,
     headers_of,
 )
-from penstock.web.auth.errors import invalid_token, missing_credentials
+from penstock.web.auth.grants import DEFAULT
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
 from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
 from penstock.web.auth.limits import OpenCounts, Requests
 from penstock.web.auth.origins import is_allowed_origin, is_local
-from penstock.web.auth.scopes import DEFAULT
 from penstock.web.auth.service_tokens import ServiceTokens
 from penstock.web.auth.stream_tokens import StreamTokens
-from penstock.web.problems import Problem
+from penstock.web.problems import Problem, invalid_token, missing_credentials
 
 log = logging.getLogger(__name__)
 

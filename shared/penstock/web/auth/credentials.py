@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
 
-from penstock.web.auth.errors import invalid_request, invalid_token
 from penstock.web.auth.jwt import looks_like_jwt
+from penstock.web.problems import invalid_request, invalid_token
 
 URL_NAMES: Final = frozenset({"token", "access_token"})
 MAX_PARAMETERS: Final = 1000
@@ -28,8 +28,8 @@ def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> C
     With `stream_token`, a stream token in the URL is allowed. The header `Authorization` takes
     precedence over the cookie, because browsers send the cookie with every request.
 
-    Raises Refused 401 for a JWT in the URL, or for any token in the URL if the route does not
-    accept one. Raises Refused 400 for contradicting credentials.
+    Raises Problem 401 for a JWT in the URL, or for any token in the URL if the route does not
+    accept one. Raises Problem 400 for contradicting credentials.
     """
     in_url = _in_url(scope)
     bearer = _bearer(scope)
@@ -50,7 +50,7 @@ def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> C
 def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
     """Return the value of the cookie with this name; None if there is no such cookie.
 
-    Raises Refused 400 if there are two cookies with this name, because another site may have set
+    Raises Problem 400 if there are two cookies with this name, because another site may have set
     one of them.
     """
     pairs = "; ".join(headers_of(scope, b"cookie")).split(";")

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from penstock.web.auth.grants import EVERYBODY, Grant, ServiceGrant
-from penstock.web.auth.scopes import ANONYMOUS as ANONYMOUS_SCOPES
-from penstock.web.auth.scopes import Permission
+from penstock.web.auth.grants import ANONYMOUS as ANONYMOUS_SCOPES
+from penstock.web.auth.grants import EVERYBODY, Grant, Permission, ServiceGrant
 from penstock.web.problems import Problem
 
 Kind = Literal["bearer", "cookie", "stream_token", "service", "anonymous"]

@@ -14,7 +14,7 @@ import httpx
 import jwt
 import orjson
 
-from penstock.web.auth.errors import invalid_token, unavailable
+from penstock.web.problems import invalid_token, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Jwks:
 
         Without a `kid`, return the key for the algorithm, if there is only one.
 
-        Raises Refused: 401 if the issuer has no such key, 503 if the keys cannot be read now.
+        Raises Problem: 401 if the issuer has no such key, 503 if the keys cannot be read now.
         """
         age_s = self._now() - self._read_at
         if age_s > MAX_STALE_S:

@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 
 import jwt
 
-from penstock.web.auth.errors import Refused, invalid_token
+from penstock.web.auth.grants import DEFAULT, granted_scopes
 from penstock.web.auth.identity import ANONYMOUS_USER, SERVICE_PREFIX
-from penstock.web.auth.scopes import DEFAULT, granted_scopes
+from penstock.web.problems import Problem, invalid_token
 
 MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_KID_CHARS: Final = 256
@@ -38,7 +38,7 @@ class Keys(Protocol):
     """A source of keys."""
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
-        """Return the key. Raises Refused 401 if there is none, 503 if keys cannot be read now."""
+        """Return the key. Raises Problem 401 if there is none, 503 if keys cannot be read now."""
         ...
 
     async def close(self) -> None: ...
@@ -110,7 +110,7 @@ class Verifier:
         self._verified: dict[bytes, _Verified] = {}  # by digest; the oldest comes first
 
     async def verify(self, token: str) -> Claims:
-        """Return a token's claims. Raises Refused 401, or 503 if the keys cannot be read."""
+        """Return a token's claims. Raises Problem 401, or 503 if the keys cannot be read."""
         if len(token) > MAX_TOKEN_CHARS or not _SHAPE.fullmatch(token):
             raise invalid_token("this is no JSON Web Token")
         digest = hashlib.sha256(token.encode()).digest()
@@ -180,7 +180,7 @@ def looks_like_jwt(text: str) -> bool:
     return text.startswith("eyJ") or text.count(".") == 2
 
 
-def _refusal(error: jwt.PyJWTError) -> Refused:
+def _refusal(error: jwt.PyJWTError) -> Problem:
     for kind, reason in _REASONS.items():
         if isinstance(error, kind):
             return invalid_token(reason)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from penstock.telemetry import LIMITED
-from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import STREAMS, Identity
+from penstock.web.problems import Problem
 
 Limit = Literal["connections", "streams", "requests", "open_runs", "queued_runs", "paused_runs"]
 
@@ -22,11 +22,11 @@ RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
 
 
-def limit_refusal(limit: Limit, reason: str, retry_s: int = RETRY_S) -> Refused:
+def limit_refusal(limit: Limit, reason: str, retry_s: int = RETRY_S) -> Problem:
     """Count a refusal, and return it as a 429. The response names the limit and says when to try
     again."""
     LIMITED.labels(limit).inc()
-    return Refused(429, reason, {"retry-after": str(retry_s)}, limit=limit)
+    return Problem(429, reason, {"retry-after": str(retry_s)}, limit=limit)
 
 
 class OpenCounts:
@@ -40,7 +40,7 @@ class OpenCounts:
 
     def take(self, identity: Identity) -> Callable[[], None]:
         """Count one more connection or stream. The returned function removes it from the count.
-        Raises Refused 429 at the limit."""
+        Raises Problem 429 at the limit."""
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
@@ -76,7 +76,7 @@ class Requests:
         self._full_at: dict[str, float] = {}
 
     def take(self, identity: Identity) -> None:
-        """Count one request. Raises Refused 429 if the bucket is empty."""
+        """Count one request. Raises Problem 429 if the bucket is empty."""
         if identity.kind == "anonymous" or not self._rate:
             return
         now = self._clock()
@@ -114,7 +114,7 @@ class RequestCount:
         self._is_kept = False
 
     def take(self) -> None:
-        """Count the request as a stream. Raises Refused 429 if the user has too many streams."""
+        """Count the request as a stream. Raises Problem 429 if the user has too many streams."""
         if self._give_back is None:
             self._give_back = self._streams.take(self._identity)
 

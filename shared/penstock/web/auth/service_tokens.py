@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from penstock.web.auth.errors import invalid_token
 from penstock.web.auth.grants import ServiceGrant
 from penstock.web.auth.identity import SERVICE_PREFIX, Identity
 from penstock.web.auth.token_records import StoredValue, TokenBucket, TokenRecords
-from penstock.web.problems import Problem
+from penstock.web.problems import Problem, invalid_token
 
 PREFIX: Final = "psv_"
 # The scopes that a service token can have. `act-as` is missing, so a service token cannot act for
@@ -68,7 +67,7 @@ class ServiceToken:
 
 class ServiceTokens:
     """Issues, checks and revokes service tokens. `TokenRecords` keeps them. Each method that reads
-    or writes raises Refused 503 if the store cannot be reached."""
+    or writes raises Problem 503 if the store cannot be reached."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class ServiceTokens:
         return secret.text, token
 
     async def identify(self, token: str) -> Identity:
-        """Return the caller of a token. Raises Refused 401 if it is invalid."""
+        """Return the caller of a token. Raises Problem 401 if it is invalid."""
         found = await self._records.find(token)
         if found is None:
             raise invalid_token("the service token is unknown, has expired or was revoked")

@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from penstock.web.auth.errors import invalid_token
-from penstock.web.auth.grants import EVERYBODY, Grant
+from penstock.web.auth.grants import EVERYBODY, STREAM_TOKEN, Grant
 from penstock.web.auth.identity import Identity
-from penstock.web.auth.scopes import STREAM_TOKEN
 from penstock.web.auth.token_records import Found, StoredValue, TokenBucket, TokenRecords
-from penstock.web.problems import Problem
+from penstock.web.problems import Problem, invalid_token
 from penstock.web.read_scheduler import ReadScheduler
 
 PREFIX: Final = "pst_"
@@ -56,7 +54,7 @@ class StreamToken:
 
 class StreamTokens:
     """Issues, checks, extends and revokes stream tokens. `TokenRecords` keeps them. Each method
-    that reads or writes raises Refused 503 if the store cannot be reached."""
+    that reads or writes raises Problem 503 if the store cannot be reached."""
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class StreamTokens:
         return secret.text, token
 
     async def identify(self, token: str) -> Identity:
-        """Return the caller of a token. Raises Refused 401 if it is invalid."""
+        """Return the caller of a token. Raises Problem 401 if it is invalid."""
         found = await self._records.find(token)
         if found is None:
             raise invalid_token("the stream token is unknown, has expired or was revoked")

@@ -23,8 +23,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import orjson
 
-from penstock.web.auth.errors import unavailable
-from penstock.web.problems import Problem
+from penstock.web.problems import Problem, unavailable
 
 USED_EVERY_S: Final = 60.0  # Seconds between two updates of a record's `last_used_at`.
 LOOKUPS_AT_ONCE: Final = 8
@@ -104,7 +103,7 @@ class Found(Generic[R]):
 class TokenRecords(Generic[R]):
     """The records of one kind of secrets.
 
-    Each method that reads or writes raises Refused 503 if the bucket cannot be reached.
+    Each method that reads or writes raises Problem 503 if the bucket cannot be reached.
 
     Anybody can ask for any secret, and a secret that does not exist costs a request to NATS. So a
     process asks for at most `LOOKUPS_AT_ONCE` secrets at a time that it has not found before, in

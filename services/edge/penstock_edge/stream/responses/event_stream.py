@@ -11,8 +11,8 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import sse
+from penstock.web.answers import until_closed
 from penstock.web.auth import identity_of, keep_counting
-from penstock.web.leaving import until_closed
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import watch
 from penstock_edge.stream.direct_write import DROPPED_S, SLICE_BYTES, direct_of, dropped

@@ -9,8 +9,8 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.web.answers import until_closed
 from penstock.web.auth import identity_of
-from penstock.web.leaving import until_closed
 from penstock.web.problems import Problem, problem_response
 from penstock_edge.stream.client import Client
 

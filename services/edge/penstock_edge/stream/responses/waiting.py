@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, Msg
 from penstock.log_fields import run_of
-from penstock.web.leaving import until_closed
+from penstock.web.answers import until_closed
 from penstock.web.problems import Problem
 from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import cycle_of
