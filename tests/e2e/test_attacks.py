@@ -26,7 +26,7 @@ from penstock.settings import AguiAgent, AuthSettings, Config, Settings
 from penstock.sse import Parser
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
-from penstock_connector.upstreams.session_names import thread_id
+from penstock_connector.upstreams.base import thread_id
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
 from support.drive.agui_requests import run_input, tool, user
@@ -354,15 +354,6 @@ async def test_where_the_server_checks_users_itself_the_id_goes_as_it_is(site: S
     session, before = uuid.uuid4().hex, f"shared {uuid.uuid4().hex[:8]}"
     await said(site, "trusting", session, before)
     assert before in await said(site, "trusting", session, "what do you know?", "bob")
-
-
-async def test_a_session_from_before_continues_under_its_old_id(site: Site) -> None:
-    session, before = uuid.uuid4().hex, f"old {uuid.uuid4().hex[:8]}"
-    await said(site, "trusting", session, before)  # the former release sent this id to the server
-    record = SessionRecord(agent="graph", session_id=session, runs=[])
-    key = session_key("alice", "graph", session)
-    await site.bus.bus.bucket("sessions").create(key, record.dump())
-    assert before in await said(site, "graph", session, "what do you know?")
 
 
 @pytest.mark.parametrize("agent", ["graph", "interface", "adapter", "agno"])

@@ -71,8 +71,7 @@ class ConnectorService(Service):
     async def start(self) -> None:
         """Take the lease, and then begin to take commands.
 
-        If the connector took commands before it had the lease, other connectors would conclude that
-        this connector has ended.
+        In the other order, other connectors would conclude that this connector has ended.
         """
         await self._peers.answer()
         await until_answered("taking the lease", self._lease.acquire)
@@ -92,7 +91,6 @@ class ConnectorService(Service):
             self._take_up_commands()  # an earlier process may have left commands
 
     def _take(self, kind: str, handle: Handle) -> None:
-        """Begin to carry out the commands of a kind."""
         settings = self._settings
         at_once = {
             # The handling of a cancel lasts until the leg has ended. So there is room for one
@@ -115,7 +113,7 @@ class ConnectorService(Service):
         )
 
     async def drain(self, grace_s: float) -> None:
-        """Take only cancels; hand over the legs that can move without a loss, and let other legs
+        """Take only cancels; hand over the legs that can move without a loss, and let others
         end."""
         await self._take_no_more()
         await self._commands.handover.drain(grace_s)
@@ -123,8 +121,7 @@ class ConnectorService(Service):
     async def stop(self) -> None:
         """Hand over or end the remaining legs, and then give the lease back.
 
-        If the lease were given back first, another connector would take over legs that this
-        connector still holds.
+        In the other order, another connector would take over legs that this one still holds.
         """
         await self._take_no_more()
         await self._commands.handover.stop()
@@ -146,8 +143,7 @@ class ConnectorService(Service):
         await self._commands.handover.refuse()
 
     async def _continue(self, stored: Stored) -> None:
-        """Carry a continue command out; if there is no decision, the command becomes a dead
-        letter."""
+        """Carry a continue command out; without a decision, it becomes a dead letter."""
         try:
             await self._commands.resume(stored)
         except NotDecided as error:
@@ -193,8 +189,7 @@ class ConnectorService(Service):
                 log.exception("a dead connector's commands are delivered later")
 
     async def _share(self) -> None:
-        """While this connector has free legs, begin starts that wait for a leg at another
-        connector."""
+        """While this connector has free legs, begin starts that wait at another connector."""
         seen = 0
         while True:
             await asyncio.sleep(SHARE_S)

@@ -212,18 +212,13 @@ class SessionRecord(Record):
 
     agent: str
     session_id: str
-    user_id: str | None = Field(
-        None, description="The owner; records of older versions have none until their next run"
-    )
-    thread_id: str | None = Field(
-        None,
-        description="The agent server's id of the session; empty until a connector has chosen it. "
-        "Records of older versions have none: their servers know the session by its own id",
+    user_id: str = Field("", description="The owner")
+    thread_id: str = Field(
+        "",
+        description="The agent server's id of the session; empty until a connector has chosen it",
     )
     runs: list[str] = []
-    open: list[str] | None = Field(
-        None, description="AG-UI: the runs whose end is not known; older versions do not write it"
-    )
+    open: list[str] = Field([], description="AG-UI: the runs whose end is not known")
     queue: list[QueuedLeg] = Field([], description="The legs that wait; the first one runs")
 
 
@@ -384,7 +379,6 @@ class ApprovalRecord(Record):
     updated_at: str
     decision: Decision | None = None
     reason: str | None = None
-    # Records of releases up to 0.1 have none of the following fields, and mean their defaults.
     policy: PolicyRef | None = None
     rulings: list[ItemRuling] = Field([], description="What the policy says of each item")
     deciders: list[Deciders] = Field(

@@ -28,7 +28,7 @@ async def list_run(bus: Bus, command: StartCommand, agent: str) -> None:
             if entry is not None
             # The thread id is the session's id at the agent server. A connector sets the thread id
             # when the connector claims a run.
-            else SessionRecord(agent=agent, session_id=session_id, thread_id="")
+            else SessionRecord(agent=agent, session_id=session_id)
         )
         if command.run_id in record.runs:
             return

@@ -9,8 +9,8 @@ from penstock.bus.records import Claim, SendingState, Sent
 from penstock_connector.commands import cancel, continue_, start
 from penstock_connector.commands.cancel import Reply
 from penstock_connector.commands.continue_ import OpenDecision, decide_to_open
+from penstock_connector.state.claims import ClaimedSending
 from penstock_connector.state.connectors import Liveness
-from penstock_connector.state.sendings import ClaimedSending
 
 
 def frame(kind: str, leg: int = 1) -> Stored:

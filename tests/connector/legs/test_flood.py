@@ -14,8 +14,7 @@ import pytest
 
 from penstock.bus import RawWriter
 from penstock.bus.budget import Budget
-from penstock_connector.legs.body import Body
-from penstock_connector.legs.flush import Flush
+from penstock_connector.legs.body import Body, Flush
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline

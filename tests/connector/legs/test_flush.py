@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.bus.budget import Budget
-from penstock_connector.legs import flush
-from penstock_connector.legs.body import AT_ONCE_BYTES, Body
-from penstock_connector.legs.flush import LONGEST_S, Flush, delay_s
+from penstock_connector.legs import body as bodies_of_legs
+from penstock_connector.legs.body import AT_ONCE_BYTES, LONGEST_S, Body, Flush, delay_s
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline, types
@@ -70,7 +69,7 @@ async def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every flush wait until something other than time causes the write."""
-    monkeypatch.setattr(flush, "delay_s", lambda per_s: FOREVER_S)
+    monkeypatch.setattr(bodies_of_legs, "delay_s", lambda per_s: FOREVER_S)
 
 
 def budgeted(made: Flush) -> Body:

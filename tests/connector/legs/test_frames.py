@@ -14,7 +14,7 @@ import pytest
 from penstock.bus.messages import RawFrame
 from penstock.settings import Config
 from penstock.sse import Frame
-from penstock_connector.legs.stream_detection import MAX_BYTES
+from penstock_connector.legs.response import MAX_BYTES
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.base import ReattachState
 from support.drive.pipeline import Pipeline, pipeline

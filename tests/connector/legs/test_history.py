@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bus.messages import RawFrame
 from penstock.sse import Frame
-from penstock_connector.legs.history import LegHistory
+from penstock_connector.legs.progress import LegHistory
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.base import ReattachState
@@ -139,7 +139,3 @@ def test_the_record_of_a_leg_is_read_back_unchanged(command: bytes) -> None:
 def test_what_another_version_notes_besides_is_left_out() -> None:
     noted = b'{"leg":2,"sequence":17,"kind":"start","noted_at":"2026-11-20T10:00:00Z"}\n{}'
     assert LegRecord.parse(noted) == LegRecord(2, 17, "start", b"{}")
-
-
-def test_a_version_that_noted_nothing_is_understood() -> None:
-    assert LegRecord.parse(b"{}") is None

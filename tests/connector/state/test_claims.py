@@ -14,9 +14,8 @@ from penstock.bus.messages import RawFrame
 from penstock.bus.records import Claim
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
-from penstock_connector.state.claims import Claims
+from penstock_connector.state.claims import Claims, Sendings
 from penstock_connector.state.connectors import Connectors
-from penstock_connector.state.sendings import Sendings
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import connected, new_run_id
 from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline, types

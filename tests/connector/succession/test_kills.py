@@ -18,8 +18,8 @@ from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
 from penstock_connector.state import session_queue
+from penstock_connector.state.claims import Sendings
 from penstock_connector.state.leg_record import LegRecord
-from penstock_connector.state.sendings import Sendings
 from penstock_connector.state.stores import open_stores
 from penstock_connector.succession.reaper import Reaper
 from penstock_normalizer.service import NormalizerService
@@ -276,7 +276,7 @@ async def test_a_leg_leaves_the_queue_and_not_the_next_leg_of_its_run(
         key = session_key("u1", "agno", new_run_id())
         for leg in (1, 2):
             mine = QueuedLeg(run_id="r", leg=leg, pod="connector-a", sequence=leg)
-            await sessions.join(key, "agno", "s", "s", mine)
+            await sessions.join(key, "agno", "s", "s", mine, owner="u1")
         await sessions.leave(key, "r", "connector-a", 1)
         entry = await penstock.bus.bucket("sessions").get(key)
     assert entry is not None

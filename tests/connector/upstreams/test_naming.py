@@ -8,7 +8,7 @@ import pytest
 
 from penstock.bus.records import StartCommand
 from penstock.settings import WorkflowAgent, agent_config
-from penstock_connector.upstreams.session_names import thread_id
+from penstock_connector.upstreams.base import thread_id
 
 
 @pytest.mark.parametrize(

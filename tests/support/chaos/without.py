@@ -17,8 +17,8 @@ from penstock.bus import Stored
 from penstock.bus.read.direct import STORED_AT
 from penstock.bus.state.losses import Snapshot
 from penstock_automations.matching.matcher import Matcher
-from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.orders import Order
+from penstock_connector.legs.progress import LegHistory
 from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of
 from penstock_connector.state.session_queue import SessionQueue
 from penstock_connector.succession.reaper import Reaper

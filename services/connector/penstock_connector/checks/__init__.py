@@ -1,7 +1,7 @@
 """Checks whether an agent's server answers, speaks the configured protocol and has the agent.
 
 A check sends only GETs, so it starts no run and changes nothing. The findings name addresses, so
-they are shown to operators and not to clients. Each protocol has a module, as in `upstreams`.
+they are shown to operators and not to clients.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 import httpx
 
 from penstock.settings import ServerAgent
-from penstock_connector.checks import adk, agno, agui
 from penstock_connector.checks.finding import Finding, Verdict
 from penstock_connector.checks.probe import NotReached, Probe
+from penstock_connector.checks.protocols import check_adk, check_agno, check_agui
 from penstock_connector.secrets import without_secrets
 
 __all__ = ["TIMEOUT_S", "Finding", "Verdict", "check", "check_all"]
@@ -24,9 +24,9 @@ TIMEOUT_S: Final = 5.0  # the most seconds for one request; a check sends a few 
 AT_A_TIME: Final = 8  # the most agents that are checked at the same time
 
 _CHECKS: Final[Mapping[str, Callable[[Probe, ServerAgent], Awaitable[Finding]]]] = {
-    "agno": agno.check,
-    "adk": adk.check,
-    "agui": agui.check,
+    "agno": check_agno,
+    "adk": check_adk,
+    "agui": check_agui,
 }
 
 

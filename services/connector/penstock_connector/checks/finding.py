@@ -26,18 +26,15 @@ class Finding:
 
     @property
     def is_fine(self) -> bool:
-        """Whether the configuration needs no change."""
         return self.verdict in {"ok", "unproven"}
 
 
 def one_line(text: str) -> str:
-    """Return a server's text on one line, without control characters, cut to 120 characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= MAX_SHOWN_CHARACTERS else line[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first eight names, and the number of further names."""
     known = [one_line(name) for name in names]
     more = f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
     return ", ".join(known[:MAX_NAMES]) + more if known else "none"

@@ -58,8 +58,7 @@ def agent_os(answer: Answer, base: str) -> AgentOs | None:
 
 
 def adk_server(answer: Answer, base: str) -> AdkServer | None:
-    """Return the ADK server that gave this answer to `GET /list-apps`; None if another server gave
-    it."""
+    """Return the ADK server that gave this answer to `GET /list-apps`; None if another gave it."""
     apps = answer.json
     if not answer.is_success or not isinstance(apps, list):
         return None
@@ -77,8 +76,7 @@ def agui_paths(document: Any) -> list[str]:
 
 
 async def what_answers(probe: Probe, agent: ServerAgent) -> str | None:
-    """Return which server answers and what to change in the configuration; None if it is
-    unknown."""
+    """Return which server answers and what to change in the configuration; None if unknown."""
     try:
         for base in probe.bases:
             if (adk := adk_server(await probe.get(f"{base}/list-apps"), base)) is not None:
@@ -109,7 +107,7 @@ def _changes(agent: ServerAgent, protocol: str, base: str, known: list[str]) -> 
 
 
 def refusal_of(answer: Answer, agent: ServerAgent) -> Finding | None:
-    """Return the finding if the server refuses the agent's credentials; None if it accepts them."""
+    """Return the finding if the server refuses the agent's credentials."""
     if not answer.is_refused:
         return None
     sent = ", ".join(agent.headers) or "none are"

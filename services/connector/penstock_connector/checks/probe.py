@@ -36,12 +36,10 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
     def is_refused(self) -> bool:
-        """Whether the server asks for other credentials."""
         return self.status in {401, 403, 407}
 
     def __str__(self) -> str:
@@ -63,18 +61,14 @@ class Probe:
 
     @property
     def url(self) -> str:
-        """The agent's URL without user and password."""
         return _without_user(self._url)
 
     @property
     def origin(self) -> str:
-        """The scheme, host and port of the server."""
         return _origin(self.url)
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """The URLs under which the server's paths may be: the configured URL, and the server's
-        origin."""
         return tuple(dict.fromkeys((self.url.rstrip("/"), self.origin)))
 
     async def get(self, url: str) -> Answer:
@@ -82,9 +76,6 @@ class Probe:
 
         `url` must begin with `self.url` or `self.origin`. With any other URL, the agent's headers,
         which may contain credentials, would be sent to another server.
-
-        Raises:
-            NotReached: no HTTP response came.
         """
         if url not in self._known:
             self._known[url] = await self._get(url)

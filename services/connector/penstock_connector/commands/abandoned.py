@@ -40,8 +40,7 @@ _NEVER_SENT: Final = end_event(
 
 
 class DeadLetters:
-    """Ends runs whose command is a dead letter; all methods raise BusError if the bus does not
-    answer."""
+    """Ends runs whose command is a dead letter."""
 
     def __init__(self, context: CommandContext) -> None:
         self._context = context
@@ -81,7 +80,7 @@ class DeadLetters:
 class AbandonedRuns:
     """Continues or ends the runs that the watchdog finds (see `succession/watchdog.py`).
 
-    All methods raise BusError, and they raise Retry if another connector works on the run.
+    All methods raise Retry if another connector works on the run.
     """
 
     def __init__(self, context: CommandContext, continues: ContinueHandler) -> None:
@@ -90,7 +89,6 @@ class AbandonedRuns:
         self._continues = continues
 
     async def take_over(self, run_id: str, last: Stored) -> None:
-        """Continue or end an open leg whose connector is dead."""
         with self._context.registry.exclusively(run_id):
             await self._context.takeover.take_over_unless_held(run_id, last)
 
@@ -121,13 +119,12 @@ class AbandonedRuns:
     async def end(self, run_id: str, stuck: StuckReason, approval_id: str | None) -> None:
         """End a run whose start, or whose decision, was lost before it reached an agent server.
 
-        A command is carried out only after its claim was taken. So this method takes the claim
-        first. Otherwise, the lost command could still arrive later, and would begin a run that has
-        ended.
+        The claim is taken first. Otherwise the lost command could still arrive, and begin a run
+        that has ended.
         """
         with self._context.registry.exclusively(run_id):
             if stuck is StuckReason.NEVER_STARTED:
-                await self._claim_start(run_id)
+                await self._context.claim_as_cancelled(run_id)
                 await self._context.open_and_end(run_id, _NEVER_STARTED)
                 return
             assert approval_id is not None
@@ -136,13 +133,6 @@ class AbandonedRuns:
             last = await self._stores.runs.tail(run_id)
             if last is not None and kind_of(last) in CLOSED:
                 await self._stores.runs.end(run_id, last, "event", _NEVER_SENT)
-
-    async def _claim_start(self, run_id: str) -> None:
-        claims = self._stores.claims
-        claim = await claims.claim(run_id, "cancelled")
-        is_of_another = claim is not None and claim.state != "cancelled"
-        if is_of_another and not await claims.take_over(run_id, "cancelled"):
-            raise Retry(0.5)
 
     async def _claim_sending(self, approval_id: str) -> None:
         sendings = self._stores.sendings

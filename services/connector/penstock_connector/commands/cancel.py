@@ -6,7 +6,6 @@ the holder accepts the cancel and dies right after that, the command is delivere
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -18,8 +17,6 @@ from penstock.bus.subjects import control
 from penstock_connector.commands.shared import CommandContext
 from penstock_connector.state.run_state import CLOSED, end_event, holder_of, kind_of
 from penstock_connector.succession.takeover import DIED
-
-log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds to wait for the holder's answer to a request to cancel
 ENDING_S: Final = 1.0  # seconds before the next check whether a cancelled leg has ended
@@ -62,7 +59,6 @@ class CancelFacts:
 
     @property
     def is_open(self) -> bool:
-        """Whether a leg of the run is open."""
         return self.last is not None and kind_of(self.last) not in CLOSED
 
 
@@ -101,17 +97,11 @@ class CancelHandler:
         }
 
     async def handle(self, stored: Stored) -> None:
-        """Carry the command out; return when the run has ended.
-
-        Raises:
-            Retry: the run has not ended yet.
-            BusError: the bus does not answer.
-        """
+        """Carry the command out; return when the run has ended, and raise Retry before."""
         async with self._context.attempts.at("cancel", stored):
             await self.carry_out(CancelCommand.model_validate_json(stored.payload))
 
     async def carry_out(self, command: CancelCommand) -> None:
-        """Cancel the run of the command. Raises as `handle` does."""
         seen = await self._read_facts(command)
         await self._actions[choose_action(seen)](command, seen)
 
@@ -149,16 +139,9 @@ class CancelHandler:
         raise Retry(0.5)
 
     async def _end_unstarted(self, command: CancelCommand, seen: CancelFacts) -> None:
-        claims, run_id = self._stores.claims, command.run_id
-        # The start is claimed first. Without the claim, a start command that arrives later would
-        # begin a run that was cancelled.
-        claim = await claims.claim(run_id, "cancelled")
-        if claim is not None and claim.state != "cancelled":
-            if not await claims.take_over(run_id, "cancelled"):
-                raise Retry(0.5)
-            log.info("run %s: cancelled; its connector %s died", run_id, claim.pod)
+        await self._context.claim_as_cancelled(command.run_id)
         event = end_event("lifecycle.cancelled", **_facts(command), confirmed=True)
-        await self._context.open_and_end(run_id, event)
+        await self._context.open_and_end(command.run_id, event)
 
     async def _cancel_between_legs(self, command: CancelCommand, seen: CancelFacts) -> None:
         await self._stores.runs.cancel_between_legs(command.run_id, _facts(command))

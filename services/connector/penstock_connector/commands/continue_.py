@@ -1,5 +1,4 @@
-"""Carries out `command.connector.continue.<run>`: sends a decision to the agent server, at most
-once."""
+"""Carries out `command.connector.continue.<run>`: sends a decision to the agent server, once."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from penstock.bus import BusError, FenceConflict, Retry, Stored
 from penstock.bus.records import ContinueCommand
 from penstock_connector.commands.shared import HISTORY_LOST, CommandContext
 from penstock_connector.legs.orders import Order
+from penstock_connector.state.claims import ClaimedSending
 from penstock_connector.state.connectors import Liveness
 from penstock_connector.state.run_state import kind_of, leg_of
-from penstock_connector.state.sendings import ClaimedSending
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +116,11 @@ class ContinueHandler:
             NotDecided: no recorded decision has the same content as the command. The run still
                 waits for its decision.
             Retry: another connector works on the run, or the run has a new source frame.
-            BusError: the bus does not answer.
         """
         async with self._context.attempts.at("send", stored):
             await self.carry_out(stored)
 
     async def carry_out(self, stored: Stored) -> None:
-        """Carry the command out as `handle` does, but without counting the attempts."""
         order = await self._context.orders.of_continue(stored)
         command = order.command
         assert isinstance(command, ContinueCommand)

@@ -74,22 +74,18 @@ class FairQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        """Return the number of starts that wait."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def is_free(self) -> bool:
-        """Whether a start would get its turn at once."""
         return not self._waiting and min(self._room(), self._at_once) > self._opening.total()
 
     @asynccontextmanager
     async def turn(self, user_id: str, run_id: str, sequence: int) -> AsyncIterator[None]:
         """Wait for a turn; the caller opens the leg within the context.
 
-        `sequence` is the stream sequence of the start command.
-
-        Raises:
-            Retry: the connector stops, and begins no more starts.
+        `sequence` is the stream sequence of the start command. Raises Retry when the connector
+        stops.
         """
         if self._closed:
             raise Retry(1)
@@ -105,7 +101,6 @@ class FairQueue:
             self._opened(run_id)
 
     def close(self) -> None:
-        """Refuse all starts that wait, and all starts that come later."""
         self._closed = True
         for heap in self._waiting.values():
             for each in heap:
@@ -130,7 +125,6 @@ class FairQueue:
             self._update_metric()
 
     async def _find_ended_legs(self) -> None:
-        """Check every CHECK_S seconds which legs have ended, as long as a start waits."""
         try:
             while self._waiting:
                 await asyncio.sleep(CHECK_S)

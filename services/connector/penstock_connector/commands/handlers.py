@@ -97,5 +97,5 @@ class Commands:
 
     @property
     def has_free_legs(self) -> bool:
-        """Whether a start that waits at another connector could begin at this connector."""
+        """Whether a start that waits at another connector could begin here."""
         return self.registry.free_legs > 0 and not len(self.waiting)

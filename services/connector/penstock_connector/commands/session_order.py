@@ -77,11 +77,8 @@ class SessionOrder:
         self._moved: dict[str, asyncio.Event] = {}
 
     async def before(self, stored: Stored) -> EarlierStart | None:
-        """Return the session's first start that must begin before `stored`; None if no start must.
-
-        Raises:
-            BusError: the bus does not answer.
-        """
+        """Return the session's first start that must begin before `stored`; None if no start
+        must."""
         await self._read(stored)
         mine = self._starts.get(stored.sequence)
         if mine is None or mine.session is None:
@@ -111,7 +108,6 @@ class SessionOrder:
                 await moved.wait()
 
     def wake_next(self, stored: Stored) -> None:
-        """Wake the next start of the session, because this start was carried out here."""
         self._waiting_since.pop(stored.sequence, None)
         mine = self._starts.get(stored.sequence)
         if mine is not None and mine.session is not None:
@@ -122,10 +118,9 @@ class SessionOrder:
     async def _still_waits(self, sequence: int) -> Stored | None:
         """Return the command of a start that has not begun; None if no start has to wait for it.
 
-        Before a run's `open` is written, the run gets a place in the session's queue, and from then
-        on the queue keeps the order. So no start has to wait for the command of a run that has an
-        `open`. The command of a cancelled run begins nothing, so no start has to wait for it
-        either.
+        A run gets its place in the session's queue before its `open` is written, and the queue
+        keeps the order from then on. So no start waits for a run that has an `open`, nor for a
+        cancelled run, which begins nothing.
         """
         start = self._starts.get(sequence)
         if start is None:
@@ -142,7 +137,6 @@ class SessionOrder:
         return stored if claim is None or claim.state != "cancelled" else None
 
     async def _read(self, start: Stored) -> None:
-        """Read all start commands up to and including this one."""
         upto, run_id = start.sequence, run_id_of(start.subject)
         async with self._reading:
             known = self._starts.get(upto)

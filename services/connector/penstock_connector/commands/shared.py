@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from penstock.bus import Bus
+from penstock.bus import Bus, Retry
 from penstock.bus.records import StartCommand
 from penstock.bus.state.attempts import Attempts
 from penstock.bus.streams import COMMANDS, raw_for
@@ -57,13 +57,24 @@ class CommandContext:
     runner: LegRunner
     attempts: Attempts
 
+    async def claim_as_cancelled(self, run_id: str) -> None:
+        """Claim the start of a run that is ended, so that no start command begins it later.
+
+        Raises:
+            Retry: a connector that is alive has claimed the start.
+        """
+        claims = self.stores.claims
+        claim = await claims.claim(run_id, "cancelled")
+        if claim is not None and claim.state != "cancelled":
+            if not await claims.take_over(run_id, "cancelled"):
+                raise Retry(0.5)
+            log.info("run %s: ended before its start; its connector %s died", run_id, claim.pod)
+
     async def open_and_end(self, run_id: str, event: dict[str, Any]) -> None:
-        """Write the only two source frames of a run whose agent server is never called: `open` and
-        `event`.
+        """Write the only frames of a run whose agent server is never called: `open` and `event`.
 
         Raises:
             FenceConflict: another connector has opened the run.
-            BusError: the bus does not answer.
         """
         record = await self.stores.runs.record(run_id)
         if record is None:
@@ -83,10 +94,9 @@ class CommandContext:
         """Return whether the command may have been carried out although RAW has no frames of the
         leg.
 
-        The result is True if two conditions are met. First, the command was stored before RAW lost
-        data. Second, an earlier connector may have claimed the command: a claim was found, or the
-        bucket of the claims has lost data, too. It is then unknown whether the agent server was
-        called, so the connector must not call the agent server again.
+        This is so if the command was stored before RAW lost data, and an earlier connector may have
+        claimed it: a claim was found, or the bucket of the claims has lost data, too. The connector
+        must not call the agent server again then.
         """
         continuity, raw = self.bus.continuity, raw_for(order.run_id)
         if not continuity.of(raw):
@@ -103,11 +113,7 @@ class CommandContext:
         return has_lost_data(raw) and (was_claimed or has_lost_data(bucket))
 
     async def _asked_at(self, order: Order) -> str | None:
-        """Return the time at which the command was stored. If COMMANDS has lost the command, return
-        the time of the command's decision.
-
-        The result is None if neither time is known.
-        """
+        """Return when the command was stored, or when it was decided if COMMANDS has lost it."""
         stored = await self.bus.at(COMMANDS, order.record.sequence)
         if stored is not None and run_id_of(stored.subject) == order.run_id:
             return stored.stored_at
@@ -116,7 +122,6 @@ class CommandContext:
         return await self.orders.decisions.decided_at(order.approval_id)
 
     def facts_of_open(self, command: StartCommand, agent: ServerAgent | None) -> dict[str, Any]:
-        """Return the payload of a run's first `open`: the facts that the normalizer needs."""
         facts: dict[str, Any] = {
             "agent": command.agent,
             # Without an agent, no agent's frame follows the `open`. So nothing is decoded, and any

@@ -118,7 +118,6 @@ class StartHandler:
         Raises:
             Retry: an earlier start of the session still waits, or another connector works on the
                 run.
-            BusError: the bus does not answer.
         """
         if (earlier := await self._order.before(stored)) is not None:
             await self._wait_for_earlier(earlier, stored)
@@ -129,8 +128,7 @@ class StartHandler:
             self._order.wake_next(stored)
 
     async def _wait_for_earlier(self, earlier: EarlierStart, stored: Stored) -> None:
-        """Wait for an earlier start of the session; if the wait is too long, begin the earlier
-        start here."""
+        """Wait for an earlier start of the session; begin it here if the wait is too long."""
         is_due = earlier.waited_s > (TAKE_UP_S if self._queue.is_free else TAKE_UP_ANYWAY_S)
         if not is_due:
             await self._order.wait(stored, earlier)

@@ -36,10 +36,8 @@ class Diagnosis:
         self._looking: set[asyncio.Task[None]] = set()
 
     def after(self, run_id: str, agent: ServerAgent, url: str, outcome: Outcome) -> None:
-        """Check the server in the background if the leg ended before its stream began.
-
-        `url` is the URL that was called.
-        """
+        """Check the server in the background if the leg, which called `url`, ended before its
+        stream."""
         reached = _has_answered(outcome)
         now_s = time.monotonic()
         if reached is None or now_s < self._looked_at_s.get(agent.id, -AGAIN_S) + AGAIN_S:
@@ -50,7 +48,6 @@ class Diagnosis:
         task.add_done_callback(self._looking.discard)
 
     async def stop(self) -> None:
-        """Cancel the checks that are running."""
         for task in self._looking:
             task.cancel()
         if self._looking:
@@ -84,8 +81,7 @@ class Diagnosis:
 
 
 def _has_answered(outcome: Outcome) -> bool | None:
-    """Return whether the server answered; None if the configuration cannot have caused the
-    outcome."""
+    """Return whether the server answered; None if the configuration cannot be the cause."""
     if outcome.code == "not_a_stream":
         return True
     if outcome.code == "upstream_http":

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
@@ -41,7 +42,6 @@ from penstock_connector.legs.outcome import (
 )
 from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.response import text_of
-from penstock_connector.legs.stop_requests import StopRequests
 from penstock_connector.secrets import without_secrets
 from penstock_connector.upstreams.base import (
     Call,
@@ -50,6 +50,52 @@ from penstock_connector.upstreams.base import (
     Upstream,
     UpstreamRefused,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The caller who cancelled the run, and the reason, as the events contain them."""
+
+    by: str
+    reason: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"by": self.by, "reason": self.reason}
+
+
+@dataclass(slots=True)
+class StopRequests:
+    """Requests to stop a leg; they may come at any time and more than once.
+
+    If a leg is both cancelled and released, the connector that takes the leg over cancels the run.
+    If a leg is both released and abandoned, only the first request counts.
+    """
+
+    cancelled: Cancelled | None = None
+    is_released: bool = False
+    abandoned: str | None = None  # the error for the last frame
+    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def cancel(self, by: str, reason: str) -> None:
+        self.cancelled = Cancelled(by, reason)
+        self._asked.set()
+
+    def release(self) -> None:
+        """Ask the leg to close its connection without a last frame: another connector takes it
+        next."""
+        self.is_released = self.abandoned is None
+        self._asked.set()
+
+    def abandon(self, error: str) -> None:
+        """Ask the leg to close its connection, and to write a `lost` frame with this error."""
+        if not self.is_released:
+            self.abandoned = self.abandoned or error
+        self._asked.set()
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
 
 log = logging.getLogger(__name__)
 
@@ -86,17 +132,14 @@ class Leg:
 
     @property
     def called_url(self) -> str:
-        """The URL of the request; if no request was made, the agent's URL."""
         return self.call.url if self.call is not None else self.spec.agent.url
 
     @property
     def milestones(self) -> Milestones:
-        """The steps that the leg has reached, for the leg's span."""
         return self._stream.milestones if self._stream is not None else ()
 
     @property
     def can_move_without_loss(self) -> bool:
-        """Whether another connector could take the leg over now without any loss."""
         if self.phase is Phase.WAITING:
             return self.spec.is_queued
         if self.call is None:
@@ -131,7 +174,6 @@ class Leg:
         return outcome
 
     def lost(self, error: str) -> Outcome:
-        """Return the outcome of a leg that this connector gives up for this reason."""
         code = "upstream_lost" if self._may_have_called else self.spec.not_sent_code
         return lost(code, error)
 
@@ -226,7 +268,6 @@ class Leg:
 
     @property
     def _stopped(self) -> Outcome | None:
-        """The outcome of a leg that was released or abandoned; None if it was cancelled."""
         if (error := self.stop_requests.abandoned) is not None:
             return self.lost(error)
         return RELEASED if self.stop_requests.is_released else None
@@ -266,15 +307,11 @@ class Leg:
 
     @property
     def _may_have_called(self) -> bool:
-        """Whether this connector, or an earlier holder of the leg, may have sent the request."""
         return self.spec.history is not None or self._stream is not None
 
     @property
     def _closing_stops_the_run(self) -> bool:
-        """Whether the server stops the run when this connector closes its connection.
-
-        An earlier holder of the leg may hang, and its connection be open.
-        """
+        """Whether closing this connection stops the run. An earlier holder's may still be open."""
         spec, seen = self.spec, self._progress.seen
         return spec.history is None and not survives_disconnect(spec.upstream, seen, spec.run_id)
 
@@ -324,8 +361,7 @@ class Leg:
                 return TAKEN_OVER
 
     async def _close(self) -> None:
-        """Let the adapter finish; the adapter's exceptions are logged, and do not change the
-        outcome."""
+        """Let the adapter finish; its exceptions are logged, and do not change the outcome."""
         if self.call is None:
             return
         await self.writer.require_ours()
@@ -339,8 +375,8 @@ class Leg:
 def survives_disconnect(upstream: Upstream[Any], seen: ReattachState, run_id: str) -> bool:
     """Return whether the run continues without this connection, and can be reattached to.
 
-    If the adapter raises an exception, the result is False. If the exception were raised here, one
-    leg would prevent a stopping connector from handing over all its legs.
+    If the adapter raises, the result is False. Otherwise one leg would prevent a stopping connector
+    from handing over all its legs.
     """
     try:
         return upstream.survives_disconnect(seen)
@@ -350,8 +386,7 @@ def survives_disconnect(upstream: Upstream[Any], seen: ReattachState, run_id: st
 
 
 async def stop(task: asyncio.Future[Any]) -> None:
-    """Cancel the task, and wait until the task has ended; the task's result or exception is
-    dropped."""
+    """Cancel the task, and wait until it has ended; its result or exception is dropped."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])

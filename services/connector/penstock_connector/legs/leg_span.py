@@ -18,20 +18,15 @@ MAX_MILESTONES: Final = 32  # the most milestones of one leg, which may reattach
 
 
 def with_milestone(milestones: Milestones, reached: str) -> Milestones:
-    """Return the milestones and the new milestone `reached`, with the present time.
-
-    The milestones are returned unchanged while tracing is off, or if the leg has MAX_MILESTONES.
-    """
+    """Return the milestones and the new one; unchanged while tracing is off, or if they are
+    full."""
     if not spans.is_on() or len(milestones) >= MAX_MILESTONES:
         return milestones
     return (*milestones, (reached, time.time_ns()))
 
 
 def headers_of(agent: ServerAgent, call: Call, opening: Call | None) -> dict[str, str]:
-    """Return the headers of a request to an agent server.
-
-    `opening` is the call that opened the leg; this call has the leg's trace context.
-    """
+    """Return the headers of a request; `opening` is the call that has the leg's trace context."""
     traceparent = opening.traceparent if opening is not None else None
     traced = {"traceparent": traceparent} if traceparent is not None else {}
     # The agent server must not compress the body. The body is stored byte for byte, and the readers
@@ -53,9 +48,7 @@ def span_of(
     """Return the span of a leg that ends now; None if the run has no trace.
 
     `traceparent` is the trace context of the leg; it is None if the leg's request was not made.
-
-    Another connector records the span of a leg that it has taken over, so the result is None for
-    the connector that has lost the leg.
+    Another connector records the span of a leg that it has taken over.
     """
     parent = spans.of_run(traceparent, run_id)
     if parent is None or traceparent is None or not outcome.is_ours:

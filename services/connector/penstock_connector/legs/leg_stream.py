@@ -13,11 +13,10 @@ import httpx
 
 from penstock import telemetry
 from penstock.settings import ServerAgent
-from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg_span import Milestones, headers_of, with_milestone
 from penstock_connector.legs.leg_writer import LegWriter
 from penstock_connector.legs.outcome import EOF, LegEnd, Outcome, broken_off, refused, unreachable
-from penstock_connector.legs.progress import Progress
+from penstock_connector.legs.progress import LegHistory, Progress
 from penstock_connector.legs.response import (
     ConnectionCut,
     ReattachRefused,
@@ -78,15 +77,16 @@ class LegSpec:
 
     @property
     def not_sent_code(self) -> str:
-        """The code of a leg whose request was not sent. Only the first leg begins the run: a
-        caller may repeat a run that failed with `not_sent`."""
+        """The code of a leg that was not sent. A caller may repeat a run that failed with
+        `not_sent`."""
         return "not_sent" if self.number == 1 else "upstream_lost"
 
 
 class LegStream:
     """The requests of one leg, from the moment at which the first byte may be sent.
 
-    `call` is the request that opens the leg, or that an earlier holder of the leg has sent.
+    `call` is the request that opens the leg, or that an earlier holder of the leg has sent. All
+    methods but `run` raise ConnectionCut if the connection broke, or the server cannot be asked.
     """
 
     def __init__(self, spec: LegSpec, call: Call, writer: LegWriter, progress: Progress) -> None:
@@ -124,11 +124,7 @@ class LegStream:
             await asyncio.sleep(REATTACH_S * fruitless)
 
     async def _reattach(self, reason: str) -> Outcome:
-        """Continue the stream by a second request; end the leg if no second request is safe.
-
-        Raises:
-            ConnectionCut: the server cannot be asked now, or the connection broke.
-        """
+        """Continue the stream by a second request; end the leg if no second request is safe."""
         again = await self._reattachment()
         if again is None:
             return self._broken_off(reason)
@@ -144,11 +140,7 @@ class LegStream:
         return await self._send_and_store(again, reattached=True)
 
     async def _reattachment(self) -> Call | None:
-        """Return the request that continues the stream; None if there is no safe request.
-
-        Raises:
-            ConnectionCut: the server cannot be asked now.
-        """
+        """Return the request that continues the stream; None if there is no safe request."""
         if not self._progress.can_reattach:
             return None
         spec = self._spec
@@ -162,11 +154,6 @@ class LegStream:
             raise ConnectionCut(str(error)) from error
 
     async def _send_and_store(self, call: Call, *, reattached: bool) -> Outcome:
-        """Send the request, and store the response.
-
-        Raises:
-            ConnectionCut: the connection broke.
-        """
         spec = self._spec
         client = spec.resources.client
         request = client.build_request(

@@ -21,7 +21,11 @@ FRESH_S: Final = 0.5
 
 
 class LegWriter:
-    """Writes the source frames of one leg; `raw` is the writer of the leg's run."""
+    """Writes the source frames of one leg; `raw` is the writer of the leg's run.
+
+    All methods raise FenceConflict if another connector holds the leg. The methods that write raise
+    HistoryLost if RAW has lost the leg's last frame.
+    """
 
     def __init__(self, raw: RawWriter, run_id: str, number: int, agent: ServerAgent) -> None:
         self.raw = raw
@@ -32,31 +36,19 @@ class LegWriter:
         self._last_write: asyncio.Task[None] | None = None  # writes the leg's last source frame
 
     async def write(self, kind: FrameKind, payload: bytes, received: str | None = None) -> None:
-        """Write a source frame.
-
-        Raises:
-            FenceConflict: another connector holds the leg.
-            HistoryLost: RAW has lost the last frame of this leg.
-            BusError: the server refuses the frame.
-        """
         await self.raw.write(kind, payload, leg=self._number, received=received)
         self._written_at = time.monotonic()
         telemetry.FRAMES.labels(kind).inc()
 
     async def claim(self, **facts: Any) -> None:
-        """Write a `claim` which states that this connector calls the agent server now.
-
-        Raises the exceptions of `write`.
-        """
+        """Write a `claim` which states that this connector calls the agent server now."""
         await self.write("claim", orjson.dumps({"calls": True, **facts}))
 
     async def end(self, outcome: Outcome) -> None:
-        """Write the leg's last source frame, unless this frame is being written or is written.
+        """Write the leg's last source frame, unless it is being written or is written.
 
         If the caller is cancelled, the write goes on: a frame whose acknowledgement nobody waits
         for may be stored, and a second last frame would follow it.
-
-        Raises the exceptions of `write`.
         """
         last = self._last_write
         if last is None or (last.done() and last.exception()):
@@ -66,13 +58,7 @@ class LegWriter:
         await asyncio.shield(last)
 
     async def require_ours(self) -> None:
-        """Check that this connector still holds the leg.
-
-        If this process was suspended for longer than its lease, another connector may have taken
-        the leg over.
-
-        Raises:
-            FenceConflict: another connector holds the leg.
-        """
+        """Check that this connector still holds the leg, which it loses if it was suspended too
+        long."""
         if time.monotonic() - self._written_at > FRESH_S and not await self.raw.holds():
             raise FenceConflict(f"run {self._run_id} was taken over")

@@ -44,16 +44,15 @@ class LegOpener:
         """Write the leg's records and its `open`, and then start the leg.
 
         `facts` is the payload of the `open`. `is_taken_over` means that an earlier connector
-        claimed the command. `agent` is None if the configuration has no agent with the name in the
-        command. In this case, the leg is opened and ended at once.
+        claimed the command. If the configuration has no agent of the command's name, `agent` is
+        None, and the leg is opened and ended at once.
 
         If the bus fails before the `open` is written, the command is delivered again. Once the
-        `open` is written, this connector holds the leg, so this connector repeats each further step
-        while the bus does not answer.
+        `open` is written, this connector holds the leg, so it repeats each further step while the
+        bus does not answer.
 
         Raises:
             FenceConflict: another connector has opened the leg, or the run has a new source frame.
-            BusError: the bus does not answer.
         """
         stores, run_id = self._stores, order.run_id
         await self._registry.closed(run_id)
@@ -105,13 +104,12 @@ class LegOpener:
         await self._runner.start(order, agent, writer, is_queued=not is_first)
 
     async def delete_records_of_others(self, run_id: str, leg: int) -> None:
-        """Delete the records that other connectors have of this leg, or of the run's earlier
-        legs."""
+        """Delete other connectors' records of this leg, and of the run's earlier legs."""
         records, pod = self._stores.leg_records, self._stores.pod
         for other, _ in await records.find(run_id=run_id):
-            record, revision = await records.read(run_id, other)
-            if other != pod and revision and (record is None or record.leg <= leg):
-                await records.delete_of(other, run_id, revision)
+            found = await records.read(run_id, other) if other != pod else None
+            if found is not None and found.record.leg <= leg:
+                await records.delete_of(other, run_id, found.revision)
 
     async def _join(self, order: Order, agent: ServerAgent) -> Joined:
         return await self._stores.sessions.join(
@@ -129,7 +127,6 @@ class LegOpener:
         await self.delete_records_of_others(order.run_id, order.leg)
 
     async def _end_without_agent(self, order: Order, writer: RawWriter) -> None:
-        """End an open leg whose agent is not in this connector's configuration."""
         stores, approval_id = self._stores, order.approval_id
         unknown = lost("internal", f"no agent {order.command.agent} in this connector's file")
         await writer.write(unknown.frame_kind, orjson.dumps(unknown.facts), leg=order.leg)
@@ -141,7 +138,7 @@ class LegOpener:
 
 
 def _names(order: Order) -> dict[str, str]:
-    """Return the session's two ids; nothing if the agent server uses the same id as the clients."""
+    """Return the session's two ids; nothing if the server uses the same id as the clients."""
     if order.thread_id == order.command.session_id:
         return {}
     return {"session_id": order.command.session_id, "thread_id": order.thread_id}

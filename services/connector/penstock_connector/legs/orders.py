@@ -26,8 +26,7 @@ from penstock_connector.upstreams.base import Call, Upstream
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A leg to be opened; `thread_id` is the agent server's id of the session, or empty if
-    unknown."""
+    """A leg to be opened; `thread_id` is the server's id of the session, empty if unknown."""
 
     record: LegRecord
     command: StartCommand | ContinueCommand
@@ -35,35 +34,28 @@ class Order:
 
     @property
     def run_id(self) -> str:
-        """The id of the run."""
         return self.command.run_id
 
     @property
     def leg(self) -> int:
-        """The number of the leg; the leg of a start has the number 1."""
         return self.record.leg
 
     @property
     def approval_id(self) -> str | None:
-        """The id of the approval whose decision the leg sends; None for a start."""
         return self.record.approval_id
 
     @property
     def session(self) -> str:
-        """The key of the leg's session in KV `sessions`."""
         command = self.command
         return session_key(command.user_id, command.agent, command.session_id)
 
     def after(self, sequence: int) -> Order:
-        """Return the same order for a run whose last source frame has this sequence in RAW."""
         return replace(self, record=replace(self.record, after=sequence))
 
     def with_thread_id(self, thread_id: str) -> Order:
-        """Return the same order, with `thread_id` as the agent server's id of the session."""
         return replace(self, thread_id=thread_id)
 
     def queued_leg(self, pod: str) -> QueuedLeg:
-        """Return the leg's place in the session's queue, with the connector `pod` as the holder."""
         return QueuedLeg(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.record.sequence)
 
 
@@ -80,13 +72,11 @@ class Orders:
 
         Raises:
             ValidationError: the command is malformed.
-            BusError: the bus does not answer.
             ObjectGone: the command's content has expired in the object store.
         """
         return await self.of_record(LegRecord(1, stored.sequence, "start", stored.payload))
 
     async def of_continue(self, stored: Stored) -> Order:
-        """Return the order of a continue command. Raises the same exceptions as `of_start`."""
         return await self.of_record(LegRecord(0, stored.sequence, "continue", stored.payload))
 
     async def of_record(self, record: LegRecord) -> Order:
@@ -105,7 +95,6 @@ class Orders:
 
         Raises:
             LookupError: the pause's record is lost, or belongs to another approval.
-            BusError: the bus does not answer.
         """
         entry = await self._bus.bucket("pauses").get(command.run_id)
         if entry is not None and entry.value is not None:
@@ -137,17 +126,13 @@ class Orders:
 
 
 def _traced(call: Call, order: Order, traceparent: str | None) -> Call:
-    """Return the call with the trace context of the leg; `traceparent` is the run's."""
     log_fields.traced(order.run_id, traceparent)
     return replace(call, traceparent=spans.of_leg(traceparent, order.run_id, order.leg))
 
 
 def accepted(agent: ServerAgent, command: StartCommand) -> StartCommand:
-    """Return the start with only the input that the agent's server may get.
-
-    Raises:
-        NotAccepted: the start has an input that the agent's server must not get.
-    """
+    """Return the start with only the input that the agent's server may get, or raise
+    NotAccepted."""
     if command.body is not None:
         start_fields.check_body(agent.protocol, agent.accepts, command.body)
     fields = start_fields.accepted_input(agent.protocol, agent.accepts, command.input)

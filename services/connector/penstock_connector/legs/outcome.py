@@ -35,23 +35,19 @@ class Outcome:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this connector writes the last frame, because no other connector holds the
-        leg."""
+        """Whether this connector writes the last frame, because no other one holds the leg."""
         return self.end not in (LegEnd.TAKEN_OVER, LegEnd.RELEASED)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the leg's body was cut, or could not begin."""
         return self.end is LegEnd.LOST
 
     @property
     def frame_kind(self) -> LastKind:
-        """The kind of the leg's last source frame."""
         return "lost" if self.is_lost else "end"
 
     @property
     def label(self) -> str:
-        """The outcome for metrics and spans; for a lost leg, its code."""
         return self.code or self.end.value
 
 
@@ -66,12 +62,10 @@ def ended_as_cancelled(facts: dict[str, Any], *, confirmed: bool) -> Outcome:
 
 
 def lost(code: str, error: str, **facts: Any) -> Outcome:
-    """Return the outcome of a leg whose body was cut, or could not begin."""
     return Outcome(LegEnd.LOST, {"code": code, "error": error, **facts}, code)
 
 
 def refused(status_code: int, detail: str) -> Outcome:
-    """Return the outcome of a leg whose request the agent server answered with an error."""
     detail = detail[:MAX_DETAIL_CHARACTERS]
     return lost(
         "upstream_http",
@@ -82,12 +76,11 @@ def refused(status_code: int, detail: str) -> Outcome:
 
 
 def unreachable(code: str, url: str, error: str) -> Outcome:
-    """Return the outcome of a leg whose request could not be sent to this URL."""
     return lost(code, f"cannot reach the agent server at {url}: {error}", retryable=True)
 
 
 def broken_off(reason: str, *, was_answered: bool) -> Outcome:
-    """Return the outcome of a leg whose request was sent, and whose stream cannot be continued."""
+    """Return the outcome of a leg that was sent, and whose stream cannot be continued."""
     if was_answered:
         return lost("upstream_lost", reason)
     return lost("outcome_unknown", f"{reason}; nobody knows whether the upstream has begun")

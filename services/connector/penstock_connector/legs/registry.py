@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from typing import Final, NamedTuple
 
 from penstock import log_fields
 from penstock.bus import Retry
-from penstock_connector.legs.leg import Leg, Phase
+from penstock_connector.legs.leg import Leg
 from penstock_connector.legs.outcome import Outcome
 
 # The seconds that `stop` waits for legs to write their outcomes, and the number of such waits.
@@ -18,14 +17,6 @@ from penstock_connector.legs.outcome import Outcome
 STOP_S: Final = 2.0
 STOP_TRIES: Final = 3
 STOPPED: Final = "the connector was stopped, the upstream was not"
-
-
-class RunState(Enum):
-    """The work that this process does for a run."""
-
-    OPENING = "opening"  # carries out a command of the run, or takes its leg over
-    HELD = "held"  # holds the run's open leg
-    CLOSING = "closing"  # has ended or released the leg, and updates the leg's records
 
 
 class HeldLeg(NamedTuple):
@@ -43,40 +34,28 @@ class LegRegistry:
         self._legs: dict[str, HeldLeg] = {}
         self._exclusive: set[str] = set()  # the runs that a command or a takeover works on
 
-    def state_of(self, run_id: str) -> RunState | None:
-        """Return the work that this process does for the run; None if it does nothing."""
-        held = self._legs.get(run_id)
-        if held is not None:
-            return RunState.CLOSING if held.leg.phase is Phase.OVER else RunState.HELD
-        return RunState.OPENING if run_id in self._exclusive else None
-
     def has_leg(self, run_id: str) -> bool:
         """Return whether this process holds a leg of the run, or updates such a leg's records."""
         return run_id in self._legs
 
     def works_on(self, run_id: str) -> bool:
-        """Return whether this process opens, holds or closes a leg of the run."""
-        return self.state_of(run_id) is not None
+        """Return whether this process holds a leg, or a command or takeover works on the run."""
+        return run_id in self._legs or run_id in self._exclusive
 
     @property
     def free_legs(self) -> int:
-        """The number of further legs that this process may hold."""
         return self._max_legs - len(self._legs)
 
     @property
     def legs(self) -> Mapping[str, HeldLeg]:
-        """The legs that this process holds now, by run."""
         return dict(self._legs)
 
     @contextmanager
     def exclusively(self, run_id: str) -> Iterator[None]:
-        """Let only one command or takeover work on a run at a time.
+        """Let only one command or takeover work on a run at a time; raise Retry for another one.
 
         NATS may deliver a command twice to this process, and the reaper may find a run that a
         command works on. If both worked on the run at once, both would open the same leg.
-
-        Raises:
-            Retry: another command or takeover works on the run.
         """
         if run_id in self._exclusive:
             raise Retry(1)
@@ -88,7 +67,6 @@ class LegRegistry:
             self._exclusive.remove(run_id)
 
     def register(self, leg: Leg, task: asyncio.Task[Outcome]) -> None:
-        """Keep the leg until its task has ended."""
         held = self._legs[leg.spec.run_id] = HeldLeg(leg, task)
 
         def unregister(_: asyncio.Task[Outcome]) -> None:
@@ -103,12 +81,10 @@ class LegRegistry:
             await asyncio.wait({held.task})
 
     async def release(self, run_id: str) -> None:
-        """Release the run's leg in this process, if any, and wait until the leg's records are
-        updated.
+        """Release the run's leg in this process, if any, and wait until its records are updated.
 
-        The leg has ended, or another connector holds it, but the leg's task may still update
-        records. If this method did not wait, these updates would change the records of the leg that
-        this connector is about to take over.
+        The leg has ended, or another connector holds it. Without the wait, its task would change
+        the records of the leg that this connector is about to take over.
         """
         if (held := self._legs.get(run_id)) is not None:
             held.leg.stop_requests.release()

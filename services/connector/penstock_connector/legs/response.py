@@ -14,13 +14,96 @@ from penstock.bus.budget import Budget
 from penstock.http.reading import reading_of
 from penstock.settings import ServerAgent
 from penstock.sse import FrameTooLarge
-from penstock_connector.legs.body import Body, Frames
-from penstock_connector.legs.flush import Flush
+from penstock_connector.legs.body import Body, Flush, Frames
 from penstock_connector.legs.outcome import EOF, MAX_DETAIL_CHARACTERS, Outcome, lost
 from penstock_connector.legs.progress import Progress
-from penstock_connector.legs.stream_detection import MAX_BYTES, StreamDetector
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Upstream
+
+# The most bytes that are read and stored if a response is no event stream.
+MAX_BYTES: Final = 256 * 1024
+# The number of characters of such a response that the run's error shows.
+MAX_SHOWN_CHARACTERS: Final = 1000
+
+_STREAM: Final = "text/event-stream"
+_FIELDS: Final = (b"data:", b"event:", b"retry:", b"id:", b":")
+_LONGEST_FIELD: Final = max(map(len, _FIELDS))
+# the bytes that may come before the content: a byte order mark, and white space
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
+
+
+class StreamDetector:
+    """Detects a response with a 2xx status that is no event stream, for example JSON or HTML. Pure.
+
+    The beginning of such a response is kept, so that the run's error can show it and give advice.
+    A body with the content type of event streams, or without a content type, is a stream unless it
+    begins like JSON or HTML. A body with another content type is a stream only if it begins like an
+    event stream.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self.media_type = content_type.partition(";")[0].strip().lower()
+        self._claims = self.media_type in (_STREAM, "")
+        self._is_stream: bool | None = None
+        self._kept = b""
+
+    @property
+    def is_other(self) -> bool:
+        return self._is_stream is False
+
+    def feed(self, chunk: bytes) -> None:
+        if self._is_stream:
+            return
+        self._kept += chunk[: MAX_BYTES - len(self._kept)]
+        if self._is_stream is None:
+            self._is_stream = self._decide(self._kept.lstrip(_BLANK))
+            if self._is_stream:
+                self._kept = b""
+
+    def end(self) -> None:
+        """Let the content type decide if the body was too short for a decision."""
+        if self._is_stream is None:
+            self._is_stream = self._claims
+
+    def error(self, status_code: int, protocol: str, url: str) -> str:
+        detail = self.detail
+        called = f"with {self.media_type}" if self.media_type else "without a content type"
+        if self.media_type == _STREAM:
+            called = f"with what it calls {_STREAM} and is none"
+        text = (
+            f"the agent server answered {status_code} {called} where an event stream "
+            f"({_STREAM}) was expected: {self._advice(detail.lstrip()[:1], protocol, url)}"
+        )
+        return f"{text}. It said: {detail}" if detail else f"{text}. The answer was empty"
+
+    @property
+    def detail(self) -> str:
+        return self._kept.decode("utf-8", "replace")[:MAX_SHOWN_CHARACTERS]
+
+    def _decide(self, first: bytes) -> bool | None:
+        if not first:
+            return None
+        if self._claims:
+            return first[:1] not in (b"{", b"[", b"<")
+        if first.startswith(_FIELDS):
+            return True
+        return None if len(first) < _LONGEST_FIELD and _may_become_a_field(first) else False
+
+    @staticmethod
+    def _advice(first: str, protocol: str, url: str) -> str:
+        if first == "[":
+            return (
+                f"it looks like a list of events, as ADK's /run gives it; is {protocol!r} the "
+                f"right protocol, and is {url} the address that streams?"
+            )
+        if first == "<":
+            return f"it looks like a page for people; is {url} the agent server itself?"
+        return f"is {protocol!r} the right protocol for the agent, and {url} its address?"
+
+
+def _may_become_a_field(first: bytes) -> bool:
+    return any(field.startswith(first) for field in _FIELDS)
+
 
 MAX_DETAIL_BYTES: Final = 4 * MAX_DETAIL_CHARACTERS
 DETAIL_S: Final = 5.0  # the most seconds for which the text of an error response is read
@@ -123,13 +206,11 @@ class ResponseBody:
     # The methods of `Receiver`
 
     def feed(self, chunk: bytes) -> None:
-        """Take a piece of the body; if too many bytes wait, stop reading."""
         self._body.feed(chunk)
         if not self._body.has_room:
             self._reading.pause()
 
     def end(self, error: httpx.HTTPError | None) -> None:
-        """Record the end of the body; `error` is the reason if the connection broke."""
         self._error = error
         self._body.close()
 
@@ -148,10 +229,8 @@ class ResponseBody:
                 return outcome
 
     def _parse(self, chunk: bytes) -> tuple[Outcome | ReattachRefused | None, bytes]:
-        """Parse the chunk; return the leg's outcome and the bytes to store.
-
-        The outcome is None if the leg continues after this chunk.
-        """
+        """Return the leg's outcome, None if the leg continues after this chunk, and the bytes to
+        store."""
         limit_bytes, before = self._settings.max_response_bytes, self._read_bytes
         self._read_bytes += len(chunk)
         if self._read_bytes > limit_bytes:
@@ -203,5 +282,4 @@ async def detail_of(response: httpx.Response) -> str:
 
 
 def text_of(error: Exception) -> str:
-    """Return the error's text; for an error without a text, the name of the error's type."""
     return str(error) or type(error).__name__

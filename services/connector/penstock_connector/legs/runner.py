@@ -20,25 +20,23 @@ from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import ServerAgent
 from penstock.tracing import spans
+from penstock_connector.legs.body import Flush
 from penstock_connector.legs.diagnosis import Diagnosis
-from penstock_connector.legs.flush import Flush
-from penstock_connector.legs.history import LegHistory
-from penstock_connector.legs.leg import Leg
+from penstock_connector.legs.leg import Cancelled, Leg
 from penstock_connector.legs.leg_span import span_of
 from penstock_connector.legs.leg_stream import LegSpec, Steps
 from penstock_connector.legs.leg_writer import LegWriter
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.outcome import TAKEN_OVER, LegEnd, Outcome, lost
+from penstock_connector.legs.progress import LegHistory
 from penstock_connector.legs.registry import STOPPED, LegRegistry
 from penstock_connector.legs.response import Resources
-from penstock_connector.legs.stop_requests import Cancelled
 from penstock_connector.settings import ConnectorSettings
-from penstock_connector.state.paused_session import require_at_rest
 from penstock_connector.state.retries import with_retries
+from penstock_connector.state.session_queue import require_at_rest
 from penstock_connector.state.stores import Stores
 from penstock_connector.upstreams import upstreams
-from penstock_connector.upstreams.base import Call, Upstream
-from penstock_connector.upstreams.session_names import thread_id
+from penstock_connector.upstreams.base import Call, Upstream, thread_id
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,6 @@ class LegRunner:
         )
 
     def upstream(self, agent: ServerAgent) -> Upstream[Any]:
-        """Return the adapter for the protocol of the agent's server."""
         return self._upstreams[agent.protocol]
 
     def new_thread_id(self, order: Order, agent: ServerAgent) -> str:
@@ -81,7 +78,6 @@ class LegRunner:
         return thread_id(agent, order.command, callers_known=self._callers_known)
 
     async def stop(self) -> None:
-        """Stop the checks of agent servers whose runs have failed."""
         await self._diagnosis.stop()
 
     async def start(
@@ -146,12 +142,8 @@ class LegRunner:
     # The steps that a leg calls
 
     async def _prepare(self, order: Order, agent: ServerAgent, *, was_called: bool) -> Call:
-        """Return the leg's request.
-
-        Raises:
-            NotAccepted: the start must not be sent, for example because another run of the same
-                session is paused.
-        """
+        """Return the leg's request; raise NotAccepted if a paused run of the session forbids a
+        start."""
         upstream = self.upstream(agent)
         is_new = order.leg == 1 and not was_called
         if is_new and upstream.refuses_starts_while_paused(agent):
@@ -205,8 +197,10 @@ class LegRunner:
         return outcome
 
     def _observe(self, leg: Leg, order: Order, outcome: Outcome, began_ns: int) -> None:
-        """Record the leg's span, and check the agent server after a failure; the leg's last source
-        frame is written, so a failure here is only logged."""
+        """Record the leg's span, and check the agent server after a failure.
+
+        The leg's last source frame is written, so a failure here is only logged.
+        """
         try:
             if spans.is_on():
                 spent_s = leg.spec.history.spent_s if leg.spec.history is not None else 0.0

@@ -1,5 +1,4 @@
-"""Finds out which connectors are alive, by their leases in KV `leases` and by answers to
-`alive.<pod>`."""
+"""Finds out which connectors are alive, by leases and by answers to `alive.<pod>`."""
 
 from __future__ import annotations
 
@@ -45,11 +44,6 @@ class Connectors:
         self._leases = bus.bucket("leases")
 
     async def liveness(self, pod: str) -> Liveness:
-        """Return the liveness of the connector `pod`, as far as this connector can find it out.
-
-        Raises:
-            BusError: the leases cannot be read.
-        """
         if pod == self._pod:
             return Liveness.OURS
         if not await self.is_alive(pod):
@@ -57,12 +51,7 @@ class Connectors:
         return Liveness.ALIVE if await self.is_responding(pod) else Liveness.SILENT
 
     async def is_alive(self, pod: str) -> bool:
-        """Return whether the connector's lease is valid; also True while the leases cannot show
-        this.
-
-        Raises:
-            BusError: the leases cannot be read.
-        """
+        """Return whether the connector's lease is valid; True while the leases cannot show this."""
         if pod == self._pod:
             return True
         if self._peers is not None and self._peers.is_dead(pod):
@@ -82,9 +71,6 @@ class Connectors:
 
         Another connector may then begin work that the silent connector has claimed and not begun.
         If the silent connector is alive after all, the fence refuses its `open`.
-
-        Raises:
-            BusError: the leases cannot be read.
         """
         if pod != self._pod and self._peers is not None and self._peers.is_gone(pod):
             return False
@@ -94,9 +80,6 @@ class Connectors:
         """Return all connectors with a valid lease, and this connector.
 
         The result may be used only if `sees_others()` returns True afterwards.
-
-        Raises:
-            BusError: the leases cannot be read.
         """
         keys = await self._leases.keys("pod.>")
         await self._bus.clock.refresh()

@@ -27,7 +27,6 @@ class Decisions:
 
         Raises:
             NotDecided: there is no decision, or `command` differs from the decision.
-            BusError: the record cannot be read.
             ObjectGone: the record's content has expired in the object store.
         """
         record = await self._record(command.approval_id)
@@ -53,13 +52,11 @@ class Decisions:
         return record.continue_command() if record is not None else None
 
     async def decided_at(self, approval_id: str) -> str | None:
-        """Return the time at which the decision was taken, RFC 3339; None if there is no
-        decision."""
+        """Return when the decision was taken, RFC 3339; None if there is no decision."""
         record = await self._record(approval_id)
         return record.decision.at if record is not None and record.decision is not None else None
 
     async def is_taken(self, run_id: str) -> bool:
-        """Return whether the run's last pause was decided."""
         entry = await self._bus.bucket("pauses").get(run_id)
         if entry is None:
             return False

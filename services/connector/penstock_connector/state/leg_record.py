@@ -30,20 +30,14 @@ class LegRecord:
     upstream_run_id: str | None = None
 
     def dump(self) -> bytes:
-        """Return the record's value: the facts as JSON, a newline, and the command."""
         facts = asdict(replace(self, command=b""))
         del facts["command"]
         return orjson.dumps(facts) + b"\n" + self.command
 
     @classmethod
-    def parse(cls, value: bytes) -> LegRecord | None:
-        """Return the record in this value; None for a value of an old release, which has no facts.
-
-        Facts that only a later release knows are dropped.
-        """
+    def parse(cls, value: bytes) -> LegRecord:
+        """Return the record in this value, without facts that only a later release knows."""
         facts, _, command = value.partition(b"\n")
-        if not command:
-            return None
         known = {key: fact for key, fact in orjson.loads(facts).items() if key in _FACTS}
         return cls(**known, command=command)
 
@@ -52,15 +46,14 @@ _FACTS = frozenset(each.name for each in fields(LegRecord)) - {"command"}
 
 
 class StoredLeg(NamedTuple):
-    """A stored leg record; `record` is None if it has no facts, or if there is no record."""
+    """A stored leg record, and its revision."""
 
-    record: LegRecord | None
-    revision: int  # the record's revision; 0 when there is no record
+    record: LegRecord
+    revision: int
 
 
 class LegRecords:
-    """Writes this connector's leg records, and reads the leg records of all connectors; all methods
-    may raise BusError."""
+    """Writes this connector's leg records, and reads the leg records of all connectors."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._pod = pod
@@ -78,10 +71,9 @@ class LegRecords:
         await self._bucket.delete(f"active.{self._pod}.{run_id}")
 
     async def delete_of(self, pod: str, run_id: str, revision: int) -> None:
-        """Delete another connector's record if the record still has this revision.
+        """Delete another connector's record if it still has this revision.
 
-        The record may have changed since it was read: a connector that is alive may have opened the
-        run's next leg. Without the revision, the record of the next leg would be deleted.
+        That connector may be alive, and have opened the run's next leg since the record was read.
         """
         await self._bucket.delete(f"active.{pod}.{run_id}", revision)
 
@@ -90,16 +82,12 @@ class LegRecords:
         record."""
         return await self._bucket.get(f"active.{pod}.{run_id}") is not None
 
-    async def read(self, run_id: str, pod: str) -> StoredLeg:
-        """Return the connector's record of the run."""
+    async def read(self, run_id: str, pod: str) -> StoredLeg | None:
         entry = await self._bucket.get(f"active.{pod}.{run_id}")
-        if entry is None:
-            return StoredLeg(None, 0)
-        return StoredLeg(LegRecord.parse(entry.value), entry.revision)
+        return StoredLeg(LegRecord.parse(entry.value), entry.revision) if entry else None
 
     async def find(self, pod: str = "*", run_id: str = "*") -> list[tuple[str, str]]:
-        """Return (pod, run) of every record; with `pod` or `run_id`, only of the matching
-        records."""
+        """Return (pod, run) of every record that matches."""
         pairs = []
         for key in await self._bucket.keys(f"active.{pod}.{run_id}"):
             _, holder, held = key.split(".")

@@ -26,7 +26,7 @@ CLOSED: Final[frozenset[FrameKind]] = frozenset({"end", "lost", "event"})
 
 
 class Runs:
-    """Reads runs, and ends them with fenced writes; all methods may raise BusError."""
+    """Reads runs, and ends them with fenced writes."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._bus = bus
@@ -34,10 +34,8 @@ class Runs:
         self._connections = 0
 
     def writer(self, run_id: str, last: Stored | None = None) -> RawWriter:
-        """Return a writer whose first frame must directly follow the frame `last`.
-
-        If another frame follows `last` already, the fence refuses the write.
-        """
+        """Return a writer whose first frame must directly follow `last`; else the fence refuses
+        it."""
         self._connections += 1
         connection = f"{self._pod}/{self._connections}"
         return RawWriter(self._bus, run_id, WRITER, connection, last.sequence if last else 0)
@@ -50,15 +48,10 @@ class Runs:
             log.info("run %s: another connector ended it first", run_id)
 
     async def tail(self, run_id: str) -> Stored | None:
-        """Return the last source frame that a connector has written for the run; None if there is
-        none."""
         return await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
 
     async def frames(self, run_id: str, after: int, last: Stored) -> AsyncIterator[Stored]:
-        """Yield the source frames of connectors after RAW's sequence `after`, up to `last`.
-
-        The frames are found by their subject and sequence, so no clock matters here.
-        """
+        """Yield the source frames of connectors after RAW's sequence `after`, up to `last`."""
         read_to = after
         stream, pattern = raw_for(run_id), raw_stored(run_id, WRITER)
         while read_to < last.sequence:
@@ -71,20 +64,17 @@ class Runs:
                 await asyncio.sleep(LAG_S)  # a replica that lags behind has answered
 
     async def stored_at(self, run_id: str, sequence: int) -> str:
-        """Return when NATS stored this frame of the run, RFC 3339; empty if the frame has
-        expired."""
+        """Return when NATS stored this frame of the run, RFC 3339; empty if it has expired."""
         stored = await self._bus.at(raw_for(run_id), sequence)
         return stored.stored_at if stored is not None else ""
 
     async def record(self, run_id: str) -> RunRecord | None:
-        """Return the run's record in KV `runs`; None if there is none."""
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is None or entry.value is None:
             return None
         return RunRecord.model_validate_json(entry.value)
 
     async def has_ended(self, run_id: str) -> bool:
-        """Return whether the run has ended, by the status in its record."""
         record = await self.record(run_id)
         return record is not None and record.status in ENDED
 
@@ -92,8 +82,7 @@ class Runs:
         """Return the cancel that forbids continuing the run's open leg; None if there is none.
 
         A cancel stays in COMMANDS until the leg has ended. A run may also have ended although its
-        leg is open: if no connector cancels a run in time, the edge ends the run with its own
-        frame.
+        leg is open: if no connector cancels a run in time, the edge ends it with its own frame.
         """
         stored = await self._bus.tail(COMMANDS, command("connector", "cancel", run_id))
         if stored is not None:
@@ -113,12 +102,10 @@ class Runs:
 
 
 def end_event(type_: str, **data: Any) -> dict[str, Any]:
-    """Return the payload of an `event` frame: a terminal event that no agent server has sent."""
     return {"type": type_, "data": data}
 
 
 def leg_of(stored: Stored) -> int:
-    """Return the number of a source frame's leg."""
     return int(stored.headers[messages.LEG])
 
 
@@ -134,5 +121,4 @@ def is_over(last: Stored, leg: int) -> bool:
 
 
 def holder_of(stored: Stored) -> str:
-    """Return the name of the connector that wrote a source frame."""
     return stored.headers[messages.CONNECTION].partition("/")[0]

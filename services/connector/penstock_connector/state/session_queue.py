@@ -10,24 +10,25 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.bus import Bus, Entry, Msg
-from penstock.bus.records import QueuedLeg, SessionRecord
+from penstock.bus.records import ENDED, PauseRecord, QueuedLeg, SessionRecord
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored, session_turn
+from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
+from penstock.start_fields import NotAccepted, Refusal
 from penstock_connector.state.connectors import Connectors
 from penstock_connector.state.leg_record import LegRecords
-from penstock_connector.state.run_state import WRITER, is_over
+from penstock_connector.state.retries import with_retries
+from penstock_connector.state.run_state import CLOSED, WRITER, Runs, is_over, kind_of
 
 log = logging.getLogger(__name__)
 
 CHECK_AGAIN_S = 2.0  # seconds between two checks of the first leg in the queue, if no notice comes
 MAX_SESSION_RUNS: Final = 1000  # the most runs that the record of a session lists
-# The number of a session's last runs that count as open in a record of an earlier release, because
-# such a record does not show which runs are open.
-MAX_OPEN_OF_BEFORE: Final = 50
 
 
 class Joined(NamedTuple):
@@ -38,7 +39,7 @@ class Joined(NamedTuple):
 
 
 class SessionQueue:
-    """Reads and writes the queues of all sessions; all methods may raise BusError."""
+    """Reads and writes the queues of all sessions."""
 
     def __init__(self, bus: Bus, connectors: Connectors, leg_records: LegRecords) -> None:
         self._bus = bus
@@ -54,7 +55,7 @@ class SessionQueue:
         thread_id: str,
         mine: QueuedLeg,
         *,
-        owner: str | None = None,
+        owner: str,
         lists_open_runs: bool = False,
     ) -> Joined:
         """Put the leg into the queue; return its place, and the agent server's id of the session.
@@ -65,9 +66,8 @@ class SessionQueue:
         """
 
         def change(record: SessionRecord) -> None:
-            if owner is not None:
-                record.user_id = owner  # records of older versions do not name the owner
-            if record.thread_id == "":
+            record.user_id = owner
+            if not record.thread_id:
                 record.thread_id = thread_id
             if mine not in record.queue:
                 # Two connectors may join in an order that differs from the order of their commands,
@@ -78,26 +78,22 @@ class SessionQueue:
                 )
                 record.queue = [*record.queue[:1], *waiting]
             if lists_open_runs:
-                before = record.runs[-MAX_OPEN_OF_BEFORE:] if record.open is None else record.open
-                # `before` may have this run already, if it comes from `record.runs`. Before the
-                # edge starts a run by ADK's legacy POST (adk-streaming.md), the edge adds the run
-                # to `record.runs`.
-                record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
+                others = (each for each in record.open if each != mine.run_id)
+                record.open = [*others, mine.run_id]
             if mine.run_id not in record.runs:
                 insort(record.runs, mine.run_id)  # run ids are ordered by their time of creation
                 del record.runs[:-MAX_SESSION_RUNS]
 
-        new = SessionRecord(agent=agent, session_id=session_id, thread_id=thread_id)
+        new = SessionRecord(agent=agent, session_id=session_id)
         record = await self._change(key, change, new)
         assert record is not None
         # The compare-and-set has shown that this is the stored record, so it is not read again.
-        return Joined(_is_first(record, mine), record.thread_id or record.session_id)
+        return Joined(_is_first(record, mine), record.thread_id)
 
     async def thread_id(self, key: str) -> str | None:
-        """Return the agent server's id of the session; None if the session has no record."""
+        """Return the agent server's id of the session; None if no connector has chosen it."""
         entry = await self._bucket.get(key)
-        record = _session(entry) if entry is not None else None
-        return (record.thread_id or record.session_id) if record is not None else None
+        return _session(entry).thread_id or None if entry is not None else None
 
     async def other_runs(self, key: str, run_id: str) -> list[str]:
         """Return the session's other runs that have begun and may wait for a decision."""
@@ -111,20 +107,18 @@ class SessionQueue:
         queued = {queued_leg.run_id for queued_leg in record.queue if queued_leg.leg == 1} | {
             run_id
         }
-        return [each for each in record.open or [] if each not in queued]
+        return [each for each in record.open if each not in queued]
 
     async def forget_ended(self, key: str, run_ids: Sequence[str]) -> None:
         """Remove ended runs from the list of open runs, so that `other_runs` leaves them out."""
 
         def change(record: SessionRecord) -> None:
-            if record.open is not None:
-                record.open = [each for each in record.open if each not in run_ids]
+            record.open = [each for each in record.open if each not in run_ids]
 
         await self._change(key, change)
 
     async def take_over(self, key: str, mine: QueuedLeg) -> bool:
-        """Take the place of the leg's earlier holder; return True if no other leg is before this
-        leg.
+        """Take the place of the leg's earlier holder; return True if no other leg is before it.
 
         The places of the run's earlier legs, which have ended, are deleted.
         """
@@ -150,9 +144,8 @@ class SessionQueue:
     async def wait(self, key: str, mine: QueuedLeg) -> None:
         """Wait until the leg is first in the queue.
 
-        This method also deletes places before the leg that no connector will delete any more.
-        Without these deletions, one connector that died at the wrong moment would block the session
-        for ever.
+        Places before it that no connector will delete any more are deleted. Otherwise one connector
+        that died at the wrong moment would block the session for ever.
         """
         moved = asyncio.Event()
 
@@ -176,9 +169,8 @@ class SessionQueue:
     async def leave(self, key: str, run_id: str, pod: str, leg: int | None) -> None:
         """Delete the place of a leg that has ended, and notify the connectors that wait.
 
-        If `leg` is given, only the place of this leg is deleted, because the same pod may now hold
-        a later leg of the run. If `leg` is None, all places of the run that belong to the pod are
-        deleted.
+        Only the place of this leg is deleted, because the same pod may hold a later leg of the run;
+        if `leg` is None, all places of the run that belong to the pod.
         """
 
         def change(record: SessionRecord) -> None:
@@ -199,7 +191,6 @@ class SessionQueue:
         return entry is None or _is_first(_session(entry), mine)
 
     async def _pass_over(self, key: str, mine: QueuedLeg) -> None:
-        """Delete the places before this leg that no connector will delete any more."""
         while True:
             entry = await self._bucket.get(key)
             queue = _session(entry).queue if entry is not None else []
@@ -222,10 +213,9 @@ class SessionQueue:
     async def _is_abandoned(self, queued_leg: QueuedLeg) -> bool:
         """Return whether the leg has ended, or has a dead connector and no leg record.
 
-        RAW shows whether the leg has ended. The queue does not show this, because the connector may
-        have died, or may hang, before it deleted the leg's place in the queue. If a dead
-        connector's leg is open and has a record, the place stays, because the reaper continues the
-        leg.
+        RAW shows whether the leg has ended. The connector may have died, or may hang, before it
+        deleted the leg's place. If a dead connector's leg is open and has a record, the place
+        stays, because the reaper continues the leg.
         """
         last = await tail(
             self._bus, raw_for(queued_leg.run_id), raw_stored(queued_leg.run_id, WRITER)
@@ -242,7 +232,6 @@ class SessionQueue:
         change: Callable[[SessionRecord], None],
         new: SessionRecord | None = None,
     ) -> SessionRecord | None:
-        """Change the record, and return the changed record; None if there is no record."""
         while True:
             entry = await self._bucket.get(key)
             if entry is None and new is None:
@@ -269,3 +258,63 @@ def _is_same_leg(queued_leg: QueuedLeg, other: QueuedLeg) -> bool:
 
 def _session(entry: Entry) -> SessionRecord:
     return SessionRecord.model_validate_json(entry.value or b"{}")
+
+
+# the most seconds to wait until the normalizer has found out whether the run of an ended leg is
+# paused
+SETTLES_S: Final = 20.0
+CHECK_S: Final = 0.1  # seconds between two reads of such a run's record
+BY_CALL: Final = "tool"  # the style of an answer that names its tool call
+
+
+async def require_at_rest(bus: Bus, runs: Runs, run_ids: Sequence[str]) -> list[str]:
+    """Return the runs that have ended; raise NotAccepted if a new run would disturb another one.
+
+    An AG-UI server may run a graph that has only one current place for a whole thread. While an
+    earlier run waits at this place for a person, a new run may move the graph, and the person's
+    answer would continue it at the wrong place. So the new run is not sent before the earlier run
+    is decided or cancelled, nor while it is unknown whether the earlier run waits. An answer that
+    names a tool call, as AG-UI servers of Agno expect it, always reaches the call that was decided,
+    so it does not hold back a new run.
+    """
+    ended = []
+    for run_id in run_ids:
+        if await with_retries(partial(_has_ended, bus, runs, run_id)):
+            ended.append(run_id)
+        elif await with_retries(partial(_waits_as_a_thread, bus, run_id)):
+            raise _refused(f"run {run_id} of it waits for a decision; decide it, or cancel it")
+    return ended
+
+
+async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
+    """Return whether the run has ended; False if it waits for a decision, or has not begun."""
+    deadline = asyncio.get_running_loop().time() + SETTLES_S
+    while True:
+        record = await runs.record(run_id)
+        if record is None:
+            # A run's record is kept for 30 days, but its pause is kept as long as the run waits. So
+            # a run without a record and without a pause has ended.
+            return await bus.bucket("pauses").get(run_id) is None
+        if record.status in ENDED:
+            return True
+        if record.status == "paused":
+            return False
+        last = await runs.tail(run_id)
+        if last is None or kind_of(last) not in CLOSED:
+            return False  # the run waits for its turn in the session
+        if asyncio.get_running_loop().time() >= deadline:
+            raise _refused(f"it is not known whether run {run_id} of it waits for a decision")
+        await asyncio.sleep(CHECK_S)
+
+
+async def _waits_as_a_thread(bus: Bus, run_id: str) -> bool:
+    entry = await bus.bucket("pauses").get(run_id)
+    if entry is None:
+        return False
+    pause = PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
+    items = pause.resume.get("items", {}).values()
+    return any(item.get("style") != BY_CALL for item in items)
+
+
+def _refused(reason: str) -> NotAccepted:
+    return NotAccepted([Refusal(("session_id",), reason)])

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from penstock.bus import Bus, Peers
 from penstock.bus.state.run_trees import RunTrees
-from penstock_connector.state.claims import Claims
+from penstock_connector.state.claims import Claims, Sendings
 from penstock_connector.state.connectors import Connectors
 from penstock_connector.state.leg_record import LegRecords
 from penstock_connector.state.run_state import Runs
-from penstock_connector.state.sendings import Sendings
 from penstock_connector.state.session_queue import SessionQueue
 
 

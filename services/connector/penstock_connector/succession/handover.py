@@ -35,8 +35,7 @@ HAND_OVER_S: Final = 10.0
 
 
 class Handover:
-    """Hands this connector's legs over when the connector stops, and takes legs of other
-    connectors."""
+    """Hands this connector's legs over when it stops, and takes legs of other connectors."""
 
     def __init__(
         self, stores: Stores, registry: LegRegistry, runner: LegRunner, takeover: Takeover
@@ -53,8 +52,6 @@ class Handover:
     # Taking legs of other connectors
 
     async def accept(self) -> None:
-        """Let other connectors offer their legs; wait until a NATS server accepts the
-        subscription."""
         self._offers = await until_answered(
             "subscribing to offers of legs",
             lambda: self._bus.subscribe(handover(), self._on_offer, queue="connectors"),
@@ -101,8 +98,7 @@ class Handover:
     # Handing over this connector's legs
 
     async def drain(self, grace_s: float) -> None:
-        """Hand over the legs that can move without a loss; let the other legs end within
-        `grace_s`."""
+        """Hand over the legs that can move without a loss; let the others end within `grace_s`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         offered: set[str] = set()
@@ -119,8 +115,8 @@ class Handover:
                 await asyncio.wait(tasks, timeout=min(LOOK_FOR_PEERS_S, left_s))
 
     async def stop(self) -> None:
-        """Hand over all remaining legs if another connector exists; then end the legs that are left
-        as lost."""
+        """Hand over the remaining legs if another connector exists; then end those that are left as
+        lost."""
         try:
             if self._registry.legs and await self._has_peers():
                 await asyncio.gather(*map(self._hand_over, self._registry.legs))
@@ -165,10 +161,8 @@ class Handover:
             await with_retries(lambda: self._keep(run_id))
 
     async def _keep(self, run_id: str) -> None:
-        """Take the leg back if RAW still names this connector as the leg's holder.
-
-        If this connector did not take the leg back, no connector would end the leg.
-        """
+        """Take the leg back if RAW still names this connector as its holder; nobody else would end
+        it."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == self._stores.pod:
             await self._takeover.take_over(run_id, last, STOPPED)

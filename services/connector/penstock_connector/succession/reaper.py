@@ -1,5 +1,4 @@
-"""Settles the legs of dead connectors: continues or ends each leg, and deletes the leg's
-records."""
+"""Settles the legs of dead connectors: continues or ends each leg, and deletes its records."""
 
 from __future__ import annotations
 
@@ -40,7 +39,6 @@ class Reaper:
         self._orphans: set[str] = set()
 
     def lease_ended(self, pod: str) -> None:
-        """Record that a connector's lease has expired or was given back."""
         self._dead.add(pod)
 
     def mark_silent(self, pod: str) -> None:
@@ -48,11 +46,7 @@ class Reaper:
         self._silent.add(pod)
 
     async def reap(self) -> None:
-        """Settle the legs of dead connectors once.
-
-        Raises:
-            BusError: the bus does not answer; the next call continues the work.
-        """
+        """Settle the legs of dead connectors once; after a BusError, the next call continues."""
         connectors = self._stores.connectors
         while self._silent:
             pod = self._silent.pop()
@@ -83,11 +77,9 @@ class Reaper:
             self._living = living
 
     async def _settle_orphans(self, recorded: set[str]) -> None:
-        """Settle legs for which two checks in a row have found a record of this connector but no
-        task.
+        """Settle legs for which two checks in a row found a record of this connector but no task.
 
-        An exception in this process has left such legs. No other connector settles these legs,
-        because this connector is alive.
+        An exception in this process has left such legs, and no other connector settles them.
         """
         orphans = {run_id for run_id in recorded if not self._registry.works_on(run_id)}
         for run_id in orphans & self._orphans:
@@ -97,8 +89,8 @@ class Reaper:
         self._orphans = orphans
 
     async def _for_each_leg(self, pod: str, action: Callable[[str, str], Awaitable[None]]) -> bool:
-        """Do the action for each leg that the connector has recorded; return False if it has
-        recorded no leg."""
+        """Do the action for each leg that the connector has recorded; return False without a
+        leg."""
         recorded = await self._stores.leg_records.find(pod)
         # Other connectors settle the same legs at the same time. In a random order, they seldom
         # work on the same leg at once.
@@ -119,7 +111,6 @@ class Reaper:
             log.exception("run %s of the dead connector %s cannot be settled", run_id, pod)
 
     async def _take_over_without_loss(self, pod: str, run_id: str) -> None:
-        """Take over the leg if no data can be lost, even if the leg's holder is still running."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
             await self._takeover.take_over(run_id, last, DIED.format(pod), only_without_loss=True)
@@ -127,8 +118,8 @@ class Reaper:
     async def _settle(self, pod: str, run_id: str) -> None:
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED:
-            record, _ = await self._stores.leg_records.read(run_id, pod)
-            if record is not None and record.leg < leg_of(last):
+            found = await self._stores.leg_records.read(run_id, pod)
+            if found is not None and found.record.leg < leg_of(last):
                 # The connector died after the last frame of its leg, before it deleted the leg's
                 # place in the queue, and the run's next leg has begun since. If the old place were
                 # not deleted here, the old place would stay in the queue as long as the next leg is
@@ -149,16 +140,15 @@ class Reaper:
         """Complete the updates of a dead connector, for a leg that has ended or never began.
 
         The order is the same as at the end of a leg: the queue, the sending, the record. The record
-        is deleted last, because the record shows other connectors that updates are missing.
+        shows other connectors that updates are missing, so it is deleted last.
         """
         stores = self._stores
-        record, revision = await stores.leg_records.read(run_id, pod)
+        found = await stores.leg_records.read(run_id, pod)
         run = await stores.runs.record(run_id)
         if run is not None:
             key = session_key(run.user_id, run.agent, run.session_id)
-            leg = record.leg if record is not None else None
+            leg = found.record.leg if found is not None else None
             await stores.sessions.leave(key, run_id, pod, leg)
-        if record is not None:
-            await self._takeover.record_sending(record, run_id)
-        if revision:
-            await stores.leg_records.delete_of(pod, run_id, revision)
+        if found is not None:
+            await self._takeover.record_sending(found.record, run_id)
+            await stores.leg_records.delete_of(pod, run_id, found.revision)

@@ -18,11 +18,11 @@ from penstock.bus.messages import raw_frame
 from penstock.bus.read.direct import STORED_AT
 from penstock.bus.records import CancelCommand
 from penstock.settings import Config, ServerAgent
-from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg import survives_disconnect
 from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.outcome import ended_as_cancelled, lost
+from penstock_connector.legs.progress import LegHistory
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner, sending_state
 from penstock_connector.state.leg_record import LegRecord
@@ -69,7 +69,6 @@ class Takeover:
 
         Raises:
             Retry: it is unknown at present whether the holder is alive.
-            BusError: the bus does not answer.
         """
         if kind_of(last) in CLOSED:
             return
@@ -90,19 +89,15 @@ class Takeover:
         *,
         only_without_loss: bool = False,
     ) -> bool:
-        """Continue an open leg that no connector holds, or end it.
+        """Continue an open leg that no connector holds, or end it; return whether it is held here
+        now.
 
         `last` is the run's last source frame. `reason` tells why the leg is taken over; it is part
-        of the error if the leg ends as lost. Return True if this connector now holds the leg.
-        Return False if the leg has ended, or if another connector was first. If the run was
-        cancelled, or has ended although the leg is open, the leg only asks the agent server to
-        stop. With `only_without_loss`, the earlier holder may be alive. The leg is then taken over
-        only if nothing is lost while two connectors hold the leg for a moment. The caller works
-        exclusively on the run.
-
-        Raises:
-            BusError: the bus does not answer; the leg is unchanged, or has a record of this
-                connector.
+        of the error if the leg ends as lost. If the run was cancelled, or has ended although the
+        leg is open, the leg only asks the agent server to stop. With `only_without_loss`, the
+        earlier holder may be alive. The leg is then taken over only if nothing is lost while two
+        connectors hold the leg for a moment. The caller works exclusively on the run. After a
+        BusError, the leg is unchanged, or has a record of this connector.
         """
         stores, pod = self._stores, self._stores.pod
         holder = holder_of(last)
@@ -156,7 +151,6 @@ class Takeover:
         return True
 
     async def record_sending(self, record: LegRecord, run_id: str) -> None:
-        """Record the result of the sending of a leg's decision, if RAW shows the result."""
         last = await self._stores.runs.tail(run_id)
         if record.approval_id is None or last is None or leg_of(last) < record.leg:
             return  # no decision was sent
@@ -180,11 +174,11 @@ class Takeover:
     async def _order(self, run_id: str, last: Stored) -> tuple[Order, ServerAgent] | None:
         """Return the order that the leg's holder has recorded, and its agent; None if data is
         missing."""
-        record, _ = await self._stores.leg_records.read(run_id, holder_of(last))
-        if record is None or record.leg != leg_of(last):
+        found = await self._stores.leg_records.read(run_id, holder_of(last))
+        if found is None or found.record.leg != leg_of(last):
             return None
         try:
-            order = await self._orders.of_record(record)
+            order = await self._orders.of_record(found.record)
         except (LookupError, ValidationError) as error:
             log.warning("run %s: its command cannot be carried out again: %s", run_id, error)
             return None
@@ -192,7 +186,6 @@ class Takeover:
         return (order, agent) if agent is not None else None
 
     async def _history(self, order: Order, agent: ServerAgent, last: Stored) -> LegHistory:
-        """Return the leg's history up to the frame `last`."""
         upstream = self._runner.upstream(agent)
         history = LegHistory(order.leg, upstream.watch, self._max_frame_bytes)
         history.progress.run_id = order.run_id
@@ -207,7 +200,6 @@ class Takeover:
     async def _end(
         self, run_id: str, last: Stored, reason: str, cancelled: CancelCommand | None
     ) -> None:
-        """End a leg that no connector can continue."""
         if cancelled is not None:
             facts = {"by": cancelled.by, "reason": cancelled.reason}
             outcome = ended_as_cancelled(facts, confirmed=False)

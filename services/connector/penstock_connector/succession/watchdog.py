@@ -88,11 +88,7 @@ class Watchdog:
         self._open: dict[str, _Watched] = {}
 
     async def renew_lease(self) -> bool:
-        """Renew or take the lease; return False while another connector has the lease.
-
-        Raises:
-            BusError: the bus does not answer.
-        """
+        """Renew or take the lease; return False while another connector has the lease."""
         held = await (self._lease.renew() if self._lease.is_held else self._lease.acquire())
         if not held:
             # Another connector acts on the runs now, so the state in this process becomes outdated.
@@ -100,11 +96,7 @@ class Watchdog:
         return held
 
     async def check(self) -> None:
-        """Read the changes in the list of runs, and examine some of the open runs.
-
-        Raises:
-            BusError: the bus does not answer.
-        """
+        """Read the changes in the list of runs, and examine some of the open runs."""
         await self._read()
         for run_id in tuple(self._open)[:EXAMINED]:
             watched = self._open.pop(run_id)
@@ -179,10 +171,8 @@ class Watchdog:
     async def _why_stuck(
         self, record: RunRecord, last: Stored | None, watched: _Watched
     ) -> tuple[StuckReason | None, str | None]:
-        """Return the reason why the run is stuck, and the approval whose decision was not sent.
-
-        Both may be None.
-        """
+        """Return why the run is stuck, and the approval whose decision was not sent; both may be
+        None."""
         run_id = record.run_id
         if last is None:
             if time.monotonic() - watched.since < UNSTARTED_S or await self._is_command_stored(

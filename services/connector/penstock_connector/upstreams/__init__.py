@@ -14,5 +14,4 @@ from penstock_connector.upstreams.conversations import Threads
 
 
 def upstreams(bus: Bus) -> Mapping[str, Upstream[Any]]:
-    """Return the adapter of each protocol; only `AguiUpstream` stores data on the bus."""
     return {"agno": AgnoUpstream(), "adk": AdkUpstream(), "agui": AguiUpstream(Threads(bus))}

@@ -19,8 +19,8 @@ from penstock.settings import AdkAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import (
     Call,
-    CancelAnswer,
     ReattachState,
+    Upstream,
     UpstreamRefused,
     segment,
 )
@@ -38,26 +38,19 @@ SEAL_S = 0.25  # seconds between two such reads
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The data that a continuation of a first leg needs: the session, and whether tokens are
-    streamed."""
+    """What a continuation of a first leg needs: the session, and whether tokens are streamed."""
 
     user_id: str
     session_id: str
     streaming: bool
 
 
-class AdkUpstream:
+class AdkUpstream(Upstream[AdkAgent]):
     """Sends POST /run_sse for a session, and creates the session before if it does not exist."""
-
-    pauses_thread = False
 
     def __init__(self) -> None:
         # The major version of each ADK server, by the server's base URL.
         self._versions: dict[str, int] = {}
-
-    def refuses_starts_while_paused(self, agent: AdkAgent) -> bool:
-        """Return False, because runs of a session may start while another is paused."""
-        return False
 
     def facts_of_open(self, agent: AdkAgent, command: StartCommand) -> dict[str, Any]:
         """Return whether the client wants tokens. This choice applies to all legs of the run."""
@@ -68,7 +61,6 @@ class AdkUpstream:
     async def start(
         self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand
     ) -> Call:
-        """Return the request; it has the client's body, or only the message if there is no body."""
         await self._ensure_session(client, agent, command.user_id, command.session_id)
         if command.body is not None:
             body, content = _in_session(command.body, _session(agent, command))
@@ -91,8 +83,7 @@ class AdkUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """Return the request; its one message answers all stored function calls, by their ids and
-        names."""
+        """Return the request; its message answers all stored function calls, by ids and names."""
         decided = {item.item_id: item for item in command.items}
         parts = [
             {
@@ -121,13 +112,6 @@ class AdkUpstream:
             body["invocationId"] = invocation_id
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AdkAgent, call: Call) -> CancelAnswer:
-        """Return `BY_CLOSING`, because closing the connection cancels the run at once."""
-        return CancelAnswer.BY_CLOSING
-
-    def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
-        """Do nothing, because ADK's headers do not name the run."""
-
     def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store the invocation's id, which every event has."""
         if seen.run_id is not None:
@@ -140,10 +124,6 @@ class AdkUpstream:
         if isinstance(invocation_id, str):
             seen.run_id = invocation_id
 
-    def survives_disconnect(self, seen: ReattachState) -> bool:
-        """Return False, because closing the connection aborts the run."""
-        return False
-
     async def reattach(
         self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: ReattachState
     ) -> Call | None:
@@ -153,12 +133,7 @@ class AdkUpstream:
         last event of the session is the server's record that it aborted this invocation. With this
         record, a tool call that was running has an error as its result, so no tool runs again.
         Servers of 1.x, and servers that were killed, write no such record, and would run the tool
-        again. A leg that carries a decision is not continued, because the behaviour of a server in
-        this case was never tested.
-
-        Raises:
-            httpx.HTTPError: the server cannot be reached.
-            UpstreamRefused: the server answered the request for its version with an error.
+        again. A leg that carries a decision is not continued, because this was never tested.
         """
         own = call.own
         if not (agent.resumable and seen.run_id and isinstance(own, _First)):
@@ -185,14 +160,11 @@ class AdkUpstream:
             await asyncio.sleep(SEAL_S)
         return None
 
-    async def closed(self, agent: AdkAgent, call: Call, seen: ReattachState) -> None:
-        """Do nothing, because the server keeps the session."""
-
     async def _ensure_session(
         self, client: httpx.AsyncClient, agent: AdkAgent, user_id: str, session_id: str
     ) -> None:
-        """Read the session, and create the session only if it is missing. If an existing session
-        were created again, ADK 1.16 would replace it."""
+        """Read the session, and create it only if it is missing: ADK 1.16 would replace an existing
+        one."""
         url = _session_url(agent, user_id, session_id)
         read = await client.get(url, headers=agent.headers)
         if read.is_success:
@@ -217,8 +189,7 @@ class AdkUpstream:
         return (last.get("invocationId"), last.get("errorCode")) == (invocation_id, _ABORTED)
 
     async def _version(self, client: httpx.AsyncClient, agent: AdkAgent) -> int:
-        """Return the server's major version; 0 for a server of 1.16, which has no route
-        /version."""
+        """Return the server's major version; 0 for 1.16, which has no route /version."""
         if agent.url not in self._versions:
             answer = await client.get(f"{agent.url}/version", headers=agent.headers)
             if answer.is_server_error:

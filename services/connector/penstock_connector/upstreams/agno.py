@@ -20,7 +20,7 @@ import orjson
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Call, CancelAnswer, ReattachState, segment
+from penstock_connector.upstreams.base import Call, CancelAnswer, ReattachState, Upstream, segment
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +37,12 @@ _UNNUMBERED = "unnumbered"
 _GOES_ON = "continue"  # the value of `Call.own` for all legs but the first
 
 
-class AgnoUpstream:
+class AgnoUpstream(Upstream[AgnoAgent]):
     """Sends forms to /agents, /teams and /workflows."""
-
-    pauses_thread = False
-
-    def refuses_starts_while_paused(self, agent: AgnoAgent) -> bool:
-        """Return False, because runs of a session may start while another is paused."""
-        return False
-
-    def facts_of_open(self, agent: AgnoAgent, command: StartCommand) -> dict[str, Any]:
-        """Return no facts."""
-        return {}
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgnoAgent, command: StartCommand
     ) -> Call:
-        """Return POST /{kind}s/{agent}/runs."""
         fields: dict[str, Any] = {
             **(command.input or {}),
             "message": command.message,
@@ -96,9 +85,6 @@ class AgnoUpstream:
         log.warning("run %s: the upstream refused to cancel: %s", call.run_id, response.status_code)
         return CancelAnswer.REFUSED
 
-    def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
-        """Do nothing, because Agno's headers do not name the run."""
-
     def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store the event's number, and find out whether the server can still continue the stream.
 
@@ -135,9 +121,9 @@ class AgnoUpstream:
     ) -> Call | None:
         """Return POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
-        If no event has arrived, the request for a first leg asks for the whole run. In the same
-        case, a later leg is not continued. The number of its first event is unknown, because a
-        restarted server begins to count again.
+        If no event has arrived, the request for a first leg asks for the whole run. A later leg is
+        not continued then: the number of its first event is unknown, because a restarted server
+        begins to count again.
         """
         if call.run_id is None or (call.own == _GOES_ON and seen.last_event_index is None):
             return None
@@ -152,9 +138,6 @@ class AgnoUpstream:
             call.run_id,
             call.session_id,
         )
-
-    async def closed(self, agent: AgnoAgent, call: Call, seen: ReattachState) -> None:
-        """Do nothing, because the server keeps the session."""
 
 
 def _base(agent: AgnoAgent) -> str:
@@ -176,7 +159,7 @@ def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> 
 
 
 def _answers(resume: Mapping[str, Any], decided: Mapping[str, Decided]) -> dict[str, Any]:
-    """Return the form field with the decisions; the field's name depends on the kind of run.
+    """Return the form field with the decisions; its name depends on the kind of run.
 
     `resume["items"]` maps the id of each item to the path of the item's own object. Only this
     object is changed, because two members of a team may use the same tool call id.

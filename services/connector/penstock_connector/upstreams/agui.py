@@ -1,10 +1,10 @@
-"""The adapter to AG-UI servers. A server has one URL, which takes a RunAgentInput and streams one
+"""The adapter to AG-UI servers. A server has one URL, which takes a RunAgentInput and streams a
 run.
 
 For the server, each leg is a separate run in the thread of the session. AG-UI has no cancel
 request, so the connector closes the connection to cancel the run. A broken stream can be continued
-only if the server is another Penstock. A Penstock names the run in the response's headers. The form
-of the answers to a pause depends on the pause (`penstock.dialects.agui.decode.pauses`).
+only if the server is another Penstock, which names the run in the response's headers. The form of
+the answers to a pause depends on the pause (`penstock.dialects.agui.decode.pauses`).
 
 The conversation is stored with ids that are unique in the thread, as AG-UI clients know them
 (`penstock.dialects.agui.ids`). The server gets the conversation with the server's own ids.
@@ -35,7 +35,7 @@ from penstock.dialects.agui.shared_state import State
 from penstock.dialects.json import loads
 from penstock.settings import AguiAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Call, CancelAnswer, ReattachState, segment
+from penstock_connector.upstreams.base import Call, ReattachState, Upstream, segment
 from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -45,8 +45,7 @@ _SURFACE = "/agui/"  # the path under which another Penstock accepts runs
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """The leg that a call opens: the run, the session, the server's id of the run, and the
-    request."""
+    """The leg that a call opens: run, session, the server's id of the run, and the request."""
 
     run_id: str
     session: str
@@ -64,7 +63,7 @@ class _Received:
     state: State = field(default_factory=State)
 
 
-class AguiUpstream:
+class AguiUpstream(Upstream[AguiAgent]):
     """Sends a RunAgentInput; `threads` stores the conversation, because most servers do not."""
 
     pauses_thread = True
@@ -73,17 +72,14 @@ class AguiUpstream:
         self._threads = threads
 
     def refuses_starts_while_paused(self, agent: AguiAgent) -> bool:
-        """Return what the agent's configuration says."""
         return agent.starts_while_paused == "refuse"
 
     def facts_of_open(self, agent: AguiAgent, command: StartCommand) -> dict[str, Any]:
-        """Return the names of the tools that the client runs."""
         return {"client_tools": client_tools(agent, command)}
 
     async def start(
         self, client: httpx.AsyncClient, agent: AguiAgent, command: StartCommand
     ) -> Call:
-        """Return the request: the client's body, or the conversation with the new message."""
         session = session_key(command.user_id, agent.id, command.session_id)
         if command.body is not None:
             content = command.body.encode()
@@ -125,10 +121,6 @@ class AguiUpstream:
         own = _Own(command.run_id, session, run_id, body, command.leg)
         return _call(agent, orjson.dumps(body), own)
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AguiAgent, call: Call) -> CancelAnswer:
-        """Return `BY_CLOSING`, because closing the connection cancels the run."""
-        return CancelAnswer.BY_CLOSING
-
     def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Store the run's id from the response's headers, which only another Penstock sends."""
         seen.run_id = headers.get("penstock-run-id") or seen.run_id
@@ -158,12 +150,10 @@ class AguiUpstream:
     async def reattach(
         self, client: httpx.AsyncClient, agent: AguiAgent, call: Call, seen: ReattachState
     ) -> Call | None:
-        """Return the request to another Penstock for the events after the last frame with an id.
-
-        The request is GET …/v1/runs/{run_id}/events.
+        """Return the GET for the events of another Penstock's run after the last frame with an id.
 
         If no frame had an id, the request for a first leg asks for all events of the run. A later
-        leg is then not continued, because it is unknown where the leg's events begin.
+        leg is then not continued, because it is unknown where its events begin.
         """
         at = urlsplit(agent.url)
         own = call.own
@@ -206,8 +196,7 @@ class AguiUpstream:
 
 
 def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
-    """Return the names of the tools that the client runs, from the configuration and the
-    request."""
+    """Return the names of the tools that the client runs, of the configuration and the request."""
     try:
         body = orjson.loads(command.body) if command.body is not None else command.input
     except orjson.JSONDecodeError:
@@ -243,10 +232,7 @@ def _empty(agent: AguiAgent) -> dict[str, Any]:
 
 
 def _tools(agent: AguiAgent, body: Any) -> list[dict[str, Any]]:
-    """Return the tools of the configuration and of the request.
-
-    If both have a tool with the same name, the request's tool is used.
-    """
+    """Return the tools of the configuration and the request, which wins for the same name."""
     given = _objects(body.get("tools")) if isinstance(body, dict) else []
     named = {tool.get("name") for tool in given}
     return [*(tool for tool in agent.tools if tool.get("name") not in named), *given]
@@ -295,17 +281,12 @@ def _by_entry(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> No
 
 
 def _confirmation(interrupt: Mapping[str, Any], item: Decided) -> dict[str, Any]:
-    """Return the answer: `approved`, and the other fields that the interrupt's schema has.
-
-    If the interrupt has no schema, the only other field is `reason`.
-    """
+    """Return `approved` and the other fields of the interrupt's schema; without one, `reason`."""
     schema = interrupt.get("responseSchema") or {}
     room = schema.get("properties", {"reason": {}})
     payload: dict[str, Any] = {"approved": item.decision == "approve"}
-    # An approvals service of an older version sends edited arguments as the value.
-    edited = item.value if item.args is None else item.args
-    if item.decision == "approve" and "editedArgs" in room and isinstance(edited, dict):
-        payload["editedArgs"] = edited
+    if item.decision == "approve" and "editedArgs" in room and item.args is not None:
+        payload["editedArgs"] = item.args
     if item.note is not None and "reason" in room:
         payload["reason"] = item.note
     return payload

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx
 
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand
-from penstock.settings import AgentOfServer
+from penstock.bus.subjects import session_key
+from penstock.settings import AgentOfServer, ServerAgent
 from penstock.sse import Frame
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The request that opens a leg or reattaches to it.
-
-    `run_id` is the agent server's id of the run.
-    """
+    """The request that opens a leg or reattaches to it; `run_id` is the agent server's."""
 
     url: str
     headers: Mapping[str, str]
@@ -38,8 +37,7 @@ class Call:
 class ReattachState:
     """The facts of a leg's stream that the adapter needs to reattach to the stream.
 
-    A connector that takes the leg over reads the frames from RAW, and passes them to the same
-    `watch`.
+    A connector that takes the leg over reads the frames from RAW, with the same `watch`.
     """
 
     # the number of the last event, if the server numbers events
@@ -71,21 +69,22 @@ AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True
 
 
 class Upstream(Protocol[AgentT_contra]):
-    """The adapter for one protocol. The state of a leg is in the leg's `Call` and
-    `ReattachState`."""
+    """The adapter for one protocol, whose methods are without state.
 
-    @property
-    def pauses_thread(self) -> bool:
-        """Whether a paused run may hold up its whole thread (see `state/paused_session.py`)."""
-        ...
+    The state of a leg is in the leg's `Call` and `ReattachState`. The methods that ask the server
+    raise httpx.HTTPError if it does not answer, and UpstreamRefused if it answers with an error.
+    """
+
+    # whether a paused run may hold up its whole thread (see `session_queue.require_at_rest`)
+    pauses_thread: ClassVar[bool] = False
 
     def refuses_starts_while_paused(self, agent: AgentT_contra) -> bool:
         """Return whether a start must not be sent while a run of its session is paused."""
-        ...
+        return False
 
     def facts_of_open(self, agent: AgentT_contra, command: StartCommand) -> dict[str, Any]:
         """Return the facts that only this protocol's decoder needs, for the run's `open`."""
-        ...
+        return {}
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand
@@ -95,10 +94,6 @@ class Upstream(Protocol[AgentT_contra]):
         In this method and in `resume`, the command's `session_id` is the server's id of the
         session. A connector that takes the leg over calls this method again, and gets the same
         request.
-
-        Raises:
-            httpx.HTTPError: the server cannot be reached.
-            UpstreamRefused: the server answered with an error.
         """
         ...
 
@@ -115,16 +110,12 @@ class Upstream(Protocol[AgentT_contra]):
     async def cancel(
         self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call
     ) -> CancelAnswer:
-        """Ask the server to stop, if the protocol has a request for it.
-
-        Raises:
-            httpx.HTTPError: no answer came.
-        """
-        ...
+        """Ask the server to stop. Some protocols have no request for it but a closed connection."""
+        return CancelAnswer.BY_CLOSING
 
     def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Store in `seen` the facts from the response's headers that `reattach` needs."""
-        ...
+        return
 
     def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store in `seen` the facts from a frame that `reattach` needs."""
@@ -132,22 +123,17 @@ class Upstream(Protocol[AgentT_contra]):
 
     def survives_disconnect(self, seen: ReattachState) -> bool:
         """Return whether the run continues without the connection, so that `reattach` can work."""
-        ...
+        return False
 
     async def reattach(
         self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call, seen: ReattachState
     ) -> Call | None:
-        """Return the request that continues a cut stream; None if there is no safe request.
-
-        Raises:
-            httpx.HTTPError: the server cannot be reached.
-            UpstreamRefused: the server answered with an error.
-        """
+        """Return the request that continues a cut stream; None if there is no safe request."""
         ...
 
     async def closed(self, agent: AgentT_contra, call: Call, seen: ReattachState) -> None:
         """Store the data that later legs need; the leg's last source frame is not written yet."""
-        ...
+        return
 
 
 class UpstreamRefused(Exception):
@@ -160,6 +146,23 @@ class UpstreamRefused(Exception):
 
 
 def segment(text: str) -> str:
-    """Quote an id from outside as one segment of a URL's path, so that `..` cannot leave the
-    path."""
+    """Quote an id from outside as one segment of a URL's path; `..` cannot leave the path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
+
+
+def thread_id(
+    agent: ServerAgent, command: StartCommand | ContinueCommand, *, callers_known: bool
+) -> str:
+    """Return the id that a new session has at its agent server. Pure.
+
+    Some servers do not check users: any caller who knows the id of a thread can use the thread. So
+    if callers are authenticated, the id is made of owner, agent and session. A client chooses only
+    the session, so no client can name another user's thread. `callers_known` counts for a command
+    without this field.
+    """
+    of_command = getattr(command, "callers_known", None)
+    known = callers_known if of_command is None else of_command
+    if not known or agent.thread_ids == "verbatim":
+        return command.session_id
+    key = session_key(command.user_id, agent.id, command.session_id)
+    return str(uuid.UUID(hex=key[:32], version=5))

@@ -41,7 +41,6 @@ class Threads:
         self._bucket = bus.bucket("threads")
 
     async def thread(self, session: str) -> Thread:
-        """Return the conversation of the session so far."""
         kept = await self._get(f"thread.{session}")
         return Thread.model_validate_json(kept) if kept else Thread()
 
@@ -53,8 +52,8 @@ class Threads:
         await self._put(f"thread.{session}", thread.model_dump_json().encode())
 
     async def request(self, run_id: str) -> dict[str, Any]:
-        """Return the run's RunAgentInput, with the messages of earlier legs; empty if the stored
-        input is lost."""
+        """Return the run's RunAgentInput, with the messages of earlier legs; empty if it is
+        lost."""
         kept = await self._get(f"run.{run_id}")
         return _Request.validate_json(kept) if kept else {}
 

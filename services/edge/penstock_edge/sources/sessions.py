@@ -119,7 +119,6 @@ async def create_session(
             "agent": agent,
             "session_id": session_id,
             "user_id": user_id,
-            "thread_id": "",
             CREATED_AT: bus.clock.stamp(),
         }
     )

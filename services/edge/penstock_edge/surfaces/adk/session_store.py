@@ -118,7 +118,7 @@ class SessionStore:
                 SessionRecord.model_validate_json(entry.value)
                 if entry is not None
                 # the connector sets the thread id when it claims the run
-                else SessionRecord(agent=named.agent.id, session_id=named.id, thread_id="")
+                else SessionRecord(agent=named.agent.id, session_id=named.id)
             )
             record.user_id = named.user_id
             if run_id not in record.runs:
