@@ -62,7 +62,7 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_normalizer.recovery.expired.MIN_AGE_S", -1.0)
+    monkeypatch.setattr("penstock_normalizer.recovery.abandoned_runs.MIN_AGE_S", -1.0)
     monkeypatch.setattr("penstock_normalizer.partitions.partition.IDLE_CHECKPOINT_S", 0.0)
     async with bus_to(fresh_nats.url) as bus:
         run, other = Run(bus), Run(bus)
@@ -93,7 +93,7 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
 async def test_a_run_that_aged_out_before_the_first_normalizer_came_ends_and_says_so(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_normalizer.recovery.expired.MIN_AGE_S", -1.0)
+    monkeypatch.setattr("penstock_normalizer.recovery.abandoned_runs.MIN_AGE_S", -1.0)
     async with bus_to(fresh_nats.url) as bus:
         run, young = Run(bus), Run(bus)
         for each in (run, young):

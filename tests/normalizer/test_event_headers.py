@@ -11,7 +11,7 @@ from penstock.bus.connection.nats_client import Connection
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
-from penstock_normalizer.runs.event_headers import EventHeaders
+from penstock_normalizer.runs.run_output import EventHeaders
 from support.fakes.raw import RUN_ID, Frames, agno
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"

@@ -9,6 +9,7 @@ from penstock.bus import Stored
 from penstock.bus.messages import RawFrame
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.feeder import Feeder
 from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
 from support.fakes.raw import RUN_ID, Frames, agno
@@ -21,10 +22,14 @@ class Output:
     sequence: int = 0
     raw_position: int = 0
     last_type: str = ""
+    run_id: str = RUN_ID
 
 
-async def gives_up(stored: Stored, error: Exception) -> None:
-    raise error
+class Context:
+    """The part of a run's context that the feeder uses."""
+
+    async def give_up(self, stored: Stored, error: Exception) -> None:
+        raise error
 
 
 async def fed(feeder: Feeder, fold: RunFold, frame: RawFrame, ready: ReadyEvents) -> None:
@@ -35,7 +40,7 @@ async def fed(feeder: Feeder, fold: RunFold, frame: RawFrame, ready: ReadyEvents
 async def test_no_event_is_left_out_after_one_that_a_newer_version_made_of_a_frame() -> None:
     """The frames that follow come in one batch with the frame of which this version makes none."""
     frames, output, fold = Frames(), Output(), RunFold(RUN_ID, DECODERS)
-    feeder = Feeder(RUN_ID, cast("RunOutput", output), gives_up)
+    feeder = Feeder(cast("RunContext", Context()), cast("RunOutput", output))
     begin = ReadyEvents()
     await fed(feeder, fold, frames.open(), begin)
     body = agno("RunStarted") + agno("RunContent", content="one")

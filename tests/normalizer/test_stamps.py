@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_normalizer.runs.stamps import unix_s
+from penstock_normalizer.runs.run_index import unix_s
 
 TIMES = st.datetimes(datetime(1980, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 

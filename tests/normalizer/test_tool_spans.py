@@ -15,9 +15,10 @@ from penstock.tracing import spans
 from penstock.tracing.spans import Span
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.feeder import Feeder
 from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
-from penstock_normalizer.runs.tool_spans import ToolSpans
+from penstock_normalizer.runs.spans import ToolSpans
 from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause
 from support.fakes.recorder import recording
 
@@ -38,13 +39,21 @@ class Output:
     sequence: int = 0
     raw_position: int = 0
     last_type: str = ""
+    run_id: str = RUN_ID
 
-    async def store_pause(self, fold: RunFold) -> None:
+
+class Context:
+    """The part of a run's context that the feeder uses; it stores no pause."""
+
+    @property
+    def pauses(self) -> Context:
+        return self
+
+    async def store(self, fold: RunFold) -> None:
         pass
 
-
-async def gives_up(stored: Stored, error: Exception) -> None:
-    raise error
+    async def give_up(self, stored: Stored, error: Exception) -> None:
+        raise error
 
 
 @dataclass
@@ -56,7 +65,7 @@ class Normalizer:
 
     def __post_init__(self) -> None:
         self.fold = RunFold(RUN_ID, DECODERS)
-        self.feeder = Feeder(RUN_ID, cast("RunOutput", self.output), gives_up)
+        self.feeder = Feeder(cast("RunContext", Context()), cast("RunOutput", self.output))
 
     async def feed(self, *frames: RawFrame) -> tuple[Span, ...]:
         """Return the spans of all tool calls that have ended."""

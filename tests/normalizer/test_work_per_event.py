@@ -21,7 +21,7 @@ import pytest
 from penstock.bus.messages import RawFrame
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
-from penstock_normalizer.runs.event_headers import EventHeaders
+from penstock_normalizer.runs.run_output import EventHeaders
 from support.fakes.raw import RUN_ID, Frames, agno
 
 GOLDEN = Path(__file__).parent.parent / "golden"

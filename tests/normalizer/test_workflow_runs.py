@@ -15,7 +15,7 @@ from penstock.dialects.decoders import DECODERS
 from penstock.dialects.workflow import WRITER
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
-from penstock_normalizer.recovery import expired, lost_data
+from penstock_normalizer.recovery import abandoned_runs, lost_data
 from support.drive.for_each import for_each
 from support.drive.normalizing import Run, bus_to, normalizer
 from support.drive.records import run_record
@@ -201,10 +201,10 @@ async def test_a_workflow_that_waits_is_not_ended_because_its_frames_are_gone(
         for stream in ("RAW", "EVENTS"):
             await bus.api(f"STREAM.PURGE.{stream}")
         record = record.model_copy(update={"updated_at": "2020-01-01T00:00:00Z"})
-        assert not await expired._has_expired(bus, record)
+        assert not await abandoned_runs._has_expired(bus, record)
         assert not await lost_data._has_lost_data(bus, record, None)
         await bus.bucket("pauses").delete(run.run_id)
-        assert await expired._has_expired(bus, record)
+        assert await abandoned_runs._has_expired(bus, record)
         assert await lost_data._has_lost_data(bus, record, None)
 
 

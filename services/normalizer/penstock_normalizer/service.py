@@ -19,7 +19,7 @@ from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_normalizer.partitions.partition import Partition
-from penstock_normalizer.recovery.abandoned_commands import end_abandoned_run
+from penstock_normalizer.recovery.abandoned_runs import end_abandoned_run
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ class NormalizerService(Service):
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions of shard 0 that this normalizer works on now."""
         return self._held_of(0)
 
     def _held_of(self, shard: int) -> frozenset[int]:
@@ -55,8 +54,6 @@ class NormalizerService(Service):
         return share.held if share is not None else frozenset()
 
     async def start(self) -> None:
-        """Begin to compete for partitions; the first ones are assigned within
-        `partition_renew_s`."""
         telemetry.count_runs_from_zero(sorted(ENDED))
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
@@ -90,7 +87,6 @@ class NormalizerService(Service):
                         self._work_on(shard, number)
 
     async def _take_part_in_all(self) -> None:
-        """Take part in the work on each shard, including shards that are made later."""
         async for shard in each_shard(self.bus):
             if shard not in self._shares:  # false if this loop failed, and was restarted
                 self._shares[shard] = self._share_of(shard)
@@ -160,5 +156,4 @@ class NormalizerService(Service):
 
 
 def _name(shard: int, number: int) -> str:
-    """Return the name of the task that works on a partition."""
     return f"partition {number} of shard {shard}" if shard else f"partition {number}"

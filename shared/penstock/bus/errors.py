@@ -1,20 +1,4 @@
-"""Defines the errors of the bus.
-
-BusError
-├── BusUnavailable      no connection, or no leader answered: nothing was stored, retry
-│   ├── NotPermitted    this NATS user lacks a permission, which the operator must grant
-│   └── NoJetStream     the server or the account has no JetStream: the operator must enable it
-├── OutcomeUnknown      no answer in time: the message may be stored or not, read the tail
-├── FenceConflict       another writer was first: read the tail again and decide again
-│   └── HistoryLost     messages of this writer are gone: NATS restarted with an older store
-├── StreamFull          a limit of the stream was reached (discard policy "new")
-├── ApiError            the JetStream API refused the request, with its err_code
-├── MessageTooLarge     the message exceeds the server's max_payload
-└── StartUpError        Penstock cannot use the server: the text contains advice
-    └── NotThereYet     no server or no JetStream answers: a later attempt may succeed
-
-ObjectGone              the bus answers, but a stored payload no longer exists: do not retry
-"""
+"""Defines the errors of the bus."""
 
 from __future__ import annotations
 
@@ -48,7 +32,10 @@ class OutcomeUnknown(BusError):
 
 
 class FenceConflict(BusError):
-    """Another writer stored a message first (err_code 10071, or 10164 from a replica)."""
+    """Another writer stored a message first (err_code 10071, or 10164 from a replica).
+
+    Read the tail again, and decide again.
+    """
 
 
 class HistoryLost(FenceConflict):
@@ -80,7 +67,7 @@ class NotThereYet(StartUpError):
 
 
 class ObjectGone(LookupError):
-    """A payload that was stored by reference has expired or was deleted."""
+    """The bus answers, but a payload that was stored by reference is gone: do not retry."""
 
 
 # The err_codes of a cluster without a leader, or with fewer servers than replicas.

@@ -23,7 +23,6 @@ class Address(NamedTuple):
 
     @property
     def ip(self) -> str:
-        """The IP address, without the port."""
         return str(self.sockaddr[0])
 
 
@@ -33,9 +32,7 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[Address]]]
 async def dial(host: str, port: int, resolve: Resolve) -> socket.socket:
     """Connect to the first address of the host that answers, and return the socket.
 
-    Raises:
-        OSError: no address answers. The text contains no address, because clients may see the text.
-        Exception: whatever `resolve` raises.
+    Without one, the text of the OSError has no address, because clients may see it.
     """
     addresses = await resolve(host, port)
     if len(addresses) == 1:
@@ -67,10 +64,8 @@ async def dial(host: str, port: int, resolve: Resolve) -> socket.socket:
 async def resolve(host: str, port: int) -> list[Address]:
     """Return the addresses of the host, those of IPv4 and IPv6 in turn.
 
-    Decimal, hexadecimal and short forms of IPv4 addresses are resolved, too.
-
-    Raises:
-        OSError: the host has no address.
+    Decimal, hexadecimal and short forms of IPv4 addresses are resolved, too. OSError means that the
+    host has no address.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         try:

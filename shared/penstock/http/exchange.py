@@ -37,12 +37,9 @@ class State(Enum):
 
 
 class Receiver(Protocol):
-    """Takes a body piece by piece; the event loop calls both methods in the same turn in which it
-    reads the bytes."""
+    """Takes a body piece by piece, in the turn of the event loop that reads the bytes."""
 
-    def feed(self, chunk: bytes) -> None:
-        """Take a piece of the body."""
-        ...
+    def feed(self, chunk: bytes) -> None: ...
 
     def end(self, error: httpx.HTTPError | None) -> None:
         """Record that no more pieces come: the body is complete, or `error` broke the
@@ -101,7 +98,6 @@ class Exchange(asyncio.BufferedProtocol):
 
         Raises:
             httpx.WriteTimeout: the server does not read the request.
-            httpx.HTTPError: the connection broke.
         """
         self._transport.write(request)
         try:
@@ -150,7 +146,7 @@ class Exchange(asyncio.BufferedProtocol):
             raise self._error
         return b""
 
-    def attach(self, receiver: Receiver) -> None:
+    def start(self, receiver: Receiver) -> None:
         """Give all further pieces of the body to the receiver; `read` must not be called any
         more."""
         self._receiver = receiver
@@ -164,25 +160,22 @@ class Exchange(asyncio.BufferedProtocol):
         if self._state is not State.BODY:
             receiver.end(self._error)
 
-    def detach(self) -> None:
+    async def stop(self) -> None:
         """Give no more pieces to the receiver."""
         self._receiver = None
 
     def pause(self) -> None:
-        """Stop reading the socket, so that the server must wait."""
         if not self._is_paused and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read the socket again after `pause`."""
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close the connection: gracefully after a complete response, at once in all other
-        cases."""
+        """Close the connection: gracefully after a complete response, else at once."""
         if self._state is State.COMPLETE:
             self._transport.close()
         else:
@@ -191,16 +184,13 @@ class Exchange(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport of the new connection."""
         # uvloop's transport has another base class
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next bytes."""
         return _BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse the bytes that were read into the buffer."""
         if self._state not in (State.HEAD, State.BODY):
             return  # bytes after the end of the response are ignored
         self._has_body = False
@@ -223,11 +213,8 @@ class Exchange(asyncio.BufferedProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the response, as complete or as broken.
-
-        The response is complete if the end of the connection marks the end of the body. In all
-        other cases the response is broken.
-        """
+        """End the response: complete if the end of the connection marks the end of the body, else
+        broken."""
         self._cannot_write = False
         if self._state is State.BODY and self._ends_with_connection and exc is None:
             self._complete()
@@ -243,24 +230,20 @@ class Exchange(asyncio.BufferedProtocol):
             )
 
     def pause_writing(self) -> None:
-        """Stop writing for now, because the connection's write buffer is full."""
         self._cannot_write = True
 
     def resume_writing(self) -> None:
-        """Let `send` continue, because the connection's write buffer has room again."""
         self._cannot_write = False
         self._wake()
 
     # Called by httptools
 
     def on_message_begin(self) -> None:
-        """Begin a response, which is the final response, or an informational response (1xx) before
-        it."""
+        """Begin the final response, or an informational one (1xx) before it."""
         self.reason, self.headers = b"", []
         self._ends_with_connection = True
 
     def on_status(self, reason: bytes) -> None:
-        """Add a part of the reason phrase."""
         self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -288,7 +271,6 @@ class Exchange(asyncio.BufferedProtocol):
             self._wake()
 
     def on_body(self, chunk: bytes) -> None:
-        """Give a piece of the body to the receiver, or keep it for `read`."""
         self._has_body = True
         if self._receiver is not None:
             self._receiver.feed(chunk)
@@ -300,7 +282,6 @@ class Exchange(asyncio.BufferedProtocol):
             self._wake()
 
     def on_message_complete(self) -> None:
-        """End the body, unless the message was informational."""
         if self._state is State.BODY:
             self._complete()
 

@@ -1,8 +1,7 @@
 """Reads the body of a response into a `Receiver`, directly from the connection where possible.
 
-httpx reads two kinds of responses: responses that come through a proxy, and responses that a server
-has compressed although the connector did not ask for this. All other bodies go from the parser to
-the receiver, so no task is woken for each piece.
+httpx reads responses that come through a proxy, or that a server has compressed unasked. All other
+bodies go from the parser to the receiver, so no task is woken for each piece.
 """
 
 from __future__ import annotations
@@ -21,17 +20,13 @@ _PLAIN: Final = ("", "identity")
 class Reading(Protocol):
     """Reads one body."""
 
-    def start(self, receiver: Receiver) -> None:
-        """Begin to give pieces of the body to the receiver."""
-        ...
+    def start(self, receiver: Receiver) -> None: ...
 
     def pause(self) -> None:
         """Stop reading for now; the receiver may still get one more piece."""
         ...
 
-    def resume(self) -> None:
-        """Read again after `pause`."""
-        ...
+    def resume(self) -> None: ...
 
     async def stop(self) -> None:
         """Give no more pieces to the receiver; the caller closes the response."""
@@ -39,29 +34,11 @@ class Reading(Protocol):
 
 
 def reading_of(response: httpx.Response) -> Reading:
-    """Return the fastest possible way to read this response's body."""
     exchange = response.extensions.get(EXCHANGE)
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if isinstance(exchange, Exchange) and encoding in _PLAIN:
-        return _FromConnection(exchange)
+        return exchange
     return _ByHttpx(response)
-
-
-class _FromConnection:
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    def start(self, receiver: Receiver) -> None:
-        self._exchange.attach(receiver)
-
-    def pause(self) -> None:
-        self._exchange.pause()
-
-    def resume(self) -> None:
-        self._exchange.resume()
-
-    async def stop(self) -> None:
-        self._exchange.detach()
 
 
 class _ByHttpx:

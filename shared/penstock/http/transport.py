@@ -1,9 +1,8 @@
-"""Has httpx transports that open a new connection for each request, and the client that uses these
-transports.
+"""Has httpx transports that open a connection for each request, and the client that uses them.
 
-httpx's pool looks at all its connections at each request and at the end of each response. So with
-that pool, one start cost 7 ms of CPU with few open legs, and 20 ms with 4,000 open legs. In this
-module, no cost grows with the number of connections.
+httpx's pool looks at all its connections at each request and at the end of each response. So one
+start cost 7 ms of CPU with few open legs, and 20 ms with 4,000. Here no cost grows with the number
+of connections.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ async def connect(
 
     Raises:
         httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol: nothing was sent.
-        Exception: whatever `resolve` raises, except an OSError.
     """
     if url.scheme not in _PORTS or not url.host:
         raise httpx.UnsupportedProtocol(f"the URL {url} is neither http:// nor https://")
@@ -129,7 +127,6 @@ class ProxyTransport(httpx.AsyncBaseTransport):
         self._proxy = httpx.Proxy(proxy)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; raise the exceptions of httpx's own transport."""
         transport = httpx.AsyncHTTPTransport(verify=self._context, proxy=self._proxy)
         try:
             response = await transport.handle_async_request(request)
@@ -182,9 +179,8 @@ def _parts(request: httpx.Request) -> httpx.AsyncByteStream:
 def environment_proxies() -> dict[str, str | None]:
     """Map each pattern of URLs to its proxy; None for a pattern that uses no proxy.
 
-    httpx itself reads the environment only for a client that has httpx's own transport. The
-    variables are `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower
-    case. Each variable has the same meaning as in httpx.
+    httpx reads `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` only for a client that has
+    its own transport. Each variable has the same meaning here.
     """
     found = getproxies()
     excepted = [host for each in found.get("no", "").split(",") if (host := each.strip())]
@@ -209,11 +205,7 @@ def _pattern(host: str) -> str:
 
 
 def request_bytes(request: httpx.Request, content: bytes) -> bytes:
-    """Return the bytes of the request with its body.
-
-    Raises:
-        httpx.LocalProtocolError: as for `encoded_request`.
-    """
+    """Return the bytes of the request with its body, as `encoded_request` does."""
     method = request.method.encode("ascii", "replace")
     return encoded_request(method, request.url.raw_path, request.headers.raw, content)
 
@@ -221,10 +213,7 @@ def request_bytes(request: httpx.Request, content: bytes) -> bytes:
 def encoded_request(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], content: bytes
 ) -> bytes:
-    """Return the bytes of a request with its body.
-
-    The request has the header `Connection: close`, because no other request follows on the
-    connection.
+    """Return the bytes of a request with its body, and with the header `Connection: close`.
 
     Raises:
         httpx.LocalProtocolError: the method, the URL or a header has a line end or another control

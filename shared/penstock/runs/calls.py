@@ -32,9 +32,7 @@ def _is_small(body: JsonValue) -> JsonValue:
 
 
 class CallJob(Record):
-    """A call that a step of a workflow makes.
-
-    A call is a POST that is repeated until it succeeds or is given up.
+    """A call that a step of a workflow makes: a POST, repeated until it succeeds or is given up.
 
     All jobs with the same `run_id` and `call_id` are one call, even if they are published several
     times.
@@ -95,10 +93,7 @@ class CallError(Record):
 
 
 class Called(Record):
-    """The outcome of a call, published to `command.workflows.called.<run>`.
-
-    The same outcome may be published more than once.
-    """
+    """The outcome of a call, published to `command.workflows.called.<run>`, perhaps repeatedly."""
 
     run_id: str
     step_id: str
@@ -113,13 +108,10 @@ class Called(Record):
 
 
 async def publish_call(bus: Bus, job: CallJob) -> None:
-    """Store a call for the automations service. This function may be called again for the same job.
+    """Store a call for the automations service. This may be called again for the same job.
 
     If the call already has an outcome, the call is not made again, but the outcome is published
     again.
-
-    Raises:
-        BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
     """
     subject = subjects.delivery_of(f"{CALLS}.{job.token}")
     payload = orjson.dumps({"source": "call", "call": job.model_dump(exclude_none=True)})
@@ -133,5 +125,4 @@ async def publish_call(bus: Bus, job: CallJob) -> None:
 
 
 def called_subject(run_id: str) -> str:
-    """Return the subject to which the outcomes of a run's calls are published."""
     return subjects.command(WORKFLOWS, "called", run_id)

@@ -1,4 +1,4 @@
-"""Sends decisions to the approvals service."""
+"""Sends decisions to the approvals service, and asks it for one-time links."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Final
 from uuid import uuid4
 
 from penstock.bus import Bus, Msg, OutcomeUnknown
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
-from penstock.bus.subjects import decide
+from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, LinkReply, LinkRequest
+from penstock.bus.subjects import decide, link
 from penstock.tracing import requests
 from penstock.web.problems import Problem
 
@@ -20,19 +20,15 @@ async def forward_decision(
     """Send a decision to the approvals service, and return the approval's new record.
 
     If the decision counts as a vote and further votes are needed, the record's status is still
-    pending. The result is None if the approvals service has an older version, which sends no
-    record.
+    pending.
 
-    If there is no reply, this function sends the decision once more.
-
-    The reason is that the approvals service may be killed after it has written the decision and
-    before it replies. The second request has the same idempotency key, so the decision counts only
-    once. A request without a key gets a new key.
+    Without a reply, the decision is sent once more: the approvals service may be killed after it
+    has written the decision and before it replies. The second request has the same idempotency key,
+    so the decision counts only once. A request without a key gets a new key.
 
     Raises:
-        Problem: 404, 409 or 422, as the approvals service answers; 503 if the approvals service
-            answers neither request. The decision may then have been accepted or not.
-        BusError: the request was not sent.
+        Problem: 404, 409 or 422, as the approvals service answers; 503 if it answers neither
+            request. The decision may then have been accepted or not.
     """
     key = request.idempotency_key or uuid4().hex
     trace = request.traceparent or requests.current()
@@ -50,8 +46,17 @@ async def forward_decision(
 
 
 async def _request(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:
-    """Return the reply of the approvals service; None if no reply came in time."""
     try:
         return await bus.request(decide(approval_id), request.dump(), ANSWER_S)
     except OutcomeUnknown:
         return None
+
+
+async def request_link(bus: Bus, approval_id: str, request: LinkRequest) -> LinkReply:
+    """Ask for a link. The reply has the link, or the reason why no link was made.
+
+    A repeated request makes another link. If the reply to an earlier request was lost, nobody knows
+    the earlier link, and that link expires unused.
+    """
+    answer = await bus.request(link(approval_id), request.dump(), ANSWER_S)
+    return LinkReply.model_validate_json(answer.data)

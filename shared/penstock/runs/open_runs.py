@@ -81,10 +81,9 @@ class _User:
 
 
 class OpenRuns:
-    """Counts the runs of each user that have not ended, and checks the limits for open, queued and
-    paused runs. 0 means no limit. A paused run is not open.
+    """Counts the runs of each user that have not ended, and checks the limits; 0 means no limit.
 
-    Runs of the user `anonymous` are not counted.
+    A paused run is not open. Runs of the user `anonymous` are not counted.
     """
 
     def __init__(self, bus: Bus, max_open: int, max_queued: int, max_paused: int = 0) -> None:
@@ -96,7 +95,6 @@ class OpenRuns:
         self._owners: dict[str, str] = {}  # maps the ids of counted runs to their users
 
     async def follow(self) -> None:
-        """Read the records of KV `runs`, and follow their changes, until the task is cancelled."""
         if self._has_limits:
             await Reader(self._bus, RUNS, f"{PREFIX}>", 1, self._on_record).run()
 
@@ -110,27 +108,18 @@ class OpenRuns:
         return (len(user.runs) - user.paused, user.queued) if user else (0, 0)
 
     def paused(self, user_id: str) -> int:
-        """Return the number of the user's runs that wait for a person or for an answer."""
         user = self._users.get(user_id)
         return user.paused if user else 0
 
     async def has_room(self, user_id: str) -> bool:
-        """Return whether the user may start one more run.
-
-        Raises:
-            BusError: the user is at the limit, and the runs cannot be looked up now.
-        """
+        """Return whether the user may start one more run."""
         if self._fits(user_id):
             return True
         await self._look_up(user_id)
         return self._fits(user_id)
 
     def refuse(self, user_id: str) -> None:
-        """Raise the error for a user who has reached a limit.
-
-        Raises:
-            Problem: 429; the text names the limit.
-        """
+        """Raise the error for a user who has reached a limit: 429; the text names the limit."""
         open_, queued = self.count(user_id)
         if self._max_queued and queued >= self._max_queued:
             text = (
@@ -156,10 +145,7 @@ class OpenRuns:
             self._count(run_id, user_id, "starting")
 
     def forget(self, run_id: str) -> None:
-        """Stop counting a run whose record was not written.
-
-        A run whose record was written is still counted.
-        """
+        """Stop counting a run, unless its record was written."""
         user = self._users.get(self._owners.get(run_id, ""))
         if user is not None and user.runs[run_id].status == "starting":
             self._drop(run_id)
@@ -205,7 +191,6 @@ class OpenRuns:
             del self._users[user_id]
 
     async def _look_up(self, user_id: str) -> None:
-        """Read the records of the user's oldest counted runs, and correct the counts."""
         user, now = self._users.get(user_id), time.monotonic()
         if user is None or now - user.looked_at < CHECK_S:
             return

@@ -33,11 +33,7 @@ class SessionShards:
         self._known: dict[str, int] = {}
 
     async def of(self, user_id: str, session_id: str) -> int:
-        """Return the shard of a session. If the session has no runs, choose a shard.
-
-        Raises:
-            BusError: KV cannot be read or written now.
-        """
+        """Return the shard of a session. If the session has no runs, choose a shard."""
         if self._bus.shards.made == 1:
             return 0
         key = subjects.key_of("shard", user_id, session_id)
@@ -54,15 +50,10 @@ class SessionShards:
         return secrets.randbelow(used) if used > 1 else 0
 
     def record_agent(self, agent: str) -> str:
-        """Return the agent whose record of a session lists a workflow's run."""
         return agent if agent in self.agents else BY_NAME
 
     async def record(self, user_id: str, session_id: str, shard: int) -> None:
-        """Record the shard of a new session, before its first run starts.
-
-        Raises:
-            BusError: KV cannot be written now.
-        """
+        """Record the shard of a new session, before its first run starts."""
         if self._bus.shards.made > 1:
             key = subjects.key_of("shard", user_id, session_id)
             await self._bus.bucket("aliases").create(key, b"%d" % shard)
@@ -83,7 +74,6 @@ class SessionShards:
         return int(entry.value)
 
     async def _of_runs(self, user_id: str, session_id: str) -> int | None:
-        """Return the shard of the session's newest run; None without a run."""
         keys = [subjects.session_key(user_id, agent, session_id) for agent in self.agents]
         entries = await asyncio.gather(*(self._bus.bucket("sessions").get(key) for key in keys))
         records = [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]

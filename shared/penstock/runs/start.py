@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -26,17 +26,44 @@ from penstock.bus import (
     StreamFull,
     subjects,
 )
-from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.records import RunRecord, SessionRecord, StartCommand
 from penstock.bus.shards import new_run_id
 from penstock.bus.state.run_trees import RunTrees, Stopped
+from penstock.bus.subjects import session_key
 from penstock.bus.write.objects import wrap
 from penstock.runs.open_runs import OpenRuns
-from penstock.runs.session_runs import list_run
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.workflows import check_start
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.tracing.requests import traceparent
 from penstock.web.problems import Problem
+
+# The greatest number of runs in a session's record. When there are more, the oldest runs are
+# dropped.
+MAX_SESSION_RUNS: Final = 1000
+
+
+async def list_run(bus: Bus, command: StartCommand, agent: str) -> None:
+    """Add a run to the record that its session has for this agent; a repeat changes nothing."""
+    user_id, session_id = command.user_id, command.session_id
+    bucket, key = bus.bucket("sessions"), session_key(user_id, agent, session_id)
+    while True:
+        entry = await bucket.get(key)
+        record = (
+            SessionRecord.model_validate_json(entry.value)
+            if entry is not None
+            # The thread id is the session's id at the agent server. A connector sets the thread id
+            # when the connector claims a run.
+            else SessionRecord(agent=agent, session_id=session_id)
+        )
+        if command.run_id in record.runs:
+            return
+        record.user_id = user_id
+        record.runs = [*record.runs, command.run_id][-MAX_SESSION_RUNS:]
+        revision = entry.revision if entry is not None else 0
+        if await bucket.update(key, record.dump(), revision) is not None:
+            return
+
 
 SHOWN_CHARACTERS = 200  # the run's record keeps this many characters of the message
 TRIES = 3
@@ -111,10 +138,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The record of a run. `new` is True if this request created the run.
-
-    If `new` is False, an earlier request with the same idempotency key has created the run.
-    """
+    """The record of a run; `new` is False if an earlier request with the same key created it."""
 
     record: RunRecord
     new: bool
@@ -140,21 +164,12 @@ class Starter:
         self._open_runs = open_runs
 
     async def shard_for(self, user_id: str, session_id: str | None) -> int:
-        """Return the shard for a new run of this session.
-
-        Raises:
-            BusError: KV cannot be read or written now.
-        """
         if session_id is None:
             return self._shards.of_new_session()
         return await self._shards.of(user_id, session_id)
 
     async def new_run_id(self, user_id: str, session_id: str | None) -> str:
-        """Return an id for a new run of this session. Store the id before you start the run.
-
-        Raises:
-            BusError: KV cannot be read or written now.
-        """
+        """Return an id for a new run of this session. Store the id before you start the run."""
         # Lists sort runs by their ids, and an id contains the time. So the time comes from the
         # clock of the NATS server, which is the same for all processes.
         return new_run_id(await self.shard_for(user_id, session_id), self._bus.clock.time())
@@ -168,8 +183,7 @@ class Starter:
                 there is no such workflow; 429 if the user has too many runs; 508 if the root of
                 the run has led to too many runs.
             AncestorStopped: a workflow that the run is inside of stops.
-            BusError: the run was not started.
-            OutcomeUnknown: the run may have been started.
+            OutcomeUnknown: the run may have been started; after any other BusError it was not.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
         if isinstance(start.agent, WorkflowAgent):
@@ -275,7 +289,7 @@ class Starter:
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
-        """Return the id of the run that the key's first request started, and whether this id is
+        """Return the id of the run that the key's first request started, and whether it is
         `run_id`.
 
         Raises:
@@ -299,8 +313,7 @@ class Starter:
     async def _record(self, command: StartCommand, start: Start) -> tuple[RunRecord, int | None]:
         """Create the run's record, unless there is one already.
 
-        Returns:
-            The record, and the record's revision if this request created the record, else None.
+        Return it with its revision, which is None if another request created the record.
         """
         record = RunRecord(
             run_id=command.run_id,
@@ -355,10 +368,8 @@ class Starter:
         raise failure
 
     async def _delete_record(self, run_id: str, revision: int | None) -> None:
-        """Delete the record of a run that has not begun.
-
-        If the record has changed, or if KV does not answer, the record is not deleted.
-        """
+        """Delete the record of a run that has not begun, unless it has changed or KV does not
+        answer."""
         if revision is None:
             return
         with suppress(BusError):
@@ -366,13 +377,10 @@ class Starter:
 
 
 def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
-    """Refuse ids that cannot be part of a path of an ADK server.
+    """Refuse ids with a slash for an ADK agent, with a Problem 422.
 
-    An ADK server decodes `%2F` before it looks for the route. So the ADK server answers 404 to
-    every request for an id with a slash.
-
-    Raises:
-        Problem: 422 if the agent is an ADK agent and an id has a slash.
+    An ADK server decodes `%2F` before it looks for the route. So it answers 404 to every request
+    for an id with a slash.
     """
     if agent.protocol != "adk":
         return
@@ -427,12 +435,10 @@ def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
 
 
 async def checked_workflow(bus: Bus, start: Start) -> Start:
-    """Return the start of a workflow's run, completed with the workflow's version and the whole
-    input.
+    """Return the start of a workflow's run, completed with the version and the whole input.
 
     Raises:
         Problem: 404 if there is no such workflow or version, 422 if the input does not fit.
-        BusError: the definition cannot be read.
     """
     agent = start.agent
     assert isinstance(agent, WorkflowAgent)

@@ -53,9 +53,7 @@ async def check_start(
     message: str = "",
     user_id: str,
 ) -> CheckedStart:
-    """Check a start of a workflow.
-
-    Without a version, the latest version is used.
+    """Check a start of a workflow; without a version, of its latest version.
 
     The start's command must name the version of this record. Otherwise another version could become
     the latest version before the command is handled.
@@ -63,7 +61,6 @@ async def check_start(
     Raises:
         Problem: 404 if there is no such workflow or version, or the workflow is retired; 422 if the
             input does not fit the definition's schema. The problem lists each wrong field.
-        BusError: the bucket cannot be read.
     """
     latest = await _latest_version(bus, name)  # raises Problem if the workflow is retired
     record = await find_workflow(bus, name, version or latest)
@@ -76,7 +73,6 @@ async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRec
     Raises:
         Problem: 404 if there is no such workflow or version. A retired workflow has no latest
             version, but each of its versions can be found.
-        BusError: the bucket cannot be read.
     """
     if version is None:
         version = await _latest_version(bus, name)

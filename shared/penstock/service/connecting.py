@@ -27,16 +27,14 @@ CONNECT_AGAIN_S = 5.0
 
 
 def pod_name(service: str) -> str:
-    """Return a name for an instance of a service. No other instance has or had this name."""
     host = socket.gethostname().replace(".", "-")[:40]
     return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = False) -> BusSettings:
-    """Return the settings of a bus connection. `name` is the connection's name at the NATS server.
+    """Return the settings of a connection of this name, with the password and inboxes of the user.
 
-    `user` is the NATS user, whose password and inbox prefix the connection uses. With `repairs`,
-    the connection repairs streams that have lost their end.
+    With `repairs`, the connection repairs streams that have lost their end.
 
     Raises:
         ConfigurationError: the password of the user cannot be read.
@@ -77,9 +75,7 @@ async def connect(
     config: Config,
     waiting: Waiting | None = None,
 ) -> Context:
-    """Connect to NATS, and return the service's context with the new connection.
-
-    This function waits up to `nats_wait_s` seconds for NATS.
+    """Connect to NATS, for up to `nats_wait_s`; return the service's context with the connection.
 
     Raises:
         StartUpError: NATS cannot be used, or did not become reachable in time.

@@ -43,16 +43,13 @@ class Consumption:
 
     @property
     def name(self) -> str:
-        """The name of the consumer and of its stream."""
         return f"{self._consumer.durable} of {self._consumer.stream}"
 
     @property
     def finish_s(self) -> float:
-        """The seconds that running handlers get to finish when the work stops."""
         return self._consumer.finish_s
 
     async def run(self) -> None:
-        """Process messages until cancelled; `WorkQueue.run` describes the end."""
         async with asyncio.TaskGroup() as group:
             for queue in self._queues:
                 group.create_task(queue.run())
@@ -70,11 +67,6 @@ class Consumption:
         return await queue.take_up(upto)
 
     async def count_waiting(self) -> int:
-        """Return how many messages no process has taken yet.
-
-        Raises:
-            BusError: the server does not answer or refuses a request.
-        """
         return sum([await queue.count_waiting() for queue in self._queues])
 
     def _queue_of(self, stream: str) -> WorkQueue:

@@ -7,13 +7,7 @@ from penstock.web.auth import Identity
 
 
 def decider_of(who: Identity, channel: Channel, acts_for: str | None = None) -> Decider:
-    """Return the caller as the decider of an approval.
-
-    Args:
-        who: the caller.
-        channel: the channel by which the decision came.
-        acts_for: the user for whom the caller decides; this may be the caller.
-    """
+    """Return the caller as the decider of an approval; `acts_for` may be the caller."""
     return Decider(
         name=who.user_id,
         roles=sorted(who.roles),

@@ -1,5 +1,4 @@
-"""Measure values that only NATS knows, such as how many messages wait for each reader, and how long
-the event loop is busy."""
+"""Measures what only NATS knows, such as the waiting messages, and how long the loop is busy."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ WINDOW_S = 30.0  # The gauge has the longest turn of this window and of the wind
 
 
 async def measure(services: Sequence[Service]) -> None:
-    """Set the metrics of readers, streams and repaired gaps every `MEASURE_S` seconds, until
-    cancelled.
+    """Set the metrics of readers, streams and repaired gaps every `MEASURE_S`, until cancelled.
 
     Each measurement makes one request for each durable consumer of the process. Normalizers also
     make up to two requests for each stream.
@@ -87,9 +85,8 @@ async def _measure_all_readers(bus: Bus, known: set[tuple[str, str]]) -> None:
     """Measure all durable consumers of EVENTS and of the streams in `READ_BY_DURABLES`.
 
     Nobody else measures the consumers of a service without a running process, or of a subscriber
-    outside of Penstock. `known` has the streams and names of the consumers at the last measurement,
-    and is updated by this function. If a consumer no longer exists, its value is removed from the
-    metric.
+    outside of Penstock. `known` has the consumers of the last measurement; the values of those that
+    no longer exist are removed.
     """
     found = set()
     shards = (streams.events_of(shard) for shard in range(1, bus.shards.made))

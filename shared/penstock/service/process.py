@@ -64,8 +64,7 @@ async def serve(
     alone: bool = False,
     has_options: bool = False,
 ) -> None:
-    """Run these services in this process until `until` is set, with the routes of all services
-    under one port.
+    """Run these services in this process until `until` is set, with all routes under one port.
 
     The services start in this order and stop in the reverse order. `Context` describes `alone`.
     `has_options` says whether the command of this process has the options `--port` and
@@ -117,12 +116,8 @@ async def _serve_routes(
     stack: AsyncExitStack,
     has_options: bool,
 ) -> list[Server]:
-    """Serve the routes of all services under one port until `stack` is closed; return the server,
-    if there are routes.
-
-    Raises:
-        BindRefused: the port cannot be opened.
-    """
+    """Serve all routes under one port until `stack` is closed; return the server, if there are
+    any."""
     routes = [route for service in services for route in service.routes]
     if not routes:
         return []
@@ -167,7 +162,6 @@ def _probes(
     probed: Sequence[Probed],
     has_options: bool,
 ) -> Server:
-    """Return the server of the probes, which need no authentication."""
     serves_api = any(service_type.operations for service_type in service_types)
     asks = serves_api and auth.requires_credentials
     # If the API's port requires authentication, or the process has no API, the operator wants other
@@ -191,11 +185,7 @@ def _probes(
 
 
 def _observe(service_types: Sequence[type[Service]], config: Config) -> tracing.Exporter | None:
-    """Name this process in the metrics. If OTEL_… variables name a collector, switch tracing on.
-
-    Raises:
-        ConfigurationError: the variables are wrong.
-    """
+    """Name this process in the metrics. If OTEL_… variables name a collector, switch tracing on."""
     telemetry.name_process(agent.id for agent in config.agents)
     alone = len(service_types) == 1
     name = f"penstock-{service_types[0].name}" if alone else "penstock"
@@ -211,7 +201,6 @@ async def _close_buses(services: Sequence[Service]) -> None:
 
 
 def _auth(config: AuthConfig, bus: Bus, store: TokenIndex) -> Auth:
-    """Return the authentication whose tokens are stored on this bus."""
     return Auth(
         config,
         StreamTokens(store, BusError, bus.clock.time),
@@ -257,11 +246,9 @@ def tune_collector() -> None:
 
 
 def main(service_type: type[Service]) -> None:
-    """Run the process of one service. The process takes no arguments except `--help`.
+    """Run the process of one service, which takes no arguments except `--help`.
 
-    Raises:
-        SystemExit: the service cannot start. The exit code is 2, and stderr says why. Or the
-            process was asked for `--help`; the exit code is 0.
+    If the service cannot start, the exit code is 2, and stderr says why.
     """
     argparse.ArgumentParser(
         prog=f"python -m penstock_{service_type.name}",

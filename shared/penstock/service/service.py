@@ -74,8 +74,7 @@ class Service(ABC):
         self._started = False
 
     @abstractmethod
-    async def start(self) -> None:
-        """Start the service, and wait until it takes messages and requests."""
+    async def start(self) -> None: ...
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work, and finish the present work, for up to `grace_s` seconds.
@@ -91,31 +90,23 @@ class Service(ABC):
         await self.cancel(*self._loops)
 
     async def run(self) -> None:
-        """Start the service, and log that the service is ready."""
         await self.start()
         self._started = True
         log.info("%s is ready as %s", self.name, self.context.pod)
 
     @property
     def not_ready(self) -> list[str]:
-        """The reasons why the service takes no work, as texts for operators; empty while the
-        service takes work."""
+        """Why the service takes no work, as texts for operators; empty while it takes work."""
         reasons = [] if self._started else ["it has not started yet"]
         return reasons + [DRAINING] * self.draining + self.bus.not_ready
 
     @property
     def notices(self) -> list[str]:
-        """Texts for operators about data that NATS has lost.
-
-        The service works in spite of these losses.
-        """
+        """Texts for operators about lost data of NATS, in spite of which the service works."""
         return self.bus.continuity.notices
 
     def spawn(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run `loop` in a task until `cancel` is called.
-
-        If the loop fails, the failure is logged and the loop is restarted.
-        """
+        """Run `loop` in a task until `cancel` is called; log a failure, and start it again."""
 
         async def forever() -> None:
             while True:
@@ -129,11 +120,9 @@ class Service(ABC):
         self._loops[name] = asyncio.create_task(forever(), name=f"{self.name}:{name}")
 
     def has_spawned(self, name: str) -> bool:
-        """Return whether a loop with this name was spawned and has not been cancelled."""
         return name in self._loops
 
     async def give_up(self, stored: Stored, error: Exception) -> None:
-        """Log, count and store a dead letter for a message that this service cannot process."""
         await self.store_dead_letter(self.name, stored, error)
 
     async def store_dead_letter(self, service: str, stored: Stored, error: Exception) -> None:
@@ -183,10 +172,7 @@ class Service(ABC):
         return consumption
 
     def consume_replays(self, handle: Handle) -> None:
-        """Process replays until `stop_consuming` is called.
-
-        A replay is a message that this service gave up and that an operator has sent again.
-        """
+        """Process replays: messages that this service gave up and an operator has sent again."""
 
         async def handle_again(stored: Stored) -> None:
             letter = await objects.unwrap(self.bus, stored.payload)
@@ -211,10 +197,7 @@ class Service(ABC):
         await asyncio.gather(*stopping)
 
     async def cancel(self, *names: str, again_s: float = CANCEL_AGAIN_S) -> None:
-        """Cancel these loops one after another, in this order.
-
-        A loop that has not ended after `again_s` seconds is cancelled again.
-        """
+        """Cancel these loops in this order; one that has not ended after `again_s`, again."""
         for name in names:
             task = self._loops.pop(name, None)
             if task is not None:

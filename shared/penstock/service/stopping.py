@@ -24,11 +24,7 @@ async def drain(
     at_once: asyncio.Event | None = None,
     servers: Sequence[Server] = (),
 ) -> None:
-    """Drain all services and servers concurrently.
-
-    This function ends when all are drained, when `at_once` is set, or after `grace_s` plus `LATE_S`
-    seconds.
-    """
+    """Drain all services and servers, until `at_once` is set or `grace_s` plus `LATE_S` is over."""
     for service in services:
         service.draining = True
     draining = asyncio.gather(

@@ -40,7 +40,6 @@ class TokenRows(IndexRows):
         self._clock = bus.clock
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Apply the changes to the rows; log values that are no records of tokens."""
         rows, gone = [], []
         for change in changes:
             row = _row(change) if change.value is not None else None
@@ -52,7 +51,6 @@ class TokenRows(IndexRows):
         self.write(_PUT, rows)
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a token, unless the row has a later sequence."""
         self.write("DELETE FROM tokens WHERE key = ? AND seq < ?", [(key, sequence)])
 
     def forget_before(self, sequence: int, limit: int) -> bool:
@@ -88,13 +86,12 @@ class TokenIndex:
         self.update = self._bucket.update
 
     async def delete(self, key: str) -> bool:
-        """Delete the key. Raises BusError."""
         return await self._bucket.delete(key)
 
     async def page(
         self, user_id: str | None, after: tuple[float, str], now: float, limit: int
     ) -> list[Entry]:
-        """Return tokens in the order of their creation. Raises BusError."""
+        """Return tokens in the order of their creation."""
         await self.index.caught_up()
         found: list[Entry] = []
         while len(found) < limit:

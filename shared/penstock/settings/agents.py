@@ -127,7 +127,7 @@ class AgentOfServer(AgentBase):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host name of the server. Error texts for clients must not contain this name."""
+        """The host name of the server, which error texts for clients must not contain."""
         host = urlsplit(self.url).hostname
         return (host,) if host else ()
 
@@ -204,7 +204,7 @@ class WorkflowAgent(AgentBase):
 
     @property
     def accepts(self) -> Sequence[str]:
-        """An empty list, because the schema of the workflow says which input the workflow takes."""
+        """Empty, because the schema of the workflow says which input the workflow takes."""
         return ()
 
 
@@ -224,7 +224,7 @@ MODELS: Final[dict[str, type[AgentBase]]] = {
 
 
 def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
-    """Return the agent with these fields. The field `protocol` determines the type of the result.
+    """Return the agent with these fields; `protocol` determines its type.
 
     Raises:
         ValidationError: a field is wrong, or is a field of another protocol.
@@ -233,7 +233,6 @@ def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
 
 
 def _foreign_fields(model: type[AgentBase], value: Mapping[str, Any]) -> list[str]:
-    """Return a text for each field that agents of this protocol do not have."""
     wrong = []
     for name in value.keys() - model.model_fields.keys():
         protocols = [each for each, other in MODELS.items() if name in other.model_fields]
@@ -264,39 +263,33 @@ class Config(BaseModel):
         return self
 
     def agent(self, agent_id: str) -> AgentConfig | None:
-        """Return the agent with this id; None if no agent has this id."""
         return next((agent for agent in self.agents if agent.id == agent_id), None)
 
     def server_agent(self, agent_id: str) -> ServerAgent | None:
-        """Return the agent of an agent server with this id; None if no such agent has this id."""
+        """Return the agent of an agent server with this id; None without such an agent."""
         agent = self.agent(agent_id)
         return None if isinstance(agent, WorkflowAgent) else agent
 
     @property
     def server_agents(self) -> list[ServerAgent]:
-        """The agents of agent servers."""
         return [agent for agent in self.agents if not isinstance(agent, WorkflowAgent)]
 
     def no_agent(self, agent_id: str) -> str:
-        """Return the error text for an unknown agent id. The text lists the configured agents."""
+        """Return the error text for an unknown agent id, which lists the configured agents."""
         ids = [agent.id for agent in self.agents]
         similar = did_you_mean(agent_id, ids)
         return f"there is no agent {agent_id[:128]}{similar} (agents: {_listed(ids)})"
 
     def by_topology(self, topology_id: int) -> AgentConfig | None:
-        """Return the agent with this `topology_id`; None if there is none.
-
-        The executions contract names agents by these numbers.
-        """
+        """Return the agent to which the executions contract gives this number; None without one."""
         return next((a for a in self.agents if a.topology_id == topology_id), None)
 
     def no_topology(self, topology_id: int) -> str:
-        """Return the error text for an unknown topology id. The text lists the configured ones."""
+        """Return the error text for an unknown topology id, which lists the configured ones."""
         known = [f"{a.topology_id} ({a.id})" for a in self.agents if a.topology_id is not None]
         return f"there is no topology {topology_id} (topologies: {_listed(known)})"
 
     def by_app_name(self, app_name: str) -> AgentConfig | None:
-        """Return the ADK agent with this `appName`; None without such an agent."""
         return next((a for a in self.agents if a.protocol == "adk" and a.agent == app_name), None)
 
 
@@ -336,8 +329,7 @@ def load_config(path: Path) -> Config:
 
 
 def _explained(problem: ErrorDetails) -> tuple[_Place, str]:
-    """Return the place and the text of a problem. pydantic's tag of the union is removed from the
-    place."""
+    """Return the place, without pydantic's tag of the union, and the text of a problem."""
     place, text = problem["loc"], reason_of(problem)
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
         place, text = (*place, "protocol"), f"must be one of {', '.join(MODELS)}"

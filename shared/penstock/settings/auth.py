@@ -44,9 +44,8 @@ Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 class AuthSettings(EnvironmentSettings):
     """The settings of authentication, read from the environment as `PENSTOCK_AUTH_<NAME>`.
 
-    The items of a list are separated by commas.
-
-    Without a secret and without a JWKS URL, callers are not authenticated.
+    The items of a list are separated by commas. Without a secret and a JWKS URL, callers are not
+    authenticated.
     """
 
     model_config = SettingsConfigDict(
@@ -162,7 +161,6 @@ class AuthSettings(EnvironmentSettings):
 
     @property
     def requires_credentials(self) -> bool:
-        """Whether callers must authenticate."""
         configured = self.jwt_secret is not None or self.jwks_url is not None
         return configured and not self.allow_unauthenticated_sse
 

@@ -14,10 +14,8 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 class ConfigurationError(Exception):
-    """The error for a configuration that cannot be used.
-
-    The text names the file or variable, and the field.
-    """
+    """The error for an unusable configuration; its text names the file or variable, and the
+    field."""
 
 
 class EnvironmentSettings(BaseSettings):
@@ -36,7 +34,6 @@ class EnvironmentSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of values, in the order of their precedence."""
         return init_settings, env_settings
 
 
@@ -56,10 +53,7 @@ def read_settings(settings_type: type[SettingsT]) -> SettingsT:
 def explained(
     error: ValidationError | SettingsError, settings_type: type[BaseSettings]
 ) -> list[str]:
-    """Return one line for each problem of these settings.
-
-    Each line names the environment variable.
-    """
+    """Return one line, with the environment variable, for each problem of these settings."""
     if isinstance(error, SettingsError):
         return [str(error)]
     # A group of settings (such as AuthSettings) reads its own variables. So the error of a group
@@ -70,11 +64,6 @@ def explained(
 
 
 def variable_name(settings_type: type[BaseSettings], field_name: str) -> str:
-    """Return the environment variable of a setting.
-
-    Raises:
-        KeyError: the settings have no such field.
-    """
     alias = settings_type.model_fields[field_name].validation_alias
     if isinstance(alias, str):
         return alias
@@ -89,10 +78,9 @@ def _settings_types(settings_type: type[BaseSettings]) -> Iterable[type[BaseSett
 
 
 def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]) -> str:
-    """Return `PENSTOCK_<NAME>: ` for a problem of one variable, and an empty text for any other
-    problem.
+    """Return `PENSTOCK_<NAME>: ` for a problem of one variable, else an empty text.
 
-    If a problem concerns several variables, the problem's message already names these variables.
+    The message of a problem of several variables names these variables itself.
     """
     if not place:
         return ""

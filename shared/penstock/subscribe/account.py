@@ -1,5 +1,4 @@
-"""Makes the requests that a subscriber needs: for its consumers, for the number of shards, and for
-large events."""
+"""Makes a subscriber's requests: for its consumers, the number of shards, and large events."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ LARGE_AGAIN_S: Final = 1.0  # seconds before an unanswered request for a large e
 
 
 class Account:
-    """A subscriber's connection to NATS.
+    """A subscriber's connection to NATS, with the rights of the subscriber's NATS user.
 
-    The connection has the rights of the subscriber's NATS user.
+    Requests raise StartUpError if the user may not make them, and BusError if they fail.
     """
 
     def __init__(self, nats: Nats, name: str) -> None:
@@ -47,13 +46,10 @@ class Account:
 
     @property
     def inbox_prefix(self) -> str:
-        """The prefix of the user's reply subjects, without a dot at the end."""
         return self._settings.inbox_prefix
 
     async def connect(self) -> None:
-        """Connect to NATS.
-
-        A connection that breaks later reconnects without a new call of this method.
+        """Connect to NATS; a connection that breaks later reconnects by itself.
 
         Raises:
             NotThereYet: no server took the connection in time.
@@ -74,7 +70,6 @@ class Account:
         await dialer.connect(returned, lost)
 
     async def close(self) -> None:
-        """Send the last acknowledgements, and close the connection."""
         try:
             await self.connection.flush(2)
         except NatsError:
@@ -82,12 +77,6 @@ class Account:
         await self.connection.close()
 
     async def shards(self) -> int:
-        """Return the number of shards of EVENTS.
-
-        Raises:
-            StartUpError: the user may not read the number.
-            BusError: the number cannot be read now.
-        """
         answer = await self._request(f"{self._prefix}.{SHARDS_RECORD}", b"")
         status = (answer.headers or {}).get("Status")
         if status == "404":
@@ -97,12 +86,7 @@ class Account:
         return Shards.parse(answer.data).made if answer.data else ONE.made
 
     async def consumer(self, stream: str, durable: str) -> dict[str, Any] | None:
-        """Return the configuration of a durable consumer; None if the durable does not exist.
-
-        Raises:
-            StartUpError: the user may not read the consumer.
-            BusError: the server does not answer.
-        """
+        """Return the configuration of a durable consumer; None if the durable does not exist."""
         try:
             info = await self._api(f"CONSUMER.INFO.{stream}.{durable}", {})
         except ApiError as error:
@@ -113,19 +97,12 @@ class Account:
         return config
 
     async def declare(self, stream: str, config: dict[str, Any]) -> None:
-        """Make a durable consumer, or change the subjects of the existing durable.
-
-        Raises:
-            StartUpError: the user may not make consumers.
-            BusError: the server refuses the consumer, or does not answer.
-        """
+        """Make a durable consumer, or change the subjects of the existing durable."""
         call = f"CONSUMER.DURABLE.CREATE.{stream}.{config['durable_name']}"
         await self._api(call, {"stream_name": stream, "config": config})
 
     async def large_event(self, reference: bytes) -> bytes:
-        """Return the large event to which a message refers.
-
-        The request is repeated until an edge answers.
+        """Return the large event to which a message refers; ask until an edge answers.
 
         Raises:
             ObjectGone: the event is no longer stored.
@@ -169,11 +146,6 @@ class Account:
         return content
 
     async def _request(self, subject: str, payload: bytes) -> Any:
-        """Make a request.
-
-        Raises BusError if the request fails, and StartUpError if the user may not make this
-        request.
-        """
         try:
             return await self._jetstream.request(subject, payload)
         except BusError as error:

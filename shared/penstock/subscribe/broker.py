@@ -17,8 +17,7 @@ PAUSE_S: Final = 1.0  # Seconds that a subscriber waits after a failed request.
 
 
 class EventBroker(NatsBroker):
-    """A FastStream broker whose subscribers are added when the broker starts, because only NATS
-    knows the number of shards.
+    """A FastStream broker whose subscribers are added at its start: only NATS knows the shards.
 
     The broker calls `begin` after it has connected, and `end` before it closes the connection.
     """
@@ -43,7 +42,6 @@ class EventBroker(NatsBroker):
 
     @property
     def account(self) -> Account:
-        """The connection of the running broker."""
         assert self._account is not None, "the broker has not been started"
         return self._account
 
@@ -70,8 +68,7 @@ class EventBroker(NatsBroker):
             raise
 
     async def stop(self, *error: Any) -> None:
-        """Take no more events, finish the events that are being handled, and close the
-        connection."""
+        """Take no more events, finish those that are being handled, and close the connection."""
         await asyncio.gather(*(requests.end() for requests in self._requests))
         self._requests.clear()
         account, self._account = self._account, None
@@ -88,9 +85,8 @@ class EventBroker(NatsBroker):
     ) -> None:
         """Call `take` with each message of the durable, one after another.
 
-        Messages are fetched one by one. A request for several messages would return only when all
-        of them have come or when its time is over. So when events are rare, each event would be
-        delayed.
+        Messages are fetched one by one. A request for several would return only when all of them
+        have come or its time is over, and delay rare events.
         """
         subscriber = self.subscriber(
             subject,
@@ -123,10 +119,7 @@ class _Requests:
         return getattr(self._subscription, name)
 
     async def fetch(self, batch: int, timeout: float) -> Any:
-        """Return messages as nats-py's subscription does.
-
-        After `end` was called, wait until cancelled.
-        """
+        """Return messages as nats-py's subscription does; after `end`, wait until cancelled."""
         if self._ended:
             await asyncio.Event().wait()  # wait until FastStream cancels this task
         self._idle.clear()
@@ -141,18 +134,16 @@ class _Requests:
             self._idle.set()
 
     async def end(self) -> None:
-        """Make no more requests, and wait for the end of the current request.
+        """Make no more requests, and wait for the end of the current one.
 
-        If the current request were cancelled instead, the server would still answer this request
-        with the next message. Nobody would handle this message, and the server would deliver it
-        again only after the durable's `ack_wait`.
+        The server would still answer a cancelled request with the next message. Nobody would handle
+        it, and the server would deliver it again only after the durable's `ack_wait`.
         """
         self._ended = True
         await self._idle.wait()
 
 
 def app_of(broker: NatsBroker) -> FastStream:
-    """Return the application that runs the broker until SIGTERM or SIGINT."""
     return FastStream(broker, logger=None)
 
 

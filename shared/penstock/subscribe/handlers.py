@@ -34,11 +34,9 @@ class Handler:
 
     @property
     def name(self) -> str:
-        """The function's name, for log lines."""
         return getattr(self.call, "__qualname__", repr(self.call))
 
     def matches(self, subject: str) -> bool:
-        """Return whether the handler wants the event with this subject."""
         return any(subjects.covers(each, subject) for each in subjects.event_patterns(self.events))
 
     def argument(self, event: Event, delivered: int, stored_at: datetime) -> Any:
@@ -60,8 +58,7 @@ class Handler:
 def handler_of(call: Callable[[Any], Awaitable[object]], events: Sequence[str]) -> Handler:
     """Return the handler for a function.
 
-    Without `events`, the annotation of the function's parameter says which events the handler
-    wants.
+    Without `events`, the annotation of the function's parameter says which events it wants.
 
     Raises:
         TypeError: the function cannot be called with one event, its annotation is missing or

@@ -32,7 +32,6 @@ class Received(Generic[D_co]):
 
     @property
     def run_id(self) -> str:
-        """The run of the event."""
         return self.event.run_id
 
 

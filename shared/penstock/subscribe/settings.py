@@ -34,11 +34,6 @@ class Nats:
     request_timeout_s: float = 5.0
 
     def bus_settings(self, name: str) -> BusSettings:
-        """Return the settings of the connection. NATS's monitoring shows `name`.
-
-        Raises:
-            OSError: the password file cannot be read.
-        """
         password = self.password
         if self.password_file is not None:
             password = Path(self.password_file).read_text().strip()

@@ -34,10 +34,7 @@ class On(Protocol):
     def __call__(
         self, call: Callable[[Form], Coroutine[Any, Any, Result]], /
     ) -> Callable[[Form], Coroutine[Any, Any, Result]]:
-        """Register the handler.
-
-        Raises TypeError if the handler cannot be called with the events.
-        """
+        """Register the handler; raise TypeError if it cannot be called with the events."""
         ...
 
 
@@ -87,10 +84,9 @@ class Subscriber:
         """Register the decorated handler for events.
 
         `events` are types such as `llm.tool_call`, in which each part may be `*`, or `*.*.<run
-        id>`. Without `events`, the annotation of the handler's parameter says which events the
-        handler wants. The annotation names models of `penstock.events`.
-
-        The decorator raises TypeError for a handler that cannot be called with these events.
+        id>`. Without `events`, the annotation of the handler's parameter, which names models of
+        `penstock.events`, says which events it wants. The decorator raises TypeError for a handler
+        that cannot be called with these events.
         """
 
         def register(
@@ -102,9 +98,7 @@ class Subscriber:
         return register
 
     async def run(self) -> None:
-        """Handle events until SIGTERM or SIGINT.
-
-        Then finish the events that are being handled, and return.
+        """Handle events until SIGTERM or SIGINT; finish those that are being handled, and return.
 
         Raises:
             StartUpError: the server refuses the user, or the durable is missing. The text says what
@@ -143,9 +137,7 @@ class Subscriber:
     async def _follow_shards(self) -> None:
         """Follow each shard that is not followed yet.
 
-        Raises:
-            StartUpError: a durable is missing, or cannot deliver what a handler wants.
-            BusError: the server does not answer.
+        StartUpError means that a durable is missing, or cannot deliver what a handler wants.
         """
         for shard in range(self._followed, await self.broker.account.shards()):
             stream = events_of(shard)
@@ -167,12 +159,7 @@ class Subscriber:
         return take
 
     async def _consumer(self, stream: str) -> dict[str, Any]:
-        """Return the durable's configuration. With `start`, make the durable if it is missing.
-
-        Raises:
-            StartUpError: the durable does not exist, or may not be made.
-            BusError: the server does not answer.
-        """
+        """Return the durable's configuration. With `start`, make the durable if it is missing."""
         account = self.broker.account
         config = await account.consumer(stream, self._durable)
         wanted = sorted({each for handler in self._handlers for each in handler.events})
@@ -206,12 +193,10 @@ class Subscriber:
 
 
 def _filters(config: dict[str, Any]) -> Sequence[str]:
-    """Return the filter subjects of the durable; empty if the durable delivers all events."""
     one = config.get("filter_subject")
     return config.get("filter_subjects") or ([one] if one else [])
 
 
 def _any_of(config: dict[str, Any]) -> str:
-    """Return one of the durable's subjects. nats-py requires a subject, but does not use it for a
-    durable."""
+    """Return one of the durable's subjects, which nats-py requires and does not use."""
     return next(iter(_filters(config)), "*.*.*")

@@ -39,7 +39,6 @@ class Delivery:
 
     @classmethod
     def of(cls, connection: Connection, msg: Msg) -> Delivery:
-        """Return the delivery of a message."""
         metadata = msg.metadata
         return cls(
             connection,
@@ -52,15 +51,12 @@ class Delivery:
 
     @property
     def run_id(self) -> str:
-        """The run of the event."""
         return run_id_of(self.subject)
 
     def done(self) -> None:
-        """Acknowledge the event."""
         self._answer(b"+ACK")
 
     def working(self) -> None:
-        """Tell the server that the event is still being handled."""
         self._answer(b"+WPI")
 
     def redeliver(self, delay_s: float) -> None:
@@ -68,10 +64,7 @@ class Delivery:
         self._answer(b"-NAK " + orjson.dumps({"delay": round(delay_s * 1e9)}))
 
     def give_up(self, reason: str) -> None:
-        """Ask the server not to deliver the event again.
-
-        Penstock makes a dead letter with this reason.
-        """
+        """Ask for no further delivery; Penstock makes a dead letter with this reason."""
         plain = reason.encode("ascii", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
         self._answer(b"+TERM " + plain[:MAX_REASON_CHARACTERS])
 
@@ -95,8 +88,7 @@ class Work:
         self._last: dict[str, asyncio.Task[None]] = {}
 
     async def take(self, delivery: Delivery, heartbeat_s: float) -> None:
-        """Wait until fewer than `concurrency` events are being handled; then begin to handle the
-        event."""
+        """Wait until fewer than `concurrency` events are handled; then begin to handle this one."""
         try:
             await self._room.acquire()
         except asyncio.CancelledError:  # the subscriber stops
@@ -108,10 +100,7 @@ class Work:
         task.add_done_callback(lambda done: self._forget(run_id, done))
 
     async def finish(self, grace_s: float) -> None:
-        """Wait for the running handlers.
-
-        After `grace_s` seconds, return the events of the others to the server.
-        """
+        """Wait for the running handlers; after `grace_s`, return the events of the others."""
         if tasks := set(self._last.values()):
             await asyncio.wait(tasks, timeout=grace_s)
         while tasks := {task for task in self._last.values() if not task.done()}:
@@ -167,7 +156,6 @@ class Work:
             delivery.done()
 
     async def _read(self, payload: bytes) -> Event:
-        """Return the event. Raises InvalidEvent, ObjectGone."""
         if is_reference(payload):
             payload = await self._account.large_event(payload)
         return parse(payload)

@@ -22,17 +22,13 @@ _VALID: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Identifies a span by the ids of the trace and the span, in hexadecimal.
-
-    The flags say whether the span is sampled.
-    """
+    """The ids of a trace and a span, in hexadecimal; the flags say whether the span is sampled."""
 
     trace_id: str
     span_id: str
     flags: int
 
     def __str__(self) -> str:
-        """Return the context as a `traceparent`."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
 
@@ -43,29 +39,21 @@ def parse(traceparent: str | None) -> TraceContext | None:
 
 
 def child(traceparent: str, *about: object) -> str:
-    """Return the `traceparent` of the span about these things.
-
-    The span is in the same trace as the valid `traceparent`.
-    """
+    """Return the `traceparent` of the span about these things, in the trace of a valid one."""
     context = parse(traceparent)
     assert context is not None, "the caller has checked the traceparent"
     return str(TraceContext(context.trace_id, _hex(about, 8), context.flags))
 
 
 def derived_trace_id(*about: object) -> str:
-    """Return the id of the trace whose first span is about these things."""
     return _hex(about, 16)
 
 
 def random_context(flags: int) -> TraceContext:
-    """Return the context of a new span in a new trace."""
     return TraceContext(secrets.token_hex(16), secrets.token_hex(8), flags)
 
 
 def _hex(about: tuple[object, ...], size: int) -> str:
-    """Return a digest of `size` bytes in hexadecimal.
-
-    The digest is never all zeros, because zeros are no valid id.
-    """
+    """Return a digest of `size` bytes in hexadecimal, never all zeros, which are no valid id."""
     digest = hashlib.sha256("\0".join(map(str, about)).encode()).digest()
     return (digest[:size] if any(digest[:size]) else b"\1" * size).hex()

@@ -1,6 +1,4 @@
-"""Exports spans with the OpenTelemetry SDK, by OTLP over HTTP.
-
-The variables OTEL_… configure the SDK.
+"""Exports spans with the OpenTelemetry SDK, by OTLP over HTTP; variables OTEL_… configure it.
 
 A thread of the SDK exports batches of spans. A collector that is away or hangs delays only this
 thread. If the thread's queue is full, the oldest spans are dropped.
@@ -69,13 +67,12 @@ class _GivenIds(IdGenerator):
 
 
 class _Status(logging.Filter):
-    """Reads the HTTP status with which the collector refused spans from the SDK's log lines, and
-    drops these lines."""
+    """Takes the status with which the collector refused spans from the SDK's log lines; drops
+    these."""
 
     status: int | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the status if the line has one. Return False, so that the line is dropped."""
         values = record.args if isinstance(record.args, tuple) else ()
         self.status = next((each for each in values if isinstance(each, int)), self.status)
         return False
@@ -105,14 +102,10 @@ class _Reporting(SpanExporter):
 
     @property
     def unfinished(self) -> int:
-        """The number of spans that are neither exported nor lost."""
         return self._queued - self._done
 
     def queue(self) -> None:
-        """Count a span that the SDK is about to queue.
-
-        If the queue is full, its oldest span is dropped.
-        """
+        """Count a span that the SDK is about to queue; a full queue drops its oldest span."""
         if self._queued - self._taken >= self._capacity:
             telemetry.SPANS.labels("dropped").inc()
             self.lose(1, "its queue is full")
@@ -120,7 +113,6 @@ class _Reporting(SpanExporter):
             self._queued += 1
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export a batch of spans."""
         self._taken += len(spans)
         _STATUS.status = None
         result = self._exporter.export(spans)
@@ -138,10 +130,8 @@ class _Reporting(SpanExporter):
         return result
 
     def lose(self, count: int, why: str) -> None:
-        """Count lost spans.
-
-        Only the first loss of an outage is logged, and at most one loss in `SAY_AGAIN_S` seconds.
-        """
+        """Count lost spans; log the first loss of an outage, at most one in `SAY_AGAIN_S`
+        seconds."""
         now = time.monotonic()
         with self._lock:
             self._lost += count
@@ -155,15 +145,11 @@ class _Reporting(SpanExporter):
         )
 
     def shutdown(self) -> None:
-        """Stop exporting."""
         self._exporter.shutdown()
 
 
 def _why(status: int | None, url: str) -> str:
-    """Return why the collector takes no spans.
-
-    `status` is the status of the collector's answer; None if there was no answer.
-    """
+    """Return why the collector takes no spans; `status` is that of its answer, None without one."""
     if status is not None:
         return f"it answers with status {status}"
     parts = urlsplit(url)
@@ -233,22 +219,18 @@ class Otlp:
 
 
 def _below(parent: TraceContext | None) -> Context:
-    """Return the SDK's context for a child span of this parent."""
     if parent is None:
         return Context()
     return trace.set_span_in_context(NonRecordingSpan(_remote(parent)), Context())
 
 
 def _remote(of: TraceContext) -> SpanContext:
-    """Return the SDK's context of a span. The span may belong to another process."""
+    """Return the SDK's context of a span, which may belong to another process."""
     return SpanContext(int(of.trace_id, 16), int(of.span_id, 16), True, TraceFlags(of.flags))
 
 
 def _queue_size() -> int:
-    """Return the greatest number of spans in the SDK's queue.
-
-    A setting that is no number is ignored, as the SDK does.
-    """
+    """Return how many spans the SDK's queue may have; as the SDK does, ignore what is no number."""
     try:
         return int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE_SIZE))
     except ValueError:
@@ -256,9 +238,7 @@ def _queue_size() -> int:
 
 
 async def _in_thread(work: Callable[[], object], timeout_s: float) -> bool:
-    """Call `work` in a new thread, and wait for up to `timeout_s` seconds.
-
-    Return whether `work` has ended.
+    """Call `work` in a new thread; return whether it has ended within `timeout_s` seconds.
 
     A thread of asyncio's executor is not used, because the process could not end while `work`
     hangs.

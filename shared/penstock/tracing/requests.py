@@ -28,8 +28,7 @@ _request: ContextVar[_Request | None] = ContextVar("request span", default=None)
 def header_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """Return the valid `traceparent` among the headers of an ASGI request, or None.
 
-    As W3C Trace Context requires, an invalid header is ignored. If there are several such headers,
-    all of them are ignored.
+    As W3C Trace Context requires, an invalid header is ignored, and so are several of them.
     """
     values = [value for name, value in headers if name == b"traceparent"]
     header = values[0].decode("latin-1") if len(values) == 1 else None
@@ -44,9 +43,8 @@ def enter(header: str | None) -> None:
 def traceparent() -> str:
     """Return the `traceparent` for the runs and requests that this request starts.
 
-    If the request gets a span, the result is the span's context. Otherwise the result is the
-    request's own header. If the request has no valid header, the result is a new context that is
-    not sampled.
+    It is the context of the request's span, or else the request's own header, or else a new context
+    that is not sampled.
     """
     request = _request.get()
     if request is not None:
@@ -55,20 +53,15 @@ def traceparent() -> str:
 
 
 def current() -> str | None:
-    """Return the context of this task's request, so that another span can link to the request.
-
-    Return None if the request gets no span.
-    """
+    """Return the context of this task's request, for links to it; None if it gets no span."""
     request = _request.get()
     is_sampled = request is not None and request.context.flags & SAMPLED
     return str(request.context) if request is not None and is_sampled else None
 
 
 def begin(header: str | None) -> None:
-    """Begin the span of this task's request.
-
-    `header` comes from `header_of`. While tracing is off, do nothing.
-    """
+    """Begin the span of this task's request, whose header comes from `header_of`, if tracing is
+    on."""
     sampled = spans.decide(header)
     if sampled is not None:
         _request.set(_Request(sampled, header, time.time_ns()))

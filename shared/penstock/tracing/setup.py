@@ -29,9 +29,7 @@ class TracingRefused(ValueError):
 
 
 def start(service: str, instance: str, environment: Mapping[str, str]) -> Exporter | None:
-    """Switch tracing on if the variables name an endpoint.
-
-    Return the exporter; None without an endpoint.
+    """Switch tracing on, and return the exporter, if the variables name an endpoint.
 
     Raises:
         TracingRefused: the variables are wrong, or the packages are missing.
@@ -74,10 +72,8 @@ async def stop(exporter: Exporter | None) -> None:
 
 
 def _is_url(endpoint: str) -> bool:
-    """Return whether the text is an HTTP or HTTPS URL with a host.
-
-    If the URL has a port, the port must be valid.
-    """
+    """Return whether the text is an HTTP or HTTPS URL with a host, and with a valid port, if
+    any."""
     try:
         parts = urlsplit(endpoint)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -86,5 +82,4 @@ def _is_url(endpoint: str) -> bool:
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    """Return the first of these variables that is set and not empty."""
     return next((value for name in names if (value := environment.get(name, "").strip())), None)

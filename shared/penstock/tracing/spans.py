@@ -51,13 +51,9 @@ class Span:
 class Recorder(Protocol):
     """Samples spans, and exports them in the background."""
 
-    def samples(self, parent: TraceContext | None, trace_id: str) -> bool:
-        """Return whether a span of this trace is recorded."""
-        ...
+    def samples(self, parent: TraceContext | None, trace_id: str) -> bool: ...
 
-    def record(self, span: Span) -> None:
-        """Export the span in the background, if it is sampled."""
-        ...
+    def record(self, span: Span) -> None: ...
 
 
 class _State:
@@ -65,20 +61,17 @@ class _State:
 
 
 def use(recorder: Recorder | None) -> None:
-    """Record spans with this recorder from now on; None switches tracing off."""
     _State.recorder = recorder
 
 
 def is_on() -> bool:
-    """Return whether this process records spans."""
     return _State.recorder is not None
 
 
 def decide(parent: str | None) -> TraceContext | None:
-    """Return a new context whose flags say whether the sampler wants the trace; None while tracing
-    is off.
+    """Return a new context with the sampler's decision about the trace; None while tracing is off.
 
-    `parent` is a valid `traceparent`. If `parent` is None, the context begins a new trace.
+    `parent` is a valid `traceparent`. If it is None, the context begins a new trace.
     """
     recorder = _State.recorder
     if recorder is None:
@@ -90,10 +83,8 @@ def decide(parent: str | None) -> TraceContext | None:
 
 
 def root(*about: object) -> str | None:
-    """Return the context of the span about these things, which begins a new trace.
-
-    While tracing is off, return None.
-    """
+    """Return the context of the span about these things, which begins a trace; None if tracing is
+    off."""
     recorder = _State.recorder
     if recorder is None:
         return None
@@ -103,10 +94,7 @@ def root(*about: object) -> str | None:
 
 
 def child(traceparent: str | None, *about: object) -> str | None:
-    """Return the context of the child span about these things.
-
-    While tracing is off, return `traceparent` unchanged.
-    """
+    """Return the context of the child span about these things; `traceparent` if tracing is off."""
     if _State.recorder is None or context.parse(traceparent) is None:
         return traceparent
     assert traceparent is not None
@@ -114,20 +102,15 @@ def child(traceparent: str | None, *about: object) -> str | None:
 
 
 def of_run(traceparent: str | None, run_id: str) -> str | None:
-    """Return the context of a run's span.
-
-    `traceparent` is the trace context with which the run was started.
-    """
+    """Return the context of a run's span; `traceparent` is that with which the run was started."""
     return child(traceparent, "run", run_id)
 
 
 def of_leg(traceparent: str | None, run_id: str, number: int) -> str | None:
-    """Return the context of a leg's span. `of_run` describes `traceparent`."""
     return child(of_run(traceparent, run_id), "leg", run_id, number)
 
 
 def of_approval(traceparent: str | None, run_id: str, approval_id: str) -> str | None:
-    """Return the context of an approval's span. `of_run` describes `traceparent`."""
     return child(of_run(traceparent, run_id), "approval", approval_id)
 
 

@@ -24,7 +24,7 @@ from penstock.bus.records import (
     LinkRequest,
 )
 from penstock.bus.subjects import command, link
-from penstock.runs.links import request_link
+from penstock.runs.decide import request_link
 from penstock_approvals.links.form import InvalidForm, decisions, parse
 from penstock_approvals.links.store import Links
 from support.drive.secured import Secured, bearer, secured

@@ -155,7 +155,7 @@ async def test_the_message_is_not_said_twice(upstream: AguiUpstream) -> None:
     [
         ({"decision": "approve"}, {"responseSchema": SCHEMA}, {"approved": True}),
         (
-            {"decision": "approve", "value": {"q": 2}},
+            {"decision": "approve", "args": {"q": 2}},
             {"responseSchema": SCHEMA},
             {"approved": True, "editedArgs": {"q": 2}},
         ),

@@ -14,7 +14,7 @@ from typing import Any
 
 STATE, FENCE = "penstock_connector.state", "penstock.bus.write.raw_writer"
 CLAIMS, LEG_RECORDS = f"{STATE}.claims:Claims", f"{STATE}.leg_record:LegRecords"
-SENDINGS, SESSIONS = f"{STATE}.sendings:Sendings", f"{STATE}.session_queue:SessionQueue"
+SENDINGS, SESSIONS = f"{STATE}.claims:Sendings", f"{STATE}.session_queue:SessionQueue"
 
 
 class Step(StrEnum):

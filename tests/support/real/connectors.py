@@ -15,6 +15,7 @@ import yaml
 from penstock.bus import Bus
 from penstock.bus.records import Claim
 from penstock.settings import Config
+from penstock_connector.state.leg_record import LegRecord
 from support.drive.steps import Step
 from support.drive.waiting import eventually
 from support.real.forked import Forked
@@ -107,7 +108,8 @@ async def connector_process(
 async def claimed_by_the_dead(bus: Bus, run_id: str) -> None:
     """Write the claim of a connector that ended before it opened the run."""
     await bus.bucket("claims").create(f"claim.{run_id}", Claim(pod=DEAD).dump())
-    await bus.bucket("claims").put(f"active.{DEAD}.{run_id}", b"{}")
+    noted = LegRecord(1, 1, "start", b"{}")
+    await bus.bucket("claims").put(f"active.{DEAD}.{run_id}", noted.dump())
 
 
 async def _living(bus: Bus) -> set[str]:

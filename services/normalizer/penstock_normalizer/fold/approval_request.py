@@ -30,7 +30,6 @@ class PendingApproval:
     expiry_announced: bool = False
 
     def note(self, type_: str, data: JsonObject) -> None:
-        """Record that the run has got this event of the approvals service."""
         match type_:
             case "lifecycle.paused":
                 self.pause_announced = True
@@ -43,12 +42,10 @@ class PendingApproval:
 
 
 def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
-    """Return the approval that a run waits for after this leg."""
     return PendingApproval(approval_id_of(run_id, leg), pause.resume)
 
 
 def approval_id_of(run_id: str, leg: int) -> str:
-    """Return the id of the approval that a run requests after this leg."""
     return str(uuid.uuid5(APPROVAL_NAMESPACE, f"{run_id}/{leg}"))
 
 

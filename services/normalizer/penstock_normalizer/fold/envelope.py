@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -9,7 +10,39 @@ from typing import Final
 import orjson
 
 from penstock.dialects.base import Draft, JsonObject
-from penstock_normalizer.fold.failure_texts import redacted
+from penstock.redaction import redacted_value
+
+_TEXT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "lifecycle.failed": ("error", "error_type", "detail"),
+    "lifecycle.retrying": ("reason",),
+    "llm.message_completed": ("error",),
+    "llm.tool_result": ("error",),
+    "dispatch.finished": ("error",),
+    "workflow.step_failed": ("error",),
+    "workflow.failed": ("error",),
+    "automation.failed": ("error",),
+    "system.warning": ("message", "detail"),
+    "system.error": ("message", "detail"),
+}
+
+
+def redacted(event_type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
+    """Return the event's data, redacted for clients; the same object if nothing was redacted.
+
+    `hosts` are the host names of the run's agent server, which are redacted even if they look
+    public.
+    """
+    fields = _TEXT_FIELDS.get(event_type)
+    if fields is None:
+        return data
+    if event_type == "llm.tool_result" and data.get("outcome") == "error":
+        fields = ("error", "result")  # if a tool failed, its result is the error text
+    changed = {
+        name: clean
+        for name in fields
+        if data.get(name) is not None and (clean := redacted_value(data[name], hosts)) != data[name]
+    }
+    return {**data, **changed} if changed else data
 
 
 class NotEncodable(ValueError):
@@ -86,5 +119,4 @@ def _event_name(type_: str) -> JsonObject:
 
 
 def _within_quotes(text: str) -> bytes:
-    """Return the text as JSON, without the quotes around it."""
     return orjson.dumps(text)[1:-1]

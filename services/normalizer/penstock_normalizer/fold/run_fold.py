@@ -50,8 +50,7 @@ class _Response:
 
 @dataclass(slots=True)
 class RunFold:
-    """The fold of one run; `feed` takes the source frames in order, and returns each frame's
-    events.
+    """The fold of one run; `feed` takes the source frames in order, and returns their events.
 
     The state of a run:
     - `leg` is 0: the run has not started. Events from services wait in `_early`.
@@ -88,12 +87,10 @@ class RunFold:
 
     @property
     def approval_id(self) -> str | None:
-        """The id of the approval that the run waits for; None if the run waits for none."""
         return self.pending.approval_id if self.pending is not None else None
 
     @property
     def is_workflow(self) -> bool:
-        """Whether this is a workflow's run; the service `workflows` writes its events."""
         return self.facts.get("protocol") == PROTOCOL
 
     def feed(self, frame: RawFrame) -> list[CanonicalEvent]:
@@ -326,7 +323,7 @@ class RunFold:
         )
 
     def _admits(self, draft: Draft) -> bool:
-        """Return whether the run accepts a draft: after a terminal draft, it accepts only an
+        """Return whether the run accepts a draft: after a terminal one, it accepts only an
         epilogue."""
         if self.ended:
             return is_epilogue(draft.type)
@@ -336,8 +333,7 @@ class RunFold:
         return True
 
     def _placed(self, draft: Draft) -> CanonicalEvent:
-        """Return the draft as the run's next event. If it cannot be encoded, return an error
-        event."""
+        """Return the draft as the run's next event; an error event if it cannot be encoded."""
         sequence = self.sequence + 1
         try:
             event = canonical_event(
@@ -383,7 +379,6 @@ class RunFold:
     # events are kept.
 
     def snapshot(self) -> JsonObject:
-        """Return the state of a waiting run's fold as JSON."""
         decoder, approval = self._the_decoder(), self.pending
         return {
             **{name: getattr(self, name) for name in _IN_SNAPSHOT},
@@ -397,7 +392,6 @@ class RunFold:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Set the fold's state to the state in a snapshot."""
         for name in _IN_SNAPSHOT:
             setattr(self, name, state[name])
         if state["approval_id"] is not None:

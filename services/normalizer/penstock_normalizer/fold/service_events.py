@@ -1,5 +1,4 @@
-"""Decides which events services may add to a run; all other events come from the agent server.
-Pure."""
+"""Decides which events services may add to a run; all others come from the agent server. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +24,11 @@ _Condition = Callable[[JsonObject, PendingApproval | None], bool]
 
 
 def is_of_workflow(type_: str) -> bool:
-    """Return whether the service `workflows` may add this event to a workflow's run."""
     return type_ in _OF_WORKFLOW
 
 
 def is_allowed(type_: str, data: JsonObject, pending: PendingApproval | None) -> bool:
-    """Return whether a service may add this event now.
-
-    `pending` is the request that the run waits for; None if the run waits for no request.
-    """
+    """Return whether a service may add this event now; `pending` is what the run waits for."""
     condition = _CONDITIONS.get(type_)
     return condition is not None and condition(data, pending)
 
@@ -51,7 +46,6 @@ def _is_first_decision(data: JsonObject, pending: PendingApproval | None) -> boo
 
 
 def _is_next_escalation(data: JsonObject, pending: PendingApproval | None) -> bool:
-    """Return whether this escalation is new, and the approval can still be decided."""
     if pending is None or not _is_about_pending(data, pending):
         return False
     is_over = pending.decision_announced or pending.expiry_announced

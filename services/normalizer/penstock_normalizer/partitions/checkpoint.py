@@ -4,10 +4,61 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import orjson
 
 from penstock.bus import Bus, BusError, BusUnavailable, Entry, Loss, streams
 from penstock.bus.shards import group_of
-from penstock_normalizer.partitions.checkpoint_history import CheckpointHistory
+
+MAX_POINTS = 48
+
+
+@dataclass(slots=True)
+class CheckpointHistory:
+    """Earlier checkpoints, the oldest first, and the losses that the partition has handled."""
+
+    points: list[tuple[int, int]] = field(default_factory=list)  # sequences in RAW and in EVENTS
+    settled: list[str] = field(default_factory=list)  # the handled losses, each as stream and time
+
+    @classmethod
+    def parse(cls, value: bytes) -> CheckpointHistory:
+        """Return the history that `dump` has written. Raises ValueError, KeyError, TypeError."""
+        fields = orjson.loads(value)
+        return cls([(raw, events) for raw, events in fields["points"]], fields["settled"])
+
+    def dump(self) -> bytes:
+        return orjson.dumps({"points": self.points, "settled": self.settled})
+
+    def add(self, raw: int, events: int) -> None:
+        """Add a checkpoint; if there are too many, remove every second one of the older half."""
+        self.points.append((raw, events))
+        if len(self.points) > MAX_POINTS:
+            half = MAX_POINTS // 2
+            self.points[:half] = self.points[:half:2]
+
+    def unsettled(self, losses: Iterable[Loss]) -> list[Loss]:
+        return [loss for loss in losses if _name(loss) not in self.settled]
+
+    def record_losses(self, losses: Iterable[Loss]) -> None:
+        self.settled += [_name(loss) for loss in losses]
+
+    def go_back(self, losses: Iterable[Loss]) -> int | None:
+        """Return the position in RAW after which to read again, None without losses of EVENTS.
+
+        The checkpoints after this position are removed.
+        """
+        last_left = min((loss.last_left for loss in losses), default=None)
+        if last_left is None:
+            return None
+        self.points = [point for point in self.points if point[1] <= last_left]
+        return self.points[-1][0] if self.points else 0
+
+
+def _name(loss: Loss) -> str:
+    return f"{loss.stream} {loss.found_at}"
+
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +86,7 @@ class Checkpoint:
         self.position = 0  # the stored checkpoint: all frames of RAW up to this position are done
 
     async def read(self) -> None:
-        """Read the stored checkpoint. Raises BusError.
+        """Read the stored checkpoint.
 
         A record that is not a number counts as 0. RAW is then read from its start, and the fence of
         EVENTS refuses events that are published already.
@@ -54,10 +105,9 @@ class Checkpoint:
             self.position = 0
 
     async def go_back(self) -> list[Loss]:
-        """If EVENTS has lost its last events, move the checkpoint back to a frame before these
-        events.
+        """If EVENTS has lost events, move the checkpoint back to a frame before these events.
 
-        Returns the losses, of all streams, that the partition has not handled yet. Raises BusError.
+        Returns the losses, of all streams, that the partition has not handled yet.
         """
         entry = await self._bucket.get(self._history_key)
         if entry is not None:
@@ -84,13 +134,11 @@ class Checkpoint:
         return losses
 
     async def record_losses(self, losses: list[Loss], done_up_to: int) -> None:
-        """Record that the partition has handled these losses. Raises BusError."""
         self._history.record_losses(losses)
         await self._remember(done_up_to)
 
     async def write(self, done_up_to: int) -> None:
-        """Record that all frames up to `done_up_to` are done; do nothing if a later position is
-        stored."""
+        """Record that all frames up to `done_up_to` are done, unless a later position is stored."""
         if done_up_to <= self.position:
             return
         try:
@@ -104,8 +152,7 @@ class Checkpoint:
             log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
 
     async def remember_periodically(self, done_up_to: int) -> None:
-        """Add the checkpoint to the history if the history lacks it, at most every `REMEMBER_S`
-        seconds."""
+        """Add the checkpoint to the history if it lacks it, at most every `REMEMBER_S` seconds."""
         if time.monotonic() < self._remembered_at + REMEMBER_S:
             return
         if self._history.points and self._history.points[-1][0] >= done_up_to:

@@ -29,7 +29,6 @@ class OpenRuns:
         self._ended: dict[str, tuple[Run, float]] = {}
 
     def push(self, run_id: str, stored: Stored) -> None:
-        """Give a frame to its run; load the run if it is not in memory."""
         run = self._busy.get(run_id)
         if run is None:
             known = self._idle.pop(run_id, None) or self._ended.pop(run_id, None)
@@ -44,11 +43,9 @@ class OpenRuns:
 
     @property
     def is_busy(self) -> bool:
-        """Whether some frames of the partition are not done."""
         return bool(self._busy)
 
     def __len__(self) -> int:
-        """Return the number of runs in memory."""
         return len(self._busy) + len(self._idle) + len(self._ended)
 
     def done_up_to(self, seen: int) -> int:
@@ -56,8 +53,7 @@ class OpenRuns:
         return min((run.backlog.done_up_to for run in self._busy.values()), default=seen)
 
     def forget_idle(self) -> None:
-        """Remove the runs that have been idle for `idle_s`, or for a shorter time if they have
-        ended."""
+        """Remove the runs that have been idle for `idle_s`; those that have ended earlier."""
         now = time.monotonic()
         _forget(self._idle, now - self._idle_s)
         _forget(self._ended, now - min(self._idle_s, ENDED_IDLE_S))
@@ -67,7 +63,6 @@ class OpenRuns:
         return [task for run in self._busy.values() if (task := run.close()) is not None]
 
     def clear(self) -> None:
-        """Remove all runs, and free the memory of their frames."""
         for run in self._busy.values():
             run.backlog.drop()
         self._busy.clear()
@@ -76,7 +71,6 @@ class OpenRuns:
 
 
 def _forget(idle: dict[str, tuple[Run, float]], before: float) -> None:
-    """Remove the runs that became idle before this time."""
     while idle:
         run_id = next(iter(idle))
         run, since = idle[run_id]

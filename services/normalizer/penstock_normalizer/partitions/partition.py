@@ -15,7 +15,7 @@ from penstock.bus.state.continuity import NOBODY
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.partitions.open_runs import OpenRuns
-from penstock_normalizer.recovery import expired, lost_data
+from penstock_normalizer.recovery import abandoned_runs, lost_data
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.runs.run import Run
@@ -111,13 +111,12 @@ class Partition:
             self.runs.clear()
 
     async def _resume(self) -> list[Loss]:
-        """Find the position to begin at; return the losses that the partition has not handled
-        yet."""
+        """Find the position to begin at; return the losses that were not handled yet."""
         while True:
             try:
                 await self._checkpoint.read()
                 losses = await self._checkpoint.go_back()
-                await expired.end_expired_runs(
+                await abandoned_runs.end_expired_runs(
                     self._bus, self._shard, self._number, self._checkpoint.position
                 )
                 break
@@ -150,11 +149,9 @@ class Partition:
         self.runs.stop()
 
     async def lag(self) -> int:
-        """Return the distance in RAW from the oldest unfinished frame to the partition's newest
-        frame.
+        """Return the distance in RAW from the oldest unfinished frame to the newest one.
 
-        The distance includes the frames of all partitions in between; if all frames are done, it is
-        0. Raises BusError.
+        It includes the frames of all partitions in between; if all frames are done, it is 0.
         """
         newest = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
         return max(0, newest.sequence - self._done_up_to) if newest is not None else 0
@@ -171,7 +168,6 @@ class Partition:
 
     @property
     def _done_up_to(self) -> int:
-        """The position in RAW up to which all frames of the partition are done."""
         return self.runs.done_up_to(self._seen)
 
     async def _keep_checkpoints(self) -> None:

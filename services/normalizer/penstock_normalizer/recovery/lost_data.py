@@ -20,7 +20,7 @@ from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL
-from penstock_normalizer.recovery.expired import MIN_AGE_S
+from penstock_normalizer.recovery.abandoned_runs import MIN_AGE_S
 from penstock_normalizer.runs.ending import write_failed
 from penstock_normalizer.runs.pauses import can_continue_from_state
 from penstock_normalizer.runs.run_index import RunIndex
@@ -38,8 +38,7 @@ TEXT = (
 
 
 async def repair_runs(bus: Bus, shard: int, partition: int, losses: Iterable[Loss]) -> None:
-    """Repair or end the partition's runs; call this after all its frames were read. Raises
-    BusError."""
+    """Repair or end the partition's runs; call this after all its frames were read."""
     # The streams that contain a run's state. Connectors and the approvals service handle losses of
     # other streams.
     streams_of_run = (streams.raw_of(shard), streams.events_of(shard), streams.COMMANDS, RUNS)
@@ -88,8 +87,7 @@ async def _records(bus: Bus, shard: int, partition: int) -> AsyncIterator[RunRec
 async def _repaired(
     bus: Bus, record: RunRecord, since: datetime, *, wait_for_young: bool = True
 ) -> bool:
-    """Compare a run with its events, and repair or end the run; return False for a run that is
-    too young."""
+    """Compare a run with its events, and repair or end it; return False if it is too young."""
     updated = datetime.fromisoformat(record.updated_at)
     if record.status in ENDED and updated < since:
         return True
@@ -135,7 +133,6 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
 
 
 async def _restore_records(bus: Bus, shard: int, partition: int, since: datetime) -> None:
-    """Create the missing records of runs that have lifecycle events since this time."""
     first = await bus.since(streams.events_of(shard), since)
     if first is None:
         return

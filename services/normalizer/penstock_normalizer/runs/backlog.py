@@ -57,7 +57,6 @@ class Backlog:
         self.remnant: Stored | None = None
 
     def __len__(self) -> int:
-        """Return the number of waiting frames in memory."""
         return len(self._frames)
 
     def __bool__(self) -> bool:
@@ -65,12 +64,10 @@ class Backlog:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether some of the waiting frames are not in memory."""
         return self._loaded < self._arrived
 
     @property
     def done_up_to(self) -> int:
-        """The position in RAW up to which all frames of the run are done."""
         return self._frames[0].sequence - 1 if self._frames else self._done
 
     def push(self, stored: Stored) -> None:
@@ -91,10 +88,7 @@ class Backlog:
         self._loaded = stored.sequence
 
     async def first(self) -> Stored:
-        """Return the first waiting frame; a frame that is not in memory is read again.
-
-        The backlog must not be empty.
-        """
+        """Return the first waiting frame; one that is not in memory is read again."""
         while not self._frames:
             assert self._is_behind
             await self._read_again()
@@ -117,7 +111,6 @@ class Backlog:
             self._loaded = self._arrived  # RAW has no further frame up to `_arrived`
 
     def after(self, count: int) -> Stored | None:
-        """Return the frame after the first `count` frames; None if it is not in memory."""
         return self._frames[count] if count < len(self._frames) else None
 
     def done(self, count: int) -> None:
@@ -142,10 +135,7 @@ class Backlog:
 
 
 async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterator[Stored]:
-    """Yield the run's frames in RAW from position `start` up to `before`, which is excluded.
-
-    If the bus does not answer, this function waits.
-    """
+    """Yield the run's frames in RAW from `start` up to, and without, `before`; wait for the bus."""
     while found := await read(bus, run_id, start, direct.BATCH):
         for stored in found:
             if stored.sequence >= before:
@@ -155,10 +145,9 @@ async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterato
 
 
 async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
-    """Return the run's next frames from position `start` on, at most `limit`.
+    """Return the run's next frames from position `start` on, at most `limit`; wait for the bus.
 
-    If the bus does not answer, this function waits. The list is empty only if the stream's leader
-    has no frame of the run from `start` on.
+    The list is empty only if the stream's leader has no frame of the run from `start` on.
     """
     stream, pattern = streams.raw_for(run_id), subjects.raw_of_run(run_id)
     while True:

@@ -32,5 +32,4 @@ class RunContext:
     loop: asyncio.AbstractEventLoop
 
     def new_fold(self, run_id: str) -> RunFold:
-        """Return a fold without any frame."""
         return RunFold(run_id, self.decoders, self.max_frame_bytes)

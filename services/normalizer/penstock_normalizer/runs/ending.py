@@ -38,10 +38,7 @@ class Ending:
         self._run_id = output.run_id
 
     async def break_off(self, fold: RunFold, frame: RawFrame) -> None:
-        """Fail a run whose earlier frames are gone; change nothing if the run has ended.
-
-        Raises BusError, ValueError.
-        """
+        """Fail a run whose earlier frames are gone; change nothing if the run has ended."""
         record = await self._context.index.record(self._run_id)
         if record is not None and record.status in ENDED and not await self._lacks_end():
             fold.ended = f"lifecycle.{record.status}"
@@ -68,10 +65,8 @@ class Ending:
         return lifecycle is not None and lifecycle.headers["ce-type"] not in TERMINAL
 
     async def fail(self, fold: RunFold, stored: Stored, text: str) -> None:
-        """Fail a blocked run at this frame with code `internal`; do nothing if the run has ended.
-
-        Raises BusError, MessageTooLarge, KeyError, ValueError.
-        """
+        """Fail a blocked run at this frame with code `internal`; do nothing if the run has
+        ended."""
         published = self._output
         await published.read_tail()
         if published.last_type in TERMINAL:
@@ -104,10 +99,10 @@ def _facts(record: RunRecord | None) -> dict[str, Any]:
 
 
 async def write_failed(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
-    """Write a source frame with a run's `lifecycle.failed` to RAW. Raises BusError.
+    """Write a source frame with a run's `lifecycle.failed` to RAW; only one of several writers
+    does.
 
-    If several normalizers do this at the same time, only one frame is written. `data` has the
-    fields of the event, at least `code`.
+    `data` has the fields of the event, at least `code`.
     """
     writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
     event = {"type": "lifecycle.failed", "data": data}

@@ -6,16 +6,16 @@ import logging
 
 from penstock.bus import Stored
 from penstock.bus.messages import RawFrame
-from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
 from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
 from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
-from penstock_normalizer.runs.tool_spans import ENDS_OR_BEGINS, ToolSpans
+from penstock_normalizer.runs.spans import ENDS_OR_BEGINS, ToolSpans
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +27,17 @@ class Feeder:
     fold lacks a frame that another partition has read.
     """
 
-    __slots__ = ("_give_up", "_last_of_writer", "_output", "_run_id", "_tools")
+    __slots__ = ("_context", "_last_of_writer", "_output", "_run_id", "_tools")
 
-    def __init__(self, run_id: str, output: RunOutput, give_up: GiveUp) -> None:
-        self._run_id = run_id
+    def __init__(self, context: RunContext, output: RunOutput) -> None:
+        self._context = context
+        self._run_id = output.run_id
         self._output = output
-        self._give_up = give_up
         # each writer's last frame in the fold: the frame's sequence in RAW
         self._last_of_writer: dict[str, int] = {}
-        self._tools = ToolSpans(run_id) if spans.is_on() else None
+        self._tools = ToolSpans(output.run_id) if spans.is_on() else None
 
     def restart(self) -> None:
-        """Forget the frames, because a new fold begins without any."""
         self._last_of_writer.clear()
         self._tools = ToolSpans(self._run_id) if spans.is_on() else None
 
@@ -50,12 +49,11 @@ class Feeder:
         return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
 
     def continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Continue the published events' numbers in the fold, if this frame comes after these
-        events' frames.
+        """Continue the numbers of the published events, if this frame comes after their frames.
 
         Another version of the normalizer may have made more or fewer events from the same frames.
-        If the numbers did not continue, the events of this frame could get numbers that are used
-        already. Events with used numbers would count as published, and would be lost.
+        Without this, the events of this frame could get numbers that are used already, would count
+        as published, and would be lost.
         """
         published = self._output
         if published.sequence and published.raw_position < frame.sequence:
@@ -68,11 +66,7 @@ class Feeder:
     async def feed(
         self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
     ) -> None:
-        """Fold a frame, and add its unpublished events to `ready`; if `ready` is full, publish its
-        events.
-
-        Raises the exceptions of `RunOutput.publish`.
-        """
+        """Fold a frame, and add its unpublished events to `ready`; publish them when it is full."""
         has_new = False
         published = self._output
         self._last_of_writer[_writer(stored)] = stored.sequence
@@ -139,7 +133,7 @@ class Feeder:
 
         If the decoder raised an exception on the frame, the frame becomes a dead letter. If the run
         is paused, and the last events of `ready` are from this frame, the state of the fold is
-        stored. If the bus does not answer, this method waits. Raises MessageTooLarge.
+        stored; while the bus does not answer, this waits.
         """
         if fold.error is not None:
             log.error(
@@ -148,9 +142,9 @@ class Feeder:
                 stored.sequence,
                 exc_info=fold.error,
             )
-            await self._give_up(stored, fold.error)
+            await self._context.give_up(stored, fold.error)
         if fold.pending is not None and ready.last_raw_sequence == stored.sequence:
-            await self._output.store_pause(fold)
+            await self._context.pauses.store(fold)
 
 
 def _writer(stored: Stored) -> str:

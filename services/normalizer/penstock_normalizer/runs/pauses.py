@@ -25,7 +25,8 @@ class Pauses:
     """Reads and writes the stored pauses of runs; each run has at most one.
 
     The pause of an ended run is kept for `kept_s` seconds, because commands and events that are
-    delivered again need the pause.
+    delivered again need the pause. The methods that write wait while the bus does not answer; all
+    raise ValueError if a stored pause cannot be parsed.
     """
 
     def __init__(self, bus: Bus, kept_s: float) -> None:
@@ -38,20 +39,12 @@ class Pauses:
         self._workflows: dict[str, tuple[int, int]] = {}
 
     async def restore(self, fold: RunFold) -> None:
-        """Restore the fold's state from the run's stored pause, if there is one.
-
-        Raises BusError, ObjectGone, and ValueError if the pause cannot be parsed.
-        """
         entry = await self._bucket.get(fold.run_id)
         if entry is not None:
             record = await objects.unwrap(self._bus, entry.value)
             fold.restore(PauseRecord.model_validate_json(record).fold)
 
     async def store(self, fold: RunFold) -> None:
-        """Store the run's pause; if the bus does not answer, wait.
-
-        Raises MessageTooLarge, and ValueError if an earlier pause cannot be parsed.
-        """
         assert fold.pending is not None
         name, pause = f"{fold.pending.approval_id}.pause", _record(fold).dump()
         while True:
@@ -66,11 +59,10 @@ class Pauses:
                 await asyncio.sleep(RETRY_S)
 
     async def store_workflow(self, fold: RunFold) -> None:
-        """Store the state of a workflow's run after its events; if the bus does not answer, wait.
+        """Store the state of a workflow's run after its events.
 
         A workflow may wait at any time, for longer than its frames and events are kept. So each new
-        state replaces the stored one. Raises MessageTooLarge, and ValueError if an earlier state
-        cannot be parsed.
+        state replaces the stored one.
         """
         run_id, value = fold.run_id, None
         revision, sequence = self._workflows.pop(run_id, (None, 0))
@@ -99,8 +91,8 @@ class Pauses:
     async def _put(self, run_id: str, sequence: int, value: bytes) -> bool:
         """Store the pause, unless the same or a later pause of the run is stored already.
 
-        If this normalizer was slow, another normalizer may have stored a later pause. Returns False
-        if another normalizer wrote at the same time; the caller then tries again.
+        If this normalizer was slow, another one may have stored a later pause. Returns False if
+        another one wrote at the same time; the caller then tries again.
         """
         entry = await self._bucket.get(run_id)
         if entry is not None:
@@ -117,10 +109,7 @@ class Pauses:
         return await self._bucket.update(run_id, value, revision) is not None
 
     async def expire(self, run_id: str) -> None:
-        """Let the pause of an ended run, if there is one, expire after `kept_s` seconds.
-
-        Raises MessageTooLarge.
-        """
+        """Let the pause of an ended run, if there is one, expire after `kept_s` seconds."""
         self._workflows.pop(run_id, None)
         while True:
             try:
@@ -151,8 +140,7 @@ def _record(fold: RunFold) -> PauseRecord:
 async def can_continue_from_state(bus: Bus, run_id: str, *, is_paused: bool) -> bool:
     """Return whether a run can continue from its stored state, without any frame or event.
 
-    Every workflow's run and every paused run can continue in this way. Raises BusError, ObjectGone,
-    and ValueError if the state cannot be parsed.
+    Every workflow's run and every paused run can continue in this way.
     """
     entry = await bus.bucket("pauses").get(run_id)
     if entry is None:

@@ -37,8 +37,7 @@ class Rebuild:
     async def before(self, frame: RawFrame) -> RunFold:
         """Return the fold of all frames before this one; publish events that are missing in EVENTS.
 
-        If frames that the fold needs are lost, the fold is broken off, and the run is ended. Raises
-        BusError, ObjectGone, MessageTooLarge, KeyError, ValueError.
+        If frames that the fold needs are lost, the fold is broken off, and the run is ended.
         """
         fold, published = self._context.new_fold(self._run_id), self._output
         self._feeder.restart()
@@ -73,10 +72,8 @@ class Rebuild:
         return fold
 
     async def after_deletion(self, frame: RawFrame) -> RunFold:
-        """End a run whose earlier frames were deleted before they were read; return the run's fold.
-
-        Raises BusError, KeyError, ValueError.
-        """
+        """End a run whose earlier frames were deleted before they were read; return the run's
+        fold."""
         fold, published = self._context.new_fold(self._run_id), self._output
         await published.read_tail()
         self._feeder.continue_numbers(fold, frame)
@@ -92,11 +89,11 @@ class Rebuild:
         return early is not None and early.sequence < frame.sequence
 
     async def _show_in_index(self) -> None:
-        """Update the run's record in the list of runs to the run's last lifecycle event.
+        """Update the run's record to the run's last lifecycle event.
 
         A run's record is written after the run's first events are published. The normalizer that
-        published these events may have failed, or lost the partition, before it wrote the record.
-        The events are not published again, so no other code would write the record.
+        published them may have failed, or lost the partition, before it wrote the record. The
+        events are not published again, so no other code would write the record.
         """
         if self._output.first:
             pattern = subjects.event("lifecycle.*", self._run_id)

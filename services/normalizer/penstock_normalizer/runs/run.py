@@ -77,7 +77,6 @@ class Blocked:
 
     @property
     def is_first_failure(self) -> bool:
-        """Whether only one failure was counted; its traceback is logged."""
         return self._failures == 1
 
 
@@ -119,13 +118,12 @@ class Run:
         self._task: asyncio.Task[None] | None = None  # only while WORKING
         self.run_id = run_id
         self.output = RunOutput(context, run_id)
-        self._feeder = Feeder(run_id, self.output, context.give_up)
+        self._feeder = Feeder(context, self.output)
         self.backlog = Backlog(context.bus, run_id, context.budget)
         self.phase = RunPhase.IDLE
 
     @property
     def has_ended(self) -> bool:
-        """Whether the terminal event was made, so that only an epilogue can follow."""
         return self._fold is not None and self._fold.ended is not None
 
     def push(self, stored: Stored) -> None:
@@ -147,7 +145,6 @@ class Run:
         return self._task
 
     def _remove_done(self, count: int) -> None:
-        """Remove the first `count` frames, whose events are published."""
         self.backlog.done(count)
         self._unblock()
 
@@ -165,7 +162,6 @@ class Run:
     # The steps without a task, which never wait
 
     def _turn(self) -> None:
-        """Fold the waiting frames, and publish their events."""
         if self.phase is RunPhase.READY:
             try:
                 self._fold_waiting()
@@ -269,10 +265,8 @@ class Run:
             self._on_idle(self)
 
     def _work(self, first_step: Step | None = None) -> None:
-        """Start a task that works until no frame waits.
-
-        `first_step` completes a step that began without a task.
-        """
+        """Start a task that works until no frame waits; `first_step` completes a step without a
+        task."""
         self.phase = RunPhase.WORKING
         name = f"run {self.run_id}"
         self._task = self._context.loop.create_task(self._work_in_task(first_step), name=name)
@@ -365,7 +359,6 @@ class Run:
                 return
 
     async def _advance(self) -> int:
-        """Fold a batch of waiting frames and publish their events; return the number of frames."""
         ready, count = ReadyEvents(), 0
         while (
             not ready.is_full
@@ -398,10 +391,8 @@ class Run:
         return Rebuild(self._context, self.output, self._feeder)
 
     async def _complete(self, ready: ReadyEvents, count: int) -> int:
-        """Complete the last of `count` folded frames, and publish the events of all these frames.
-
-        Returns `count`. Raises the exceptions of `RunOutput.publish`.
-        """
+        """Complete the last of `count` folded frames, and publish the events of all these
+        frames."""
         assert self._fold is not None
         stored = self.backlog.after(count - 1)
         assert stored is not None
@@ -410,11 +401,8 @@ class Run:
         return count
 
     async def _publish_rest(self, publishing: Publishing, error: BusError | None) -> int:
-        """Publish the events that are not published yet; `error` is the failure of an earlier
-        attempt, or None.
-
-        Returns the number of the events' frames. Raises StaleFold and MessageTooLarge.
-        """
+        """Publish the events that are left; `error` is the failure of an earlier attempt, or
+        None."""
         assert self._fold is not None
         await self.output.append(self._fold, publishing.ready.events[publishing.at :], error)
         self.output.observe(publishing.ready)

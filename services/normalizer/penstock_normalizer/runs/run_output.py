@@ -23,16 +23,71 @@ from penstock.bus import (
     streams,
     subjects,
 )
+from penstock.bus.messages import header_lines
 from penstock.bus.write import fence, objects
 from penstock.bus.write.publisher import MAX_BATCH
+from penstock.dialects.base import JsonObject
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.context import RunContext
-from penstock_normalizer.runs.event_headers import EventHeaders
-from penstock_normalizer.runs.stamps import unix_s
+from penstock_normalizer.runs.run_index import unix_s
+
+
+class EventHeaders:
+    """Encodes the headers of one run's events.
+
+    The lines that are the same for all events of the run are encoded once. The headers of an event
+    then take 1 µs. If a dict of headers were encoded for each event, the headers would take 9 µs.
+    """
+
+    __slots__ = ("_common", "_facts", "_first", "_raw_first", "_run_id")
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._facts: JsonObject | None = None
+        self._first = 0
+        self._raw_first = 0
+        self._common = ""  # the lines that are the same for all events
+
+    def lines(self, fold: RunFold, event: CanonicalEvent, raw_sequence: int, first: int) -> bytes:
+        """Return the header lines of an event (see `header_lines`).
+
+        `raw_sequence` is the sequence of the event's frame in RAW. `first` is the stream sequence
+        of the run's first event; 0 if this event is the first.
+        """
+        if (
+            fold.facts is not self._facts
+            or fold.raw_first != self._raw_first
+            or first != self._first
+        ):
+            self._facts, self._raw_first, self._first = fold.facts, fold.raw_first, first
+            self._common = self._common_lines()
+        # No value of these lines can contain a line end. The values are numbers, the run's id, the
+        # event's type, which is also a part of the subject, and a time from a header of RAW.
+        sequence = event.sequence
+        return (
+            f"{self._common}{messages.SEQUENCE}: {sequence}\r\n"
+            f"{messages.RAW_POSITION}: {raw_sequence}\r\nce-id: {self._run_id}.{sequence}\r\n"
+            f"ce-type: {event.type}\r\nce-time: {event.timestamp}\r\n"
+        ).encode()
+
+    def _common_lines(self) -> str:
+        facts = self._facts or {}
+        headers = {
+            messages.RAW_FIRST: str(self._raw_first),
+            "ce-specversion": "1.0",
+            "ce-source": f"/penstock/{facts['agent']}",
+            "ce-datacontenttype": "application/json",
+        }
+        if self._first:
+            headers[messages.FIRST] = str(self._first)
+        if "traceparent" in facts:
+            headers["traceparent"] = facts["traceparent"]
+        return header_lines(headers).decode()
+
 
 log = logging.getLogger(__name__)
 
@@ -67,26 +122,21 @@ class ReadyEvents:
 
     @property
     def is_full(self) -> bool:
-        """Whether these events should be published before more frames are folded."""
         return len(self.events) >= MAX_EVENTS or self.size_bytes >= MAX_BYTES
 
     @property
     def ends_in_request(self) -> bool:
-        """Whether the run waits for a decision after the last of these events."""
         return bool(self.events) and self.events[-1][0].type == "approval.requested"
 
     @property
     def last_raw_sequence(self) -> int:
-        """The sequence in RAW of the last event's frame; 0 if there are no events."""
         return self.events[-1][1] if self.events else 0
 
     def add(self, event: CanonicalEvent, raw_sequence: int) -> None:
-        """Add an event."""
         self.events.append((event, raw_sequence))
         self.size_bytes += len(event.body)
 
     def clear(self) -> None:
-        """Remove all events, because they have been published."""
         self.events.clear()
         self.received.clear()
         self.size_bytes = 0
@@ -126,17 +176,10 @@ class RunOutput:
         self.raw_first = 0  # the sequence in RAW of the run's first frame
         self.raw_position = 0  # the sequence in RAW of the last event's frame
 
-    async def store_pause(self, fold: RunFold) -> None:
-        """Store the paused run's state; call this before the request for the approval is published.
-
-        Raises MessageTooLarge.
-        """
-        await self._context.pauses.store(fold)
-
     async def publish(
         self, fold: RunFold, ready: ReadyEvents, *, overrule_record: bool = False
     ) -> None:
-        """Publish each ready event once, and clear `ready`; if the bus does not answer, wait.
+        """Publish each ready event once, and clear `ready`; wait while the bus does not answer.
 
         With `overrule_record`, the record is replaced even if it names a later event, because
         EVENTS has lost that event. Raises StaleFold, MessageTooLarge, and ValueError if the run's
@@ -165,8 +208,7 @@ class RunOutput:
         ready.clear()
 
     def observe(self, ready: ReadyEvents) -> None:
-        """Record for the metric how long ago the frames of the published events were received, and
-        record the spans that end with these events."""
+        """Measure how long ago the published events' frames came, and record the spans that end."""
         for span in ready.spans:
             spans.record(span)
         if ready.received:
@@ -175,7 +217,7 @@ class RunOutput:
                 telemetry.FOLD_SECONDS.observe(max(0.0, now_s - unix_s(received)))
 
     async def read_tail(self) -> None:
-        """Read the run's last event from the stream; if the bus does not answer, wait."""
+        """Read the run's last event from the stream; wait while the bus does not answer."""
         tail = await fence.tail(self._context.bus, streams.events_for(self.run_id), self._pattern)
         if tail is None:
             # All events have expired, so the fence begins at 0 again. The events' numbers continue.
@@ -193,8 +235,7 @@ class RunOutput:
     def post(
         self, fold: RunFold, placed: Placed, settled: Callable[[int | BusError], None]
     ) -> bool:
-        """Publish one event without waiting; `settled` gets the event's stream sequence, or the
-        error.
+        """Publish one event without waiting; `settled` gets its stream sequence, or the error.
 
         The event must be the run's next event, its body must fit in a message, and `first` must be
         known. Returns False without publishing if the bus cannot accept the event now.
@@ -262,7 +303,6 @@ class RunOutput:
                 )
 
     async def _wrapped(self, fold: RunFold, event: CanonicalEvent, raw_sequence: int) -> Message:
-        """Return the message of an event; if the body is too large, it becomes a reference."""
         body = await objects.wrap(self._context.bus, f"{self.run_id}.{event.sequence}", event.body)
         return self._message(fold, event, raw_sequence, body)
 

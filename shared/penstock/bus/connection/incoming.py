@@ -50,14 +50,6 @@ class Incoming:
         """True for a message that the server itself sends, with a status in place of headers."""
         return self.block[_PREFIX_BYTES : _PREFIX_BYTES + 1] == b" "
 
-    def field(self, name: str) -> str:
-        """Return the value of one header, without parsing the others; empty without this header."""
-        begin = self.block.find(b"\r\n%b:" % name.encode())
-        if begin < 0:
-            return ""
-        begin += len(name) + 3
-        return self.block[begin : self.block.find(b"\r\n", begin)].strip().decode()
-
     def republished(self) -> tuple[str, Stored]:
         """Return the stored message that the server has republished, and the name of its stream."""
         block = self.block

@@ -36,6 +36,7 @@ from nats.protocol.parser import PERMISSIONS_ERR
 
 from penstock.bus.connection.incoming import Incoming, Listener, fields
 from penstock.bus.connection.protocol import Parser, end_of_subscription, publication, subscription
+from penstock.bus.connection.retry import abandon
 from penstock.bus.connection.wire import Pace, Wire
 from penstock.bus.errors import BusUnavailable
 
@@ -259,8 +260,7 @@ class Connection(Client):
     def give_up(self, answer: asyncio.Future[Any]) -> None:
         """Wait no longer for an answer that was put into `unanswered`."""
         self.unanswered.discard(answer)
-        if not answer.cancel() and not answer.cancelled():
-            answer.exception()  # asyncio would log an exception that was never retrieved
+        abandon(answer)
 
     def listen(
         self,

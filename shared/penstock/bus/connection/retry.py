@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 
@@ -59,8 +59,13 @@ async def until_answered(what: str, step: Callable[[], Awaitable[T]]) -> T:
 
 def _give_up(asked: set[asyncio.Future[T]]) -> None:
     for task in asked:
-        if not task.cancel() and not task.cancelled():
-            task.exception()  # asyncio would log an exception that was never retrieved
+        abandon(task)
     # A raised error refers to the frame of `first_answer`. If that frame still referred to the
     # failed task, both would stay in memory until the garbage collector finds the cycle.
     asked.clear()
+
+
+def abandon(future: asyncio.Future[Any]) -> None:
+    """Wait no longer for a result."""
+    if not future.cancel() and not future.cancelled():
+        future.exception()  # asyncio would log an exception that was never retrieved

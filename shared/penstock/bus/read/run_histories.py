@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from penstock.bus.connection.incoming import Incoming
+from penstock.bus.connection.incoming import Headers, Incoming
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Stored
@@ -184,8 +184,8 @@ class _StoredRange:
         return self.begin <= start <= self.end != self.begin
 
     def add(self, message: Incoming) -> None:
-        sequence = int(message.field("Nats-Sequence"))
-        run = message.field("Nats-Subject").rpartition(".")[2]
+        headers = Headers(message.block)
+        sequence, run = int(headers["Nats-Sequence"]), headers["Nats-Subject"].rpartition(".")[2]
         size = len(message.data) + len(message.block) + KEPT_OVERHEAD_BYTES
         self.end = sequence + 1
         self._runs.setdefault(run, deque()).append((sequence, message))

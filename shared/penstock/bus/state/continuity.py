@@ -32,7 +32,7 @@ from penstock.bus import messages, streams, subjects
 from penstock.bus.errors import BusError, FenceConflict
 from penstock.bus.messages import Message
 from penstock.bus.read import leader
-from penstock.bus.shards import ONE, Shards
+from penstock.bus.shards import ONE
 from penstock.bus.state.kv import Buckets
 from penstock.bus.state.losses import (
     BUCKET,
@@ -117,7 +117,7 @@ class Continuity:
     def __init__(self, bus: Buckets, *, repairs: bool) -> None:
         self._bus = bus
         self._repairs = repairs
-        self._shards = ONE  # the shards, as the last check has read them
+        self.shards = ONE  # the number of shards, as it was at most some seconds ago
         self._known: dict[str, int] = {}  # the highest sequence that was read, by stream
         self._losses: dict[str, tuple[Loss, ...]] = {}
         # the snapshot of the last check, if that check found all streams complete
@@ -168,10 +168,6 @@ class Continuity:
         since = self._bus.clock.now() - NOTICED
         return (each for each in losses if datetime.fromisoformat(each.found_at) > since)
 
-    @property
-    def shards(self) -> Shards:
-        return self._shards
-
     async def check(self) -> str:
         """Compare the streams' ends with the known sequences, and repair streams if so configured.
 
@@ -218,12 +214,12 @@ class Continuity:
         # So in the other order, a known sequence could be newer than the end, and a complete stream
         # would look too short.
         look = Snapshot(
-            own={stream: self.highest(stream) for stream in numbered_streams(self._shards.made)},
-            shards=self._shards,
+            own={stream: self.highest(stream) for stream in numbered_streams(self.shards.made)},
+            shards=self.shards,
         )
         for entry in await self._bus.bucket(BUCKET).entries():
             look.take(entry)
-        self._shards = look.shards
+        self.shards = look.shards
         if self._repairs:
             await asyncio.gather(
                 *(self._ask_events(look, shard) for shard in range(look.shards.made))

@@ -20,6 +20,7 @@ from penstock.bus.budget import Gate, counted_bytes
 from penstock.bus.connection.health import Health, Kind, stream_of
 from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.nats_client import Connection
+from penstock.bus.connection.retry import abandon
 from penstock.bus.errors import (
     BusError,
     BusUnavailable,
@@ -248,8 +249,7 @@ class Publisher:
 
     def _forget(self, reply: str) -> None:
         _, ack = self._waiting.pop(reply)
-        if not ack.cancel() and not ack.cancelled():
-            ack.exception()  # asyncio would log an exception that was never retrieved
+        abandon(ack)
 
     async def _send(self, message: Message, reply: str) -> None:
         client = self._client

@@ -13,7 +13,7 @@ import orjson
 from penstock import telemetry
 from penstock.bus import Bus
 from penstock.bus.records import Decider, LinkReply, LinkRequest
-from penstock.runs.links import request_link
+from penstock.runs.decide import request_link
 from penstock_automations.actions.executor import (
     ActionExecutor,
     AttemptDeferred,
