@@ -6,6 +6,18 @@
 //   const isType = <T extends EventType>(event: Envelope, type: T): event is EventOf<T> =>
 //     `${event.event.category}.${event.event.action}` === type;
 
+/** What a model call cost, when it was made. */
+export interface Cost {
+  /** The cost in millionths of the currency. */
+  micros: number;
+  /** The currency: ISO 4217, such as `USD`. */
+  currency: string;
+  /** Where the price is from: `table`, the operator's, or `genai-prices`. */
+  source: string;
+  /** The version of the prices. */
+  version: string;
+}
+
 /** The decision on one item. */
 export interface DecidedItem {
   /** The item's id. */
@@ -527,6 +539,8 @@ export interface LlmUsage extends Envelope {
     estimated: boolean;
     /** The seconds until the model's first token. */
     time_to_first_token_s?: number | null;
+    /** What the tokens cost; null if the price is not known. */
+    cost?: Cost | null;
   };
 }
 

@@ -20,9 +20,11 @@ LogFormat = Literal["text", "json"]
 # The greatest number of agents with a value of their own for the label `agent`. Each value adds
 # about 20 time series to each process.
 MAX_AGENT_LABELS: Final = 200
+MAX_MODEL_LABELS: Final = 100  # the same for models, whose names come from agent servers
 OTHER: Final = "other"  # the label's value for all names that have no value of their own
 
 _agent_labels: set[str] = set()
+_model_labels: set[str] = set()
 
 
 class MeasuredGauge(Gauge):
@@ -49,6 +51,23 @@ class MeasuredGauge(Gauge):
 
 BUILD = Gauge("penstock_build_info", "1, with the versions as labels", ["version", "python"])
 RUNS = Counter("penstock_runs_total", "Runs that have ended", ["agent", "outcome"])
+COST = Counter(
+    "penstock_cost",
+    "What models cost, in units of the currency, as far as their prices are known",
+    ["agent", "model", "currency"],
+)
+COST_UNKNOWN = Counter(
+    "penstock_cost_unknown_total",
+    "Events `llm.usage` without a cost, because no price of the model is known",
+    ["model"],
+)
+# The name and the buckets are those of OpenTelemetry's GenAI conventions.
+TOKEN_USAGE = Histogram(
+    "gen_ai_client_token_usage",
+    "Tokens of one model call, by kind: input or output",
+    ["gen_ai_token_type", "gen_ai_response_model"],
+    buckets=tuple(4.0**exponent for exponent in range(14)),
+)
 RUN_SECONDS = Histogram(
     "penstock_run_seconds",
     "Seconds from the acceptance of a run to its end, pauses included",
@@ -294,6 +313,16 @@ def agent_label(id: str) -> str:
     """Return the value of the label `agent` for this agent; `other` if the agent has no value of
     its own."""
     return id if id in _agent_labels else OTHER
+
+
+def model_label(name: str) -> str:
+    """Return the value of the label for a model; `other` for all models beyond the first ones."""
+    name = name[:100]
+    if name not in _model_labels:
+        if len(_model_labels) >= MAX_MODEL_LABELS:
+            return OTHER
+        _model_labels.add(name)
+    return name
 
 
 def count_runs_from_zero(outcomes: Iterable[str]) -> None:

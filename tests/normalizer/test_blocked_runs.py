@@ -24,6 +24,7 @@ from penstock.bus.records import RunRecord
 from penstock.bus.state import deadletters
 from penstock.bus.write import objects
 from penstock.dialects.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import no_cost
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.runs.backlog import Backlog
 from penstock_normalizer.runs.context import RunContext
@@ -179,6 +180,7 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
             give_up=raises,
             max_blocked_s=60,
             loop=asyncio.get_running_loop(),
+            cost_of=no_cost,
         )
         worker = RunWorker(context, run.run_id, lambda _: None)
         missing = frames[3]  # the frame with the content "two"

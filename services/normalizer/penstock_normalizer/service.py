@@ -19,6 +19,7 @@ from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_normalizer.partitions.partition import Partition
+from penstock_normalizer.prices.prices import Prices
 from penstock_normalizer.recovery.abandoned_runs import end_abandoned_run
 from penstock_normalizer.settings import NormalizerSettings
 
@@ -41,6 +42,7 @@ class NormalizerService(Service):
         assert isinstance(context.settings, NormalizerSettings)
         self._settings = context.settings
         self._budget = Budget(self._settings.max_held_bytes)
+        self._prices = Prices(self._settings.prices)
         self._loss = asyncio.Event()
         self._partitions: dict[tuple[int, int], Partition] = {}  # by shard and number
         self._shares: dict[int, FairShare] = {}  # by shard
@@ -62,6 +64,7 @@ class NormalizerService(Service):
         self.consume(ADVISORIES, handler_of_advisories(self.bus, self.store_dead_letter, end))
         self.spawn("dead letters", self._count_dead_letters)
         self.spawn("lag", self._measure_lag)
+        self.spawn("prices", self._prices.follow)
         await asyncio.sleep(0)
 
     def _on_loss(self, loss: Loss) -> None:
@@ -141,7 +144,13 @@ class NormalizerService(Service):
 
     def _work_on(self, shard: int, number: int) -> None:
         partition = Partition(
-            self.bus, number, self._settings, self._budget, self.give_up, shard=shard
+            self.bus,
+            number,
+            self._settings,
+            self._budget,
+            self.give_up,
+            shard=shard,
+            cost_of=self._prices.cost_of,
         )
         self._partitions[shard, number] = partition
         self.spawn(_name(shard, number), partition.work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from penstock.settings import Settings
@@ -17,6 +19,11 @@ class NormalizerSettings(Settings):
         ge=1,
         description="Seconds after which the partitions of a normalizer that hangs go to the "
         "others. Those of a killed one go within a few seconds.",
+    )
+    prices: Path | None = Field(
+        None,
+        description="A YAML file with prices of models, which go before public prices. A change "
+        "is in force within 5 seconds.",
     )
     partition_renew_s: float = Field(
         2.0, gt=0, description="Seconds between two renewals of the leases on the partitions."

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from penstock.events.base import Data
+from penstock.events.base import Data, Model
 from penstock.events.note import Note
 
 # JSON numbers of JavaScript hold every such count, and sums of them, exactly.
@@ -225,6 +225,17 @@ class ToolResult(Data, title="Tool answered"):
     )
 
 
+class Cost(Model):
+    """What a model call cost, when it was made."""
+
+    micros: int = Field(ge=0, description="The cost in millionths of the currency.")
+    currency: str = Field(description="The currency: ISO 4217, such as `USD`.")
+    source: str = Field(
+        description="Where the price is from: `table`, the operator's, or `genai-prices`."
+    )
+    version: str = Field(description="The version of the prices.")
+
+
 class Used(Data, title="Tokens used"):
     """A model was called and used tokens. A run's events together are all that the run used."""
 
@@ -241,6 +252,12 @@ class Used(Data, title="Tokens used"):
             "cached_input_tokens": 256,
             "reported": "call",
             "estimated": False,
+            "cost": {
+                "micros": 597,
+                "currency": "USD",
+                "source": "genai-prices",
+                "version": "0.2.3",
+            },
         },
     )
     model: str | None = Field(
@@ -279,4 +296,7 @@ class Used(Data, title="Tokens used"):
     )
     time_to_first_token_s: float | None = Field(
         default=None, description="The seconds until the model's first token."
+    )
+    cost: Cost | None = Field(
+        default=None, description="What the tokens cost; null if the price is not known."
     )

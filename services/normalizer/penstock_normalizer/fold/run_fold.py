@@ -1,7 +1,8 @@
 """Folds a run's source frames, in the order of RAW, into the run's canonical events. Pure.
 
 The fold is deterministic: the same frames give the same events, with the same numbers and times. So
-any normalizer can rebuild a run at any time by folding the run's frames again.
+any normalizer can rebuild a run at any time by folding the run's frames again. Only the `cost` of
+an `llm.usage` may differ, if prices have changed; an event that is published keeps its own.
 
 A decoder reads the responses of one agent server. The fold decides everything that depends on the
 whole run:
@@ -21,6 +22,7 @@ import orjson
 
 from penstock.bus.messages import RawFrame
 from penstock.dialects.base import AgentFacts, Decoder, Draft, JsonObject, Pause, Source
+from penstock.dialects.usage import USAGE
 from penstock.dialects.workflow import PROTOCOL, WRITER
 from penstock.events import TERMINAL, is_epilogue
 from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
@@ -34,10 +36,17 @@ from penstock_normalizer.fold.service_events import is_allowed, is_of_workflow
 
 log = logging.getLogger(__name__)
 
+# The cost of an `llm.usage`, from its data, the agent's id and the time: None if it is not known.
+CostOf = Callable[[JsonObject, str, str], JsonObject | None]
+
 # maps a protocol to the function that makes its decoder
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
 _SLICE_BYTES = 64 * 1024  # the size in bytes of the slices in which a body is parsed
+
+
+def no_cost(used: JsonObject, agent: str, timestamp: str) -> None:
+    return None
 
 
 @dataclass(slots=True)
@@ -67,6 +76,7 @@ class RunFold:
     run_id: str
     decoders: DecoderFor
     max_frame_bytes: int = MAX_FRAME_BYTES
+    cost_of: CostOf = no_cost
     sequence: int = 0  # the sequence number of the last event
     raw_sequence: int = 0  # the position in RAW of the last frame that was fed
     raw_first: int = 0  # the position in RAW of the run's first frame
@@ -335,6 +345,10 @@ class RunFold:
     def _placed(self, draft: Draft) -> CanonicalEvent:
         """Return the draft as the run's next event; an error event if it cannot be encoded."""
         sequence = self.sequence + 1
+        if draft.type == USAGE:
+            # A cost that an agent's author has put into a custom event does not count.
+            cost = self.cost_of(draft.data, self.facts.get("agent", ""), self.timestamp)
+            draft.data = {**draft.data, "cost": cost}
         try:
             event = canonical_event(
                 draft,

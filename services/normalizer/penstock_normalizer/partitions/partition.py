@@ -13,6 +13,7 @@ from penstock.bus.budget import Budget
 from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.state.continuity import NOBODY
 from penstock.dialects.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import CostOf, no_cost
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.partitions.open_runs import OpenRuns
 from penstock_normalizer.recovery import abandoned_runs, lost_data
@@ -49,6 +50,7 @@ class Partition:
         give_up: GiveUp,
         *,
         shard: int = 0,
+        cost_of: CostOf = no_cost,
     ) -> None:
         self._bus = bus
         self._shard = shard
@@ -65,6 +67,7 @@ class Partition:
             give_up=give_up,
             max_blocked_s=settings.max_blocked_s,
             loop=asyncio.get_running_loop(),
+            cost_of=cost_of,
         )
         self._checkpoint = Checkpoint(bus, shard, number)
         self._looked_at = time.monotonic()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.bus import Bus
 from penstock.bus.budget import Budget
 from penstock.bus.read.work_queue import GiveUp
-from penstock_normalizer.fold.run_fold import DecoderFor, RunFold
+from penstock_normalizer.fold.run_fold import CostOf, DecoderFor, RunFold
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.runs.run_index import RunIndex
 
@@ -30,6 +30,7 @@ class RunContext:
     give_up: GiveUp
     max_blocked_s: float
     loop: asyncio.AbstractEventLoop
+    cost_of: CostOf
 
     def new_fold(self, run_id: str) -> RunFold:
-        return RunFold(run_id, self.decoders, self.max_frame_bytes)
+        return RunFold(run_id, self.decoders, self.max_frame_bytes, self.cost_of)

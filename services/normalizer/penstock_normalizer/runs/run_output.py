@@ -27,6 +27,7 @@ from penstock.bus.messages import header_lines
 from penstock.bus.write import fence, objects
 from penstock.bus.write.publisher import MAX_BATCH
 from penstock.dialects.base import JsonObject
+from penstock.dialects.usage import USAGE
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
@@ -34,6 +35,7 @@ from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.run_index import unix_s
+from penstock_normalizer.runs.usage_metrics import count_usage
 
 
 class EventHeaders:
@@ -250,6 +252,9 @@ class RunOutput:
         self.sequence, self.last_type, self.last = event.sequence, event.type, last
         self.first = self.first or last
         self.raw_first = fold.raw_first
+        for each, _ in batch:
+            if each.type == USAGE:
+                count_usage(fold.facts.get("agent", ""), each.data)
         if len(batch) == 1:
             _counter(event.type).inc()
         else:

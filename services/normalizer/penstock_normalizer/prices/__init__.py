@@ -1,0 +1,1 @@
+"""Computes what a model call costs: from the operator's table, else from public prices."""
