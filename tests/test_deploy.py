@@ -21,7 +21,7 @@ import yaml
 
 from penstock.bus.admin.permissions import NAMES, OPERATOR, password_variable
 from penstock.settings import load_config
-from penstock_cli.demo import RECIPES, definitions
+from penstock_cli.demo import RECIPES, WORKFLOWS, switch_on_workflows
 from support.drive.repository import ROOT, services, toml
 
 LOCKS = [
@@ -279,7 +279,7 @@ def test_the_agents_of_compose_are_those_of_the_demo() -> None:
     demo = {agent["id"]: agent for recipe in RECIPES for agent in recipe.agents}
     with patch.dict(os.environ):
         os.environ.pop("PENSTOCK_WORKFLOWS", None)
-        demo |= {agent.id: agent.model_dump() for agent in definitions.switch_on()}
+        demo |= {agent.id: agent.model_dump() for agent in switch_on_workflows()}
     config = load_config(ROOT / "deploy/compose/penstock.yaml")
     assert {agent.id for agent in config.agents} == set(demo)
     for agent in config.agents:
@@ -288,7 +288,7 @@ def test_the_agents_of_compose_are_those_of_the_demo() -> None:
     hosts = {urlsplit(agent.url).hostname for agent in config.server_agents}
     assert hosts == {"demo-agno", "demo-adk"}
     folder = COMPOSE["services"]["workflows"]["volumes"][-1].split(":")[0]
-    assert (ROOT / folder).resolve() == definitions.FOLDER
+    assert (ROOT / folder).resolve() == WORKFLOWS
 
 
 @pytest.mark.parametrize("stage", SHIPPED)

@@ -19,8 +19,7 @@ from penstock_automations.actions.webhook.preparing import signed
 from penstock_automations.rules.secrets import new_secret
 from penstock_cli import demo
 from penstock_cli.demo import RECIPES, DemoServer, script
-from penstock_cli.demo.automations import are_wanted
-from penstock_cli.demo.receiver import Receiver
+from penstock_cli.demo.automations import Receiver, are_wanted
 from penstock_cli.demo.script import Call, Fail, Say, Think
 from penstock_cli.local.child import StartFailed
 from penstock_workflows.definition import Definition, compile
@@ -249,6 +248,6 @@ async def test_the_real_servers_play_the_script(tmp_path: Path) -> None:
 
 
 def test_every_script_file_runs_without_our_packages() -> None:
-    for name in ("script.py", "tools.py", "serve.py"):
+    for name in ("script.py", "serve.py"):
         text = (Path(demo.__file__).parent / name).read_text()
         assert "penstock_cli" not in text

@@ -1,8 +1,10 @@
-"""Write JSON answers, and times as texts; stop work for clients that have left."""
+"""Write JSON answers, times and cursors as texts; stop work for clients that have left."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 from collections.abc import Coroutine
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -10,6 +12,8 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive
+
+from penstock.web.problems import Problem
 
 DAY_S: Final = 24 * 3600.0
 MAX_LIFETIME_S: Final = 366 * DAY_S
@@ -50,3 +54,21 @@ async def until_closed(receive: Receive) -> None:
     """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def cursor_of(*parts: Any) -> str:
+    """Return the text by which a client names the place after a page, made of these parts."""
+    return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
+
+
+def cursor_parts(cursor: str, *types: type) -> tuple[Any, ...]:
+    """Return the parts of a cursor. Raises Problem 422 if they do not have these types."""
+    try:
+        parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        is_place = isinstance(parts, list) and list(map(type, parts)) == list(types)
+        if not is_place or any(type(each) is int and abs(each) > 2**62 for each in parts):
+            raise ValueError("not a cursor")
+    except (ValueError, binascii.Error) as error:
+        text = "after: must be `next` of an earlier page; leave it out for the first page"
+        raise Problem(422, text) from error
+    return tuple(parts)

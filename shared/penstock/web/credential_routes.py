@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.web.answers import DAY_S, MAX_LIFETIME_S, json_answer, time_text
+from penstock.web.answers import (
+    DAY_S,
+    MAX_LIFETIME_S,
+    cursor_of,
+    cursor_parts,
+    json_answer,
+    time_text,
+)
 from penstock.web.auth import cookies
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.credentials import find
 from penstock.web.auth.grants import EVERYBODY
 from penstock.web.auth.identity import Identity, identity_of
 from penstock.web.auth.stream_tokens import FIRST, StreamToken, StreamTokens
-from penstock.web.bodies import ignore_body, read_model
+from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
     NULLABLE,
     TEXT,
     Answer,
     Json,
     Operation,
-    Parameter,
     Route,
     a_list,
     an_object,
     in_path,
+    in_query,
     json,
     operations_of,
     routes_of,
@@ -40,8 +45,6 @@ from penstock.web.problems import Problem
 from penstock.web.service_token_routes import ServiceTokenRoutes
 
 MAX_BODY_BYTES: Final = 64 * 1024
-DEFAULT_LIMIT: Final = 100  # the number of tokens on a page; a user cannot have more tokens
-MAX_LIMIT: Final = 1000
 
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 Subject = Annotated[str, Field(pattern=r"^(\*|[a-z_]{1,64})\.(\*|[a-z_]{1,64})$")]
@@ -67,6 +70,13 @@ class TokenRequest(BaseModel):
         if not (self.subjects or self.runs or self.sessions):
             raise ValueError('name subjects, runs or sessions; all of them is subjects ["*.*"]')
         return self
+
+
+class TokenQuery(BaseModel):
+    """Which tokens to list. A user cannot have more than the default of `limit`."""
+
+    limit: int = Field(100, ge=1, le=1000, description="How many tokens a page has at most")
+    after: str | None = Field(None, description="`next` of the page before")
 
 
 class TokenChange(BaseModel):
@@ -195,30 +205,21 @@ class Tokens:
             answers={200: json("A page", an_object(tokens=a_list(_TOKEN), next=NULLABLE))},
             scopes=(),
             any_scope=("read", "administer"),
-            parameters=(
-                Parameter(
-                    "limit",
-                    "How many tokens a page has at most",
-                    {
-                        "type": "integer",
-                        "minimum": 1,
-                        "maximum": MAX_LIMIT,
-                        "default": DEFAULT_LIMIT,
-                    },
-                ),
-                Parameter("after", "`next` of the page before"),
-            ),
+            parameters=in_query(TokenQuery),
             refusals=(409,),
         )
     )
     async def index(self, request: Request) -> Response:
         identity = _manager(request)
-        query = request.query_params
-        limit = _limit(query.get("limit"))
-        after = _place(query["after"]) if "after" in query else FIRST
-        found = await self._tokens.listed(identity, after, limit + 1)
-        page = found[:limit]
-        following = _cursor(page[-1]) if len(found) > limit else None
+        query = read_query(request, TokenQuery)
+        after = FIRST
+        if query.after is not None:
+            [created_at, token_id] = cursor_parts(query.after, float, str)
+            after = created_at, token_id
+        found = await self._tokens.listed(identity, after, query.limit + 1)
+        page = found[: query.limit]
+        more = len(found) > query.limit
+        following = cursor_of(page[-1].created_at, page[-1].id) if more else None
         return json_answer({"tokens": [_shown(token) for token in page], "next": following})
 
     @serves(
@@ -267,33 +268,6 @@ def auth_routes(auth: Auth) -> list[Route]:
     tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
     services = routes_of(ServiceTokenRoutes(auth.services)) if auth.services is not None else []
     return [*routes_of(Sessions(auth)), *tokens, *services]
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_LIMIT):
-        raise Problem(422, f"limit: must be a number from 1 to {MAX_LIMIT}")
-    return int(text)
-
-
-def _cursor(token: StreamToken) -> str:
-    place = orjson.dumps([token.created_at, token.id])
-    return base64.urlsafe_b64encode(place).decode().rstrip("=")
-
-
-def _place(cursor: str) -> tuple[float, str]:
-    """Return the place that a cursor contains. Raises Problem 422 for a text that is no cursor."""
-    try:
-        created_at, token_id = orjson.loads(
-            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        )
-        if type(token_id) is not str:
-            raise ValueError
-        return float(created_at), token_id
-    except (ValueError, TypeError, OverflowError) as error:
-        text = "after: must be `next` of an earlier page; leave it out for the first page"
-        raise Problem(422, text) from error
 
 
 def _manager(request: Request) -> Identity:

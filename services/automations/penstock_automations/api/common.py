@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
@@ -64,23 +61,6 @@ def invalid_rule(error: InvalidRule) -> Problem:
 
 def a_page(name: str, items: Json) -> Json:
     return an_object(**{name: a_list(items), "next": NULLABLE})
-
-
-def cursor_of(*parts: Any) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
-
-
-def cursor_parts(cursor: str, *types: type) -> tuple[Any, ...]:
-    """Return the parts of a cursor. Raises Problem 422 if they do not have these types."""
-    try:
-        parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        is_place = isinstance(parts, list) and list(map(type, parts)) == list(types)
-        if not is_place or any(type(each) is int and abs(each) > 2**62 for each in parts):
-            raise ValueError("not a cursor")
-    except (ValueError, binascii.Error) as error:
-        text = "after: must be `next` of an earlier page; leave it out for the first page"
-        raise Problem(422, text) from error
-    return tuple(parts)
 
 
 async def optional_body(request: Request, model: type[B]) -> B:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from penstock.bus import Bus
 from penstock.events import timestamp
 from penstock.validation import Part
-from penstock.web.answers import json_answer
+from penstock.web.answers import cursor_of, cursor_parts, json_answer
 from penstock.web.auth import identity_of
 from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
@@ -39,8 +39,6 @@ from penstock_automations.api.common import (
     RULE_ID,
     RULE_NAME,
     a_page,
-    cursor_of,
-    cursor_parts,
     found_rule,
     may_use,
     operation,

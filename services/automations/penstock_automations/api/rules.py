@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.validation import Part
-from penstock.web.answers import json_answer
+from penstock.web.answers import cursor_of, cursor_parts, json_answer
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import ignore_body, read_json, read_query
 from penstock.web.operation import OBJECT, Answer, in_query, json, serves
@@ -33,8 +33,6 @@ from penstock_automations.api.common import (
     MAX_PAGE,
     RULE_ID,
     a_page,
-    cursor_of,
-    cursor_parts,
     found_rule,
     may_use,
     operation,

@@ -31,6 +31,24 @@ _NOT_YET = (
     b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_WHY), _WHY)
 )
 _HERE = Path(__file__).parent
+# The definitions of a code review and of a diagnosis by teams, which the service `workflows` reads.
+# Whoever changes one must give it a new version, because the data folder of a user may have the
+# earlier version.
+WORKFLOWS = _HERE / "workflows"
+# The workflows that clients can start by their names or their topology ids. `diagnosis_team` is not
+# listed, because `diagnosis` starts it.
+_WORKFLOW_AGENTS = (
+    {"id": "code_review", "name": "Code Review", "topology_id": 200},
+    {"id": "diagnosis", "name": "Diagnosis", "topology_id": 123},
+)
+
+
+def switch_on_workflows() -> list[AgentConfig]:
+    """Make the service `workflows` read the demo's definitions. Return the agents that start these
+    workflows. If the operator has definitions, nothing is changed and the result is empty."""
+    if os.environ.setdefault("PENSTOCK_WORKFLOWS", str(WORKFLOWS)) != str(WORKFLOWS):
+        return []
+    return [agent_config({"protocol": "workflow", **agent}) for agent in _WORKFLOW_AGENTS]
 
 
 @dataclass(frozen=True, slots=True)

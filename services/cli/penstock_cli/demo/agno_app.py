@@ -24,8 +24,7 @@ from agno.models.message import Message
 from agno.models.response import ModelResponse
 from agno.os import AgentOS
 from agno.tools import tool
-from script import Call, Fail, Say, Step, Think, steps
-from tools import FREE, delete_file
+from script import FREE_TOOLS, Call, Fail, Say, Step, Think, delete_file, steps
 
 
 @dataclass
@@ -87,7 +86,7 @@ def _response(step: Step) -> ModelResponse:
 
 
 _db = SqliteDb(db_file=str(Path(os.environ["DEMO_DATA"]) / "agno.sqlite"))
-_tools = [*FREE, tool(requires_confirmation=True)(delete_file)]
+_tools = [*FREE_TOOLS, tool(requires_confirmation=True)(delete_file)]
 _agents = [
     Agent(id=agent_id, name=name, model=ScriptedModel(), db=_db, tools=_tools, telemetry=False)
     for agent_id, name in (

@@ -1,4 +1,6 @@
-"""The script of the demo models. A keyword in the user's message selects the answer.
+"""The script of the demo models, and their tools. A keyword in the message selects the answer.
+
+The tools' results are made up: no tool looks up or deletes anything.
 
 This module imports only the standard library. The module runs in the environments of Agno and ADK,
 where Penstock's packages are not installed.
@@ -190,3 +192,26 @@ _SCENES: list[tuple[re.Pattern[str], Scene]] = [
         (r"\b(?:slow|story)\b", _slow),
     ]
 ]
+
+
+def check_database_status(host: str, timeout: int) -> dict[str, Any]:
+    """Check a database host; `timeout` is in seconds."""
+    return {"status": "healthy", "connections": 45, "latency_ms": 12}
+
+
+def get_weather(city: str) -> dict[str, Any]:
+    """Get the weather of a city."""
+    return {"city": city, "temperature_c": 21, "sky": "clear"}
+
+
+def search(topic: str) -> dict[str, Any]:
+    """Search for sources on a topic."""
+    return {"topic": topic, "sources": ["An introduction", "A critique of the introduction"]}
+
+
+def delete_file(path: str) -> dict[str, Any]:
+    """Delete a file. Somebody must allow it."""
+    return {"deleted": path}
+
+
+FREE_TOOLS = (check_database_status, get_weather, search)

@@ -36,7 +36,7 @@ from penstock.web.auth import AuthConfig, redact_logs
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_automations.service import AutomationsService
-from penstock_cli.demo import RECIPES, DemoServer, definitions
+from penstock_cli.demo import RECIPES, DemoServer, switch_on_workflows
 from penstock_cli.demo.automations import ASK, DemoRules, are_wanted, forget
 from penstock_cli.local.child import StartFailed
 from penstock_cli.local.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
@@ -140,7 +140,7 @@ async def _run(
         if rules is not None:
             stack.push_async_callback(rules.stop)
             await rules.start()
-        workflows = definitions.switch_on() if options.demo else []
+        workflows = switch_on_workflows() if options.demo else []
         of_servers = [agent for demo in demos for agent in demo.agents]
         config = Config(agents=agents + of_servers + workflows)
         nats = None

@@ -1,1 +1,0 @@
-"""The app `scanner` of the demo ADK server."""

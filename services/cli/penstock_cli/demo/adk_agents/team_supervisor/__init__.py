@@ -1,1 +1,0 @@
-"""The app `team_supervisor` of the demo ADK server."""

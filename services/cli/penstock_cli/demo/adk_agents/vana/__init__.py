@@ -1,1 +1,0 @@
-"""The app `vana` of the demo ADK server."""
