@@ -1,12 +1,16 @@
-"""Find the lines of a YAML document's mistakes, and its repeated keys. Pure."""
+"""Find the lines of a YAML document's mistakes, its repeated keys, and its variables. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+Place = tuple[str | int, ...]  # the keys and indexes that lead to a value
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 REPEATED_KEY: Final = "the key is there twice"
 
 
@@ -58,3 +62,23 @@ def repeated_keys(root: Node | None) -> Iterator[tuple[str, int]]:
                         yield key.value, key.start_mark.line + 1
                     keys.add(key.value)
                 nodes.append(value)
+
+
+def expanded(
+    value: Any, variables: Mapping[str, str], unset: dict[Place, list[str]], place: Place = ()
+) -> Any:
+    """Return the value with the variables in place of `${NAME}` in all its texts.
+
+    A text that names unset variables stays as it is, and `unset` gets its place with these names.
+    """
+    if isinstance(value, str):
+        missing = [name for name in _VARIABLE.findall(value) if name not in variables]
+        if missing:
+            unset[place] = list(dict.fromkeys(missing))
+            return value
+        return _VARIABLE.sub(lambda match: variables[match[1]], value)
+    if isinstance(value, dict):
+        return {k: expanded(each, variables, unset, (*place, k)) for k, each in value.items()}
+    if isinstance(value, list):
+        return [expanded(each, variables, unset, (*place, i)) for i, each in enumerate(value)]
+    return value

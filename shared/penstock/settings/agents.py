@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
@@ -26,13 +25,10 @@ from pydantic_core import ErrorDetails
 from penstock import start_fields
 from penstock.settings.environment import ConfigurationError
 from penstock.validation import did_you_mean, reason_of
-from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
+from penstock.yaml_lines import REPEATED_KEY, Place, expanded, line_of, repeated_keys
 
 MAX_NAMED = 20  # the number of agents that an error text lists
 
-_Place: TypeAlias = tuple[int | str, ...]  # the path of a value in the file
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 Protocol: TypeAlias = Literal["agno", "adk", "agui", "workflow"]
 ThreadIds: TypeAlias = Literal["derived", "verbatim"]
@@ -315,20 +311,24 @@ def load_config(path: Path) -> Config:
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
     if twice:
         raise ConfigurationError("\n".join([f"{path}:", *twice]))
-    unset: dict[_Place, str] = {}
-    mistakes: list[tuple[_Place, str]] = []
-    value = _expanded(document or {}, (), unset)
+    unset: dict[Place, list[str]] = {}
+    mistakes: list[tuple[Place, str]] = []
+    value = expanded(document or {}, os.environ, unset)
     try:
         config = Config.model_validate(value)
     except ValidationError as error:
         mistakes = [each for each in map(_explained, error.errors()) if each[0] not in unset]
     if unset or mistakes:
-        lines = [f"  {_line(*each, root)}" for each in (*unset.items(), *mistakes)]
+        missing = [
+            (place, f"the environment has no value for {', '.join(names)}")
+            for place, names in unset.items()
+        ]
+        lines = [f"  {_line(*each, root)}" for each in (*missing, *mistakes)]
         raise ConfigurationError("\n".join([f"{path}:", *lines]))
     return config
 
 
-def _explained(problem: ErrorDetails) -> tuple[_Place, str]:
+def _explained(problem: ErrorDetails) -> tuple[Place, str]:
     """Return the place, without pydantic's tag of the union, and the text of a problem."""
     place, text = problem["loc"], reason_of(problem)
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
@@ -340,7 +340,7 @@ def _explained(problem: ErrorDetails) -> tuple[_Place, str]:
     return place, text
 
 
-def _line(place: _Place, text: str, root: yaml.Node | None) -> str:
+def _line(place: Place, text: str, root: yaml.Node | None) -> str:
     number = line_of(root, place)
     at = f"line {number}: " if number else ""
     return f"{at}{'.'.join(map(str, place)) or 'file'}: {text}"
@@ -349,22 +349,3 @@ def _line(place: _Place, text: str, root: yaml.Node | None) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more if names else "none is configured"
-
-
-def _expanded(value: Any, place: _Place, unset: dict[_Place, str]) -> Any:
-    """Return the value with the environment's values in place of `${NAME}`.
-
-    A text that names unset variables stays as it is, and `unset` gets its place with an error text.
-    """
-    if isinstance(value, str):
-        missing = [name for name in _VARIABLE.findall(value) if name not in os.environ]
-        if missing:
-            names = ", ".join(dict.fromkeys(missing))
-            unset[place] = f"the environment has no value for {names}"
-            return value
-        return _VARIABLE.sub(lambda match: os.environ[match[1]], value)
-    if isinstance(value, dict):
-        return {key: _expanded(each, (*place, key), unset) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_expanded(each, (*place, i), unset) for i, each in enumerate(value)]
-    return value

@@ -2,15 +2,183 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from penstock import sse
 from penstock_cli.commands.options import RunId, Wait, client
-from penstock_cli.terminal import approvals, runs
-from penstock_cli.terminal.api import Api
-from penstock_cli.terminal.output import Output
+from penstock_cli.terminal import approvals, render
+from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed, path_of
+from penstock_cli.terminal.approvals import Item, waits
+from penstock_cli.terminal.output import Output, command
+
+WAITS = 4  # The exit code if the run waits for an approval that this command has not answered.
+INTERRUPTED = 130  # The exit code that shells use for Ctrl-C.
+EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
+_STEP_ENDS = frozenset({"step_completed", "step_failed"})
+_ENDED = frozenset({"completed", "failed", "cancelled"})
+
+# A function that decides an approval. The function returns None if other people should decide.
+Answer = Callable[[Mapping[str, Any]], list[Item] | None]
+
+
+def start(api: Api, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
+    """Start a run of an agent and return its record. If the agent is unknown and a stored workflow
+    has the name, the error says how to start it."""
+    try:
+        return api.start(agent, message, session_id)
+    except ApiError as error:
+        if error.status != NOT_FOUND or not _is_workflow(api, agent):
+            raise
+        right = command(api.url, "workflow", "run", agent, message)
+        raise CallFailed(f"{agent} is a workflow and no agent; start it with: {right}") from error
+
+
+def _is_workflow(api: Api, name: str) -> bool:
+    try:
+        api.call("GET", path_of("workflows", name), repeat=False)
+    except CallFailed:
+        return False
+    return True
+
+
+class Follower:
+    """Follows one run in the terminal, and answers its approvals."""
+
+    def __init__(
+        self,
+        api: Api,
+        output: Output,
+        *,
+        answer: Answer | None = None,
+        wait: bool = True,
+        children: bool = True,
+    ) -> None:
+        """Prepare to follow a run.
+
+        `answer` decides approvals; None leaves decisions to other people. With `wait`, the run is
+        followed further while other people decide. With `children`, the events of the runs of a
+        workflow's steps are shown, too.
+        """
+        self._api = api
+        self._output = output
+        self._answer = answer
+        self._wait = wait
+        self._children = children
+        self._view = render.View()
+        self._cursor: str | None = None
+
+    def follow(self, run_id: str, after: str | None = None) -> int:
+        """Follow a run until it ends. Return the exit code, which says how it ended."""
+        self._cursor = after
+        try:
+            frames = self._api.follow(run_id, after=after, children=self._children)
+            with closing(frames):
+                for frame in frames:
+                    self._cursor = frame.id or self._cursor
+                    code = self._on_event(run_id, json.loads(frame.data))
+                    if code is not None:
+                        return code
+        except KeyboardInterrupt:
+            since = ("--after", self._cursor) if self._cursor else ()
+            self._notice(
+                f"the run goes on. Come back: {command(self._api.url, 'events', run_id, *since)}\n"
+                f"Stop it: {command(self._api.url, 'cancel', run_id)}"
+            )
+            return INTERRUPTED
+        # The stream had no frames, because the cursor was at the run's end.
+        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)
+
+    def _on_event(self, run_id: str, event: dict[str, Any]) -> int | None:
+        if self._output.as_json:
+            self._output.json_line(event)
+        else:
+            self._output.pieces(self._view.render(event))
+        if event["event"]["category"] != "lifecycle":
+            return None
+        action = event["event"]["action"]
+        if action == "paused":
+            return self._on_pause(run_id, event["data"]["approval_id"])
+        return EXIT_CODES.get(action)
+
+    def _on_pause(self, run_id: str, approval_id: str) -> int | None:
+        approval = self._api.approval(approval_id)
+        if approval["status"] != "pending":
+            return None  # the event is old, and the request is not open any more
+        if self._answered(approval):
+            return None
+        url = self._api.url
+        self._notice(
+            f"the run waits. To allow it: {command(url, 'approvals', 'approve', approval_id)}\n"
+            f"To refuse: {command(url, 'approvals', 'reject', approval_id)}"
+        )
+        if self._wait:
+            if self._output.is_interactive:
+                self._notice("This command follows the run until others decide; Ctrl-C leaves it.")
+            return None
+        since = ("--after", self._cursor) if self._cursor else ()
+        self._notice(
+            f"This command ends here with exit code {WAITS}; the run goes on after the decision. "
+            f"To follow it: {command(url, 'events', run_id, *since)}"
+        )
+        return WAITS
+
+    def _answered(self, approval: Mapping[str, Any]) -> bool:
+        while self._answer is not None and (items := self._answer(approval)) is not None:
+            try:
+                if told := waits(self._api.decide(approval, items, None)):
+                    self._notice(f"{told}; others must approve, too")
+                    return False
+                return True
+            except ApiError as error:
+                self._notice(f"penstock: {error}")
+                if error.status == CONFLICT:
+                    return True  # another person has decided
+                if not self._output.is_interactive:
+                    self._wait = False  # the answer of --yes or --no does not fit this request
+                    return False
+        return False
+
+    def _notice(self, text: str) -> None:
+        self._output.pieces(self._view.end())
+        self._output.notice(text)
+
+
+def _open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the data of `workflow.step_started` of each step that has not ended.
+
+    A step that was tried several times has that of the last attempt. A step that contains other
+    open steps, such as a `for_each` with open items, is left out.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for event in events:
+        name, data = event["event"], event["data"]
+        action = name["action"] if name["category"] == "workflow" else ""
+        if action == "step_started":
+            found[data["step_id"]] = data
+        elif action in _STEP_ENDS:
+            found.pop(data["step_id"], None)
+    containing = {each.get("parent_step_id") for each in found.values()}
+    return [each for name, each in found.items() if name not in containing]
+
+
+def _line_of_step(step: Mapping[str, Any]) -> str:
+    """Return an open step as text, such as `step_scan (step), run 0199…, attempt 2`."""
+    child, attempt = step.get("child_run_id"), step.get("attempt")
+    return "".join(
+        (
+            step["step_id"],
+            f" ({step['kind']})" if step.get("kind") else "",
+            f", run {child}" if child else "",
+            f", attempt {attempt}" if attempt else "",
+        )
+    )
+
 
 app = typer.Typer(help="List runs, or show one.", invoke_without_command=True)
 
@@ -32,12 +200,12 @@ def run(
 ) -> int:
     """Start a run and follow it. Ctrl-C ends only this command; the run continues."""
     wait = output.is_interactive if wait is None else wait
-    follower = runs.Follower(api, output, answer=answer_of(answer, output), wait=wait)
-    run_id = runs.start(api, agent, message, session)["run_id"]
+    follower = Follower(api, output, answer=answer_of(answer, output), wait=wait)
+    run_id = start(api, agent, message, session)["run_id"]
     return follower.follow(run_id)
 
 
-def answer_of(given: bool | None, output: Output) -> runs.Answer | None:
+def answer_of(given: bool | None, output: Output) -> Answer | None:
     """Return the function that answers approvals. The function gives the answer `given` to all
     approvals, or asks the person at the terminal. Return None if nobody can be asked."""
     if given is not None:
@@ -62,8 +230,15 @@ def events(
 ) -> int:
     """Follow a run's events from its start, or from a cursor."""
     if dialect == "canonical":
-        return runs.Follower(api, output).follow(run_id, after)
-    runs.show_frames(api, output, run_id, dialect, after)
+        return Follower(api, output).follow(run_id, after)
+    with closing(api.follow(run_id, dialect=dialect, after=after)) as frames:
+        for frame in frames:
+            encoded = (
+                frame.data.replace(b"\n", b" ")
+                if output.as_json
+                else sse.encode(frame.data, event=frame.event, id=frame.id).rstrip(b"\n") + b"\n"
+            )
+            output.text(encoded.decode("utf-8", "replace"))
     return 0
 
 
@@ -90,11 +265,27 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, help="The largest number of runs.")] = 20,
 ) -> None:
     """List runs, the newest first."""
-    runs.show_list(api, output, limit, status=status, agent=agent, parent_run_id=parent)
+    runs, more = api.runs(limit, status=status, agent=agent, parent_run_id=parent)
+    columns = {"run": "run_id", "status": "status", "agent": "agent"}
+    if any(run.get("step_id") for run in runs):
+        columns["step"] = "step_id"
+    columns |= {"created": "created_at", "message": "message"}
+    output.listing(
+        runs,
+        tuple(columns),
+        lambda run: [run.get(field) or "" for field in columns.values()],
+        more=more,
+    )
 
 
 @app.command("show")
 @client
 def show_run(api: Api, output: Output, run_id: RunId) -> None:
     """Show one run. For a workflow's run that has not ended, show the open steps, too."""
-    runs.show_one(api, output, run_id)
+    run = api.run(run_id)
+    if run.get("target") != "workflows" or run["status"] in _ENDED:
+        output.record(run)
+        return
+    steps = _open_steps(api.events(run_id))
+    shown = steps if output.as_json else "; ".join(map(_line_of_step, steps))
+    output.record({**run, "open_steps": shown})

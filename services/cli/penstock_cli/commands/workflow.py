@@ -20,8 +20,7 @@ from penstock_cli.commands.options import (
     connected,
     parser,
 )
-from penstock_cli.commands.runs import answer_of
-from penstock_cli.terminal import runs
+from penstock_cli.commands.runs import Follower, answer_of
 from penstock_cli.terminal.api import DEFAULT_URL, Api, ApiError, path_of
 from penstock_cli.terminal.output import Output, Record
 
@@ -154,9 +153,7 @@ def run(
     Ctrl-C ends only this command; the run continues.
     """
     wait = output.is_interactive if wait is None else wait
-    follower = runs.Follower(
-        api, output, answer=answer_of(answer, output), wait=wait, children=True
-    )
+    follower = Follower(api, output, answer=answer_of(answer, output), wait=wait, children=True)
     more = {"input": value, "version": version, "session_id": session}
     body: dict[str, Any] = {"message": message}
     body |= {key: each for key, each in more.items() if each is not None}

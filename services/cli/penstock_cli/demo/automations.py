@@ -27,7 +27,7 @@ from penstock.web.problems import Problem
 from penstock.web.server import Server
 from penstock_automations.rules.secrets import new_secret
 from penstock_automations.rules.store import RuleStore
-from penstock_cli.local.secret_files import password, private_folder, write_private
+from penstock_cli.local.embedded_nats import password, private_folder, write_private
 
 PATH = "/webhook"
 

@@ -16,8 +16,10 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import IO, NoReturn
@@ -25,7 +27,6 @@ from typing import IO, NoReturn
 from penstock.bus.admin import permissions
 from penstock.settings import Settings
 from penstock_cli.local.child import Child, StartFailed
-from penstock_cli.local.secret_files import password, private_folder, write_private
 
 log = logging.getLogger(__name__)
 
@@ -234,3 +235,41 @@ async def _locked(data: Path) -> IO[str]:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+_PASSWORD_BYTES = 32
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that only its owner can use, or take others' rights away."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that no other user can read at any moment."""
+    # mkstemp makes the file with mode 0600
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w") as new:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def password(file: Path) -> str:
+    """Return the password in the file; make a missing one."""
+    try:
+        kept = file.read_text().strip()
+    except FileNotFoundError:
+        kept = ""
+    if kept:
+        file.chmod(0o600)
+        return kept
+    made = secrets.token_urlsafe(_PASSWORD_BYTES)
+    write_private(file, f"{made}\n")
+    return made

@@ -5,14 +5,14 @@ The value of the environment variable NAME replaces `${NAME}`, so that the file 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+from penstock import yaml_lines
+
 Path = tuple[str, ...]
 
 
@@ -96,7 +96,10 @@ def _rule(
     if "owner" in value:
         found = places[("owner",)].line
         raise InvalidFile(f"{found}: a rule that is applied belongs to the caller: remove `owner`")
-    expanded: dict[str, Any] = _expanded(value, (), places, variables)
+    unset: dict[yaml_lines.Place, list[str]] = {}
+    expanded: dict[str, Any] = yaml_lines.expanded(value, variables, unset)
+    for path, [name, *_] in unset.items():
+        raise InvalidFile(f"{places[tuple(map(str, path))].line}: the variable {name} is not set")
     return FileRule(expanded, places)
 
 
@@ -125,24 +128,3 @@ def _text_of(node: yaml.ScalarNode, lines: Sequence[str]) -> tuple[int, int] | N
 
 def _inner(node: yaml.Node) -> dict[str, yaml.Node]:
     return {key.value: inner for key, inner in node.value if isinstance(key.value, str)}
-
-
-def _expanded(
-    value: Any, path: Path, places: Mapping[Path, Place], variables: Mapping[str, str]
-) -> Any:
-    if isinstance(value, dict):
-        return {
-            name: _expanded(each, (*path, str(name)), places, variables)
-            for name, each in value.items()
-        }
-    if isinstance(value, list):
-        return [
-            _expanded(each, (*path, str(number)), places, variables)
-            for number, each in enumerate(value)
-        ]
-    if not isinstance(value, str):
-        return value
-    for name in _VARIABLE.findall(value):
-        if name not in variables:
-            raise InvalidFile(f"{places[path].line}: the variable {name} is not set")
-    return _VARIABLE.sub(lambda match: variables[match[1]], value)
