@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -10,6 +11,23 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 UNKNOWN_FIELD: Final = "there is no such field"
+_OBJECT, _LIST, _INTEGER = "must be an object", "must be a list", "must be an integer"
+# By the type of pydantic's error. Its own texts are for programmers.
+_REASONS: Final = {
+    "extra_forbidden": UNKNOWN_FIELD,
+    "missing": "is missing",
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+    "dict_type": _OBJECT,
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "string_type": "must be a text",
+    "int_type": _INTEGER,
+    "int_parsing": _INTEGER,
+    "int_from_float": _INTEGER,
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+}
 
 
 class Part(BaseModel):
@@ -20,11 +38,9 @@ class Part(BaseModel):
 
 def reason_of(error: Mapping[str, Any]) -> str:
     """Return the reason for one error of pydantic, without the field's name."""
-    if error["type"] == "extra_forbidden":
-        return UNKNOWN_FIELD
-    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "must be an object"
-    return str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] in _REASONS:
+        return _REASONS[error["type"]]
+    return re.sub("^Input should be ", "must be ", error["msg"].removeprefix("Value error, "))
 
 
 def check_url(url: str, secret_field: str) -> None:

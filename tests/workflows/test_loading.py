@@ -178,7 +178,7 @@ BAD = {
     ),
     "dsl": (
         HEAD.replace("stock/1", "stock/2") + "steps: {a: {set: '1'}}",
-        "Input should be 'penstock/1'",
+        "must be 'penstock/1'",
     ),
     "no steps": (HEAD, "steps: is missing"),
     "empty steps": (f"{HEAD}steps: {{}}", "at least 1 item"),

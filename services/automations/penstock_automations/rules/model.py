@@ -43,7 +43,6 @@ RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay", "retr
 
 _ID: Final = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 RuleId = Annotated[str, Field(pattern=_ID)]
-_REASONS: Final = {"list_type": "must be a list"}
 _PATTERNS: Final = {_ID: "use up to 63 of a to z, 0 to 9, - and _, with a letter or a digit first"}
 
 
@@ -321,7 +320,7 @@ def fields_of(error: ValidationError) -> list[dict[str, Any]]:
 
 def _problem(each: Mapping[str, Any]) -> dict[str, Any]:
     cause = each.get("ctx", {}).get("error")
-    reason = _REASONS.get(each["type"], reason_of(each))
+    reason = reason_of(each)
     if each["type"] == "string_pattern_mismatch":
         reason = _PATTERNS.get(each["ctx"]["pattern"], reason)
     elif each["type"] == "extra_forbidden":

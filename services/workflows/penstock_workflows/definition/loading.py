@@ -111,24 +111,13 @@ def _problem(error: Any) -> Problem:
         name = str(path[-1])
         guess = did_you_mean(name, _fields(path[:-1]))
         return Problem(path, f"there is no field {name[:64]!r}{guess}", is_key=True)
-    reason = _REASONS.get(type_, reason_of(error))
+    reason = "must not be empty" if type_ == "string_too_short" else reason_of(error)
     if type_ == "string_type" and isinstance(given, bool | int | float):
         reason = f'must be a text: write "{_json(given)}" in quotes'
     if type_ == "string_pattern_mismatch":
         pattern = error["ctx"]["pattern"]
         reason = f"{_shown(given)} is not allowed: {PATTERNS.get(pattern, pattern)}"
     return Problem(path, reason, is_key="[key]" in error["loc"])
-
-
-_REASONS: Final = {
-    "missing": "is missing",
-    "string_type": "must be a text",
-    "model_type": "must be an object",
-    "dict_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "tuple_type": "must be a list",
-    "string_too_short": "must not be empty",
-}
 
 
 def _shown(value: str) -> str:
