@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.bus.messages import RawFrame
@@ -19,7 +20,7 @@ from support.fakes.raw import Frames, agno
 
 
 def past(*frames: RawFrame, leg: int = 1) -> LegHistory:
-    made = LegHistory(leg, AgnoUpstream().watch, 1024 * 1024)
+    made = LegHistory(leg, AgnoUpstream(httpx.AsyncClient()).watch, 1024 * 1024)
     for frame in frames:
         made.feed(frame, frame.received)
     return made

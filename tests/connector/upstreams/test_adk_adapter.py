@@ -67,7 +67,7 @@ def exists() -> Server:
 
 async def test_a_session_that_exists_is_only_read() -> None:
     server = exists()
-    await AdkUpstream().start(server.client, agent(), start_command())
+    await AdkUpstream(server.client).start(agent(), start_command())
     assert server.asked == [f"GET {SESSION}"]
 
 
@@ -79,7 +79,7 @@ async def test_a_session_is_created_when_it_is_missing(status: int) -> None:
             f"POST {SESSION}": httpx.Response(status, json={}),
         }
     )
-    await AdkUpstream().start(server.client, agent(), start_command())
+    await AdkUpstream(server.client).start(agent(), start_command())
     assert server.asked == [f"GET {SESSION}", f"POST {SESSION}"]
     # This call's body is the session's state, which is empty.
     assert orjson.loads(server.requests[1].content) == {}
@@ -94,12 +94,12 @@ async def test_a_server_that_refuses_the_session_is_quoted(refused: str) -> None
         }
     )
     with pytest.raises(UpstreamRefused, match="broken"):
-        await AdkUpstream().start(server.client, agent(), start_command())
+        await AdkUpstream(server.client).start(agent(), start_command())
 
 
 async def test_a_message_becomes_a_streaming_request() -> None:
     given = {"stateDelta": {"k": 1}, "userId": "mallory", "streaming": False}
-    call = await AdkUpstream().start(exists().client, agent(), start_command(input=given))
+    call = await AdkUpstream(exists().client).start(agent(), start_command(input=given))
     assert call.url == "http://adk:8080/run_sse"
     assert orjson.loads(call.content) == {
         "appName": "demo",
@@ -116,7 +116,7 @@ async def test_a_body_is_passed_on_byte_for_byte() -> None:
         '{ "appName":"demo",\n "userId": "u1", "session_id": "s-1", "new_message": {"ü": "\u2028"},'
         '"x":1.50 }'
     )
-    call = await AdkUpstream().start(exists().client, agent(), start_command(body=body))
+    call = await AdkUpstream(exists().client).start(agent(), start_command(body=body))
     assert call.content == body.encode()
 
 
@@ -131,18 +131,19 @@ async def test_a_body_is_passed_on_byte_for_byte() -> None:
 def test_the_open_says_whether_the_client_wants_tokens(
     body: str | None, facts: dict[str, bool]
 ) -> None:
-    assert AdkUpstream().facts_of_open(agent(), start_command(body=body)) == facts
+    upstream = AdkUpstream(exists().client)
+    assert upstream.facts_of_open(agent(), start_command(body=body)) == facts
 
 
 async def test_a_body_that_names_another_session_is_sent_in_the_commands_session() -> None:
     body = '{ "app_name":"other",\n "new_message": {"ü": "\u2028"},"x":1.50 , "userId": "mallory"}'
-    call = await AdkUpstream().start(exists().client, agent(), start_command(body=body))
+    call = await AdkUpstream(exists().client).start(agent(), start_command(body=body))
     ours = {"appName": "demo", "userId": "u1", "sessionId": "s-1"}
     assert orjson.loads(call.content) == {"new_message": {"ü": "\u2028"}, "x": 1.5, **ours}
 
 
 async def test_neither_origin_nor_a_clients_host_goes_along() -> None:
-    call = await AdkUpstream().start(exists().client, agent(), start_command())
+    call = await AdkUpstream(exists().client).start(agent(), start_command())
     request = httpx.AsyncClient().build_request("POST", call.url, headers=call.headers)
     assert request.headers["host"] == "adk:8080"
     assert "origin" not in request.headers
@@ -152,7 +153,7 @@ async def test_foreign_ids_stay_in_their_place_in_the_path() -> None:
     path = "/apps/demo/users/%2E%2E/sessions/a%2Fb%3Fc%20%C3%BC"
     server = Server({f"GET {path}": httpx.Response(200, json={})})
     command = start_command(user_id="..", session_id="a/b?c ü")
-    await AdkUpstream().start(server.client, agent(), command)
+    await AdkUpstream(server.client).start(agent(), command)
     assert server.asked == [f"GET {path}"]
 
 
@@ -190,7 +191,7 @@ async def answered(
     pause = PauseRecord(
         run_id="r", approval_id="p", leg=1, protocol="adk", fold=fold, resume=resume
     )
-    call = await AdkUpstream().resume(server.client, agent(**fields), command, pause)
+    call = await AdkUpstream(server.client).resume(agent(**fields), command, pause)
     return call, orjson.loads(call.content)
 
 
@@ -295,10 +296,10 @@ async def come_back(
             "GET /version": httpx.Response(200, json={"version": version}),
         }
     )
-    upstream, seen = AdkUpstream(), ReattachState()
-    call = await upstream.start(server.client, agent(), start_command())
+    upstream, seen = AdkUpstream(server.client), ReattachState()
+    call = await upstream.start(agent(), start_command())
     upstream.watch(Frame(b'{"id":"x","invocationId":"e-1","author":"demo"}'), seen)
-    return await upstream.reattach(server.client, agent(**fields), call, seen)
+    return await upstream.reattach(agent(**fields), call, seen)
 
 
 @pytest.fixture
@@ -345,5 +346,5 @@ async def test_only_a_resumable_app_of_2_x_is_gone_on_with(version: str, resumab
 async def test_a_leg_that_carries_a_decision_is_not_gone_on_with() -> None:
     call, _ = await answered(versioned(), {}, [])
     seen = ReattachState(run_id="e-1")
-    again = await AdkUpstream().reattach(versioned().client, agent(resumable=True), call, seen)
+    again = await AdkUpstream(versioned().client).reattach(agent(resumable=True), call, seen)
     assert again is None

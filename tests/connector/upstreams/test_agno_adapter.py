@@ -91,7 +91,7 @@ async def client() -> httpx.AsyncClient:
 async def test_a_start_is_a_form_with_our_run_id(
     client: httpx.AsyncClient, kind: str, path: str
 ) -> None:
-    call = await AgnoUpstream().start(client, agent(kind), start_command())
+    call = await AgnoUpstream(client).start(agent(kind), start_command())
     assert call.url == f"http://agno:7777{path}"
     assert call.headers["content-type"] == "application/x-www-form-urlencoded"
     background = {} if kind == "workflow" else {"background": "true"}
@@ -108,7 +108,7 @@ async def test_further_input_becomes_fields_and_cannot_replace_ours(
     client: httpx.AsyncClient,
 ) -> None:
     given = {"session_state": {"n": 1}, "add_history": True, "session_id": "another", "run_id": "x"}
-    sent = form(await AgnoUpstream().start(client, agent(), start_command(input=given)))
+    sent = form(await AgnoUpstream(client).start(agent(), start_command(input=given)))
     assert sent["session_state"] == '{"n":1}'
     assert sent["add_history"] == "true"
     assert sent["session_id"] == "s-1"
@@ -176,7 +176,7 @@ async def resumed(
     pause = PauseRecord(
         run_id="run-1", approval_id="p", leg=1, protocol="agno", fold={}, resume=resume
     )
-    return await AgnoUpstream().resume(client, agent(kind), command, pause)
+    return await AgnoUpstream(client).resume(agent(kind), command, pause)
 
 
 def without(name: str, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -239,7 +239,7 @@ async def test_a_router_gets_its_choices(client: httpx.AsyncClient) -> None:
 async def test_a_background_run_is_resumed_after_the_last_event_that_came_whole(
     client: httpx.AsyncClient,
 ) -> None:
-    upstream, seen = AgnoUpstream(), ReattachState()
+    upstream, seen = AgnoUpstream(client), ReattachState()
     call = Call("http://agno:7777/agents/demo/runs", {}, b"", "run/1", "s-1")
     for data in (
         b'{"event":"RunContent","content":{"event_index":99},"event_index":7,"tool":{}}',
@@ -249,16 +249,16 @@ async def test_a_background_run_is_resumed_after_the_last_event_that_came_whole(
         b"not a word of it",
     ):
         upstream.watch(Frame(data), seen)
-    again = await upstream.reattach(client, agent(), call, seen)
+    again = await upstream.reattach(agent(), call, seen)
     assert again is not None
     assert again.url == "http://agno:7777/agents/demo/runs/run%2F1/resume"
     assert form(again) == {"last_event_index": "7", "session_id": "s-1"}
 
 
 async def test_a_run_of_which_nothing_came_is_asked_for_whole(client: httpx.AsyncClient) -> None:
-    upstream = AgnoUpstream()
-    call = await upstream.start(client, agent(), start_command())
-    again = await upstream.reattach(client, agent(), call, ReattachState())
+    upstream = AgnoUpstream(client)
+    call = await upstream.start(agent(), start_command())
+    again = await upstream.reattach(agent(), call, ReattachState())
     assert again is not None
     assert "last_event_index" not in form(again)
 
@@ -267,15 +267,15 @@ async def test_a_run_of_which_nothing_came_is_asked_for_whole(client: httpx.Asyn
 async def test_a_run_without_numbers_is_not_come_back_to(
     client: httpx.AsyncClient, kind: str
 ) -> None:
-    upstream, seen = AgnoUpstream(), ReattachState()
-    call = await upstream.start(client, agent(kind=kind), start_command())
+    upstream, seen = AgnoUpstream(client), ReattachState()
+    call = await upstream.start(agent(kind=kind), start_command())
     if kind == "agent":
         upstream.watch(Frame(b'{"event":"RunStarted"}', "RunStarted"), seen)
-    assert await upstream.reattach(client, agent(kind=kind), call, seen) is None
+    assert await upstream.reattach(agent(kind=kind), call, seen) is None
 
 
-async def test_events_that_the_server_has_forgotten_are_noticed() -> None:
-    upstream, seen = AgnoUpstream(), ReattachState()
+async def test_events_that_the_server_has_forgotten_are_noticed(client: httpx.AsyncClient) -> None:
+    upstream, seen = AgnoUpstream(client), ReattachState()
     for index in (4, 5, 9):
         assert seen.refusal is None
         upstream.watch(Frame(b'{"event":"RunContent","event_index":%d}' % index), seen)
@@ -283,5 +283,5 @@ async def test_events_that_the_server_has_forgotten_are_noticed() -> None:
 
 
 async def test_foreign_ids_stay_in_their_place_in_the_path(client: httpx.AsyncClient) -> None:
-    call = await AgnoUpstream().start(client, agent(agent=".."), start_command())
+    call = await AgnoUpstream(client).start(agent(agent=".."), start_command())
     assert httpx.URL(call.url).raw_path == b"/agents/%2E%2E/runs"

@@ -45,7 +45,7 @@ class InMemory(Threads):
 
 @pytest.fixture
 def upstream() -> AguiUpstream:
-    return AguiUpstream(InMemory())
+    return AguiUpstream(CLIENT, InMemory())
 
 
 def agent(**fields: Any) -> AguiAgent:
@@ -61,7 +61,7 @@ def start(run_id: str = "run-1", **fields: Any) -> StartCommand:
 async def started(
     upstream: AguiUpstream, command: StartCommand, **settings: Any
 ) -> tuple[Call, dict[str, Any]]:
-    call = await upstream.start(CLIENT, agent(**settings), command)
+    call = await upstream.start(agent(**settings), command)
     return call, orjson.loads(call.content)
 
 
@@ -82,7 +82,7 @@ async def resumed(
     command = ContinueCommand(
         run_id="run-1", agent="a", session_id="s", leg=2, approval_id="ap", items=list(decided)
     )
-    again = await upstream.resume(CLIENT, agent(), command, record)
+    again = await upstream.resume(agent(), command, record)
     body: dict[str, Any] = orjson.loads(again.content)
     return body
 

@@ -45,7 +45,7 @@ class Commands:
         peers: Peers | None = None,
     ) -> None:
         stores = open_stores(bus, pod, sees_others, peers)
-        orders = Orders(bus, client)
+        orders = Orders(bus)
         self.registry = LegRegistry(settings.max_legs)
         self.runner = LegRunner(stores, settings, client, orders, self.registry)
         opener = LegOpener(stores, self.registry, self.runner)

@@ -326,7 +326,7 @@ class Leg:
                     await self._prepare()
                 if self.call is None:
                     return CancelAnswer.NO_ANSWER
-                return await spec.upstream.cancel(spec.resources.client, spec.agent, self.call)
+                return await spec.upstream.cancel(spec.agent, self.call)
         except (httpx.HTTPError, TimeoutError) as error:
             log.warning("run %s: the upstream did not take the cancel: %r", spec.run_id, error)
         except Exception:

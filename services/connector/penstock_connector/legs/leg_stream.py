@@ -145,9 +145,7 @@ class LegStream:
             return None
         spec = self._spec
         try:
-            return await spec.upstream.reattach(
-                spec.resources.client, spec.agent, self._call, self._progress.seen
-            )
+            return await spec.upstream.reattach(spec.agent, self._call, self._progress.seen)
         except httpx.HTTPError as error:
             raise ConnectionCut(text_of(error)) from error
         except UpstreamRefused as error:

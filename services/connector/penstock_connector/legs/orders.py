@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
-
 from penstock import log_fields, start_fields
 from penstock.bus import Bus, Stored
 from penstock.bus.records import ContinueCommand, PauseRecord, QueuedLeg, StartCommand
@@ -62,9 +60,8 @@ class Order:
 class Orders:
     """Reads orders, and makes the requests to agent servers for these orders."""
 
-    def __init__(self, bus: Bus, client: httpx.AsyncClient) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._client = client
         self.decisions = Decisions(bus)
 
     async def of_start(self, stored: Stored) -> Order:
@@ -116,12 +113,12 @@ class Orders:
         command = order.command
         if isinstance(command, StartCommand):
             start = accepted(agent, command).model_copy(update={"session_id": order.thread_id})
-            call = await upstream.start(self._client, agent, start)
+            call = await upstream.start(agent, start)
             return _traced(call, order, command.traceparent)
         decided = await with_retries(lambda: self.decisions.confirmed(command))
         pause = await with_retries(lambda: self.pause(decided))
         resume = decided.model_copy(update={"session_id": order.thread_id})
-        call = await upstream.resume(self._client, agent, resume, pause)
+        call = await upstream.resume(agent, resume, pause)
         return _traced(call, order, pause.fold.get("facts", {}).get("traceparent"))
 
 

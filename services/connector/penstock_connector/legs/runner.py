@@ -60,7 +60,7 @@ class LegRunner:
         self._registry = registry
         self._callers_known = settings.auth.requires_credentials
         self._diagnosis = Diagnosis(client)
-        self._upstreams = upstreams(stores.bus)
+        self._upstreams = upstreams(stores.bus, client)
         self._resources = Resources(
             client,
             settings,

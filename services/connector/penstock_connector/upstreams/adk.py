@@ -48,7 +48,8 @@ class _First:
 class AdkUpstream(Upstream[AdkAgent]):
     """Sends POST /run_sse for a session, and creates the session before if it does not exist."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        super().__init__(client)
         # The major version of each ADK server, by the server's base URL.
         self._versions: dict[str, int] = {}
 
@@ -58,10 +59,8 @@ class AdkUpstream(Upstream[AdkAgent]):
             return {}
         return {"streaming": bool(orjson.loads(command.body).get("streaming", False))}
 
-    async def start(
-        self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand
-    ) -> Call:
-        await self._ensure_session(client, agent, command.user_id, command.session_id)
+    async def start(self, agent: AdkAgent, command: StartCommand) -> Call:
+        await self._ensure_session(agent, command.user_id, command.session_id)
         if command.body is not None:
             body, content = _in_session(command.body, _session(agent, command))
         else:
@@ -76,13 +75,7 @@ class AdkUpstream(Upstream[AdkAgent]):
         own = _First(command.user_id, command.session_id, streaming)
         return Call(f"{agent.url}/run_sse", _HEADERS, content, own=own)
 
-    async def resume(
-        self,
-        client: httpx.AsyncClient,
-        agent: AdkAgent,
-        command: ContinueCommand,
-        pause: PauseRecord,
-    ) -> Call:
+    async def resume(self, agent: AdkAgent, command: ContinueCommand, pause: PauseRecord) -> Call:
         """Return the request; its message answers all stored function calls, by ids and names."""
         decided = {item.item_id: item for item in command.items}
         parts = [
@@ -105,9 +98,7 @@ class AdkUpstream(Upstream[AdkAgent]):
         # ADK 1.16 refuses an `invocationId` if its app is not resumable. A client that names the
         # invocation in its decision knows that its app is resumable.
         if invocation_id and (
-            agent.resumable
-            or command.invocation_id == invocation_id
-            or await self._version(client, agent)
+            agent.resumable or command.invocation_id == invocation_id or await self._version(agent)
         ):
             body["invocationId"] = invocation_id
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
@@ -124,9 +115,7 @@ class AdkUpstream(Upstream[AdkAgent]):
         if isinstance(invocation_id, str):
             seen.run_id = invocation_id
 
-    async def reattach(
-        self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: ReattachState
-    ) -> Call | None:
+    async def reattach(self, agent: AdkAgent, call: Call, seen: ReattachState) -> Call | None:
         """Return a POST /run_sse with only the `invocationId`; None if this would not be safe.
 
         A resumable app continues an invocation that was aborted. The request is made only if the
@@ -138,10 +127,10 @@ class AdkUpstream(Upstream[AdkAgent]):
         own = call.own
         if not (agent.resumable and seen.run_id and isinstance(own, _First)):
             return None
-        if await self._version(client, agent) < _SEALS_SINCE:
+        if await self._version(agent) < _SEALS_SINCE:
             return None
         for _ in range(SEAL_TRIES):
-            if await self._is_sealed(client, agent, own, seen.run_id):
+            if await self._is_sealed(agent, own, seen.run_id):
                 return Call(
                     f"{agent.url}/run_sse",
                     _HEADERS,
@@ -160,38 +149,34 @@ class AdkUpstream(Upstream[AdkAgent]):
             await asyncio.sleep(SEAL_S)
         return None
 
-    async def _ensure_session(
-        self, client: httpx.AsyncClient, agent: AdkAgent, user_id: str, session_id: str
-    ) -> None:
+    async def _ensure_session(self, agent: AdkAgent, user_id: str, session_id: str) -> None:
         """Read the session, and create it only if it is missing: ADK 1.16 would replace an existing
         one."""
         url = _session_url(agent, user_id, session_id)
-        read = await client.get(url, headers=agent.headers)
+        read = await self._client.get(url, headers=agent.headers)
         if read.is_success:
             return
         if read.status_code != httpx.codes.NOT_FOUND:
             raise UpstreamRefused(read.status_code, read.text)
-        created = await client.post(url, headers=agent.headers, json={})
+        created = await self._client.post(url, headers=agent.headers, json={})
         # The status 409 (in 1.16: 400) means that another request has created the session
         # meanwhile.
         if created.status_code >= 400 and created.status_code not in (400, 409):
             raise UpstreamRefused(created.status_code, created.text)
 
-    async def _is_sealed(
-        self, client: httpx.AsyncClient, agent: AdkAgent, own: _First, invocation_id: str
-    ) -> bool:
+    async def _is_sealed(self, agent: AdkAgent, own: _First, invocation_id: str) -> bool:
         url = _session_url(agent, own.user_id, own.session_id)
-        read = await client.get(url, headers=agent.headers)
+        read = await self._client.get(url, headers=agent.headers)
         events = read.json().get("events") if read.is_success else None
         if not events:
             return False
         last = events[-1]
         return (last.get("invocationId"), last.get("errorCode")) == (invocation_id, _ABORTED)
 
-    async def _version(self, client: httpx.AsyncClient, agent: AdkAgent) -> int:
+    async def _version(self, agent: AdkAgent) -> int:
         """Return the server's major version; 0 for 1.16, which has no route /version."""
         if agent.url not in self._versions:
-            answer = await client.get(f"{agent.url}/version", headers=agent.headers)
+            answer = await self._client.get(f"{agent.url}/version", headers=agent.headers)
             if answer.is_server_error:
                 raise UpstreamRefused(answer.status_code, answer.text)
             self._versions[agent.url] = _major(answer)

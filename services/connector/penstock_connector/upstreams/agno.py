@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
-import httpx
 import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
@@ -40,9 +39,7 @@ _GOES_ON = "continue"  # the value of `Call.own` for all legs but the first
 class AgnoUpstream(Upstream[AgnoAgent]):
     """Sends forms to /agents, /teams and /workflows."""
 
-    async def start(
-        self, client: httpx.AsyncClient, agent: AgnoAgent, command: StartCommand
-    ) -> Call:
+    async def start(self, agent: AgnoAgent, command: StartCommand) -> Call:
         fields: dict[str, Any] = {
             **(command.input or {}),
             "message": command.message,
@@ -54,13 +51,7 @@ class AgnoUpstream(Upstream[AgnoAgent]):
         }
         return _call(f"{_base(agent)}/runs", fields, command.run_id, command.session_id)
 
-    async def resume(
-        self,
-        client: httpx.AsyncClient,
-        agent: AgnoAgent,
-        command: ContinueCommand,
-        pause: PauseRecord,
-    ) -> Call:
+    async def resume(self, agent: AgnoAgent, command: ContinueCommand, pause: PauseRecord) -> Call:
         """Return POST …/runs/{run_id}/continue, with the decisions in the pause's stored
         objects."""
         resume = pause.resume
@@ -76,10 +67,10 @@ class AgnoUpstream(Upstream[AgnoAgent]):
         url = f"{_base(agent)}/runs/{segment(run_id)}/continue"
         return replace(_call(url, fields, run_id, session_id), own=_GOES_ON)
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call) -> CancelAnswer:
+    async def cancel(self, agent: AgnoAgent, call: Call) -> CancelAnswer:
         """Send POST …/runs/{run_id}/cancel; the stream then ends with RunCancelled."""
         url = f"{_base(agent)}/runs/{segment(call.run_id or '')}/cancel"
-        response = await client.post(url, headers=agent.headers)
+        response = await self._client.post(url, headers=agent.headers)
         if response.is_success:
             return CancelAnswer.ACCEPTED
         log.warning("run %s: the upstream refused to cancel: %s", call.run_id, response.status_code)
@@ -116,9 +107,7 @@ class AgnoUpstream(Upstream[AgnoAgent]):
         """Return whether the server numbers the events, as 3.x does for runs in the background."""
         return seen.last_event_index is not None
 
-    async def reattach(
-        self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call, seen: ReattachState
-    ) -> Call | None:
+    async def reattach(self, agent: AgnoAgent, call: Call, seen: ReattachState) -> Call | None:
         """Return POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
         If no event has arrived, the request for a first leg asks for the whole run. A later leg is

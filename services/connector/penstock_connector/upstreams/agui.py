@@ -68,7 +68,8 @@ class AguiUpstream(Upstream[AguiAgent]):
 
     pauses_thread = True
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, client: httpx.AsyncClient, threads: Threads) -> None:
+        super().__init__(client)
         self._threads = threads
 
     def refuses_starts_while_paused(self, agent: AguiAgent) -> bool:
@@ -77,9 +78,7 @@ class AguiUpstream(Upstream[AguiAgent]):
     def facts_of_open(self, agent: AguiAgent, command: StartCommand) -> dict[str, Any]:
         return {"client_tools": client_tools(agent, command)}
 
-    async def start(
-        self, client: httpx.AsyncClient, agent: AguiAgent, command: StartCommand
-    ) -> Call:
+    async def start(self, agent: AguiAgent, command: StartCommand) -> Call:
         session = session_key(command.user_id, agent.id, command.session_id)
         if command.body is not None:
             content = command.body.encode()
@@ -94,13 +93,7 @@ class AguiUpstream(Upstream[AguiAgent]):
         own = _Own(command.run_id, session, body.get("runId"), body, 1)
         return _call(agent, content, own)
 
-    async def resume(
-        self,
-        client: httpx.AsyncClient,
-        agent: AguiAgent,
-        command: ContinueCommand,
-        pause: PauseRecord,
-    ) -> Call:
+    async def resume(self, agent: AguiAgent, command: ContinueCommand, pause: PauseRecord) -> Call:
         """Return the run's stored request, with the messages of earlier legs and the new
         answers."""
         kept, resume = await self._threads.request(command.run_id), pause.resume
@@ -147,9 +140,7 @@ class AguiUpstream(Upstream[AguiAgent]):
         clients."""
         return seen.run_id is not None
 
-    async def reattach(
-        self, client: httpx.AsyncClient, agent: AguiAgent, call: Call, seen: ReattachState
-    ) -> Call | None:
+    async def reattach(self, agent: AguiAgent, call: Call, seen: ReattachState) -> Call | None:
         """Return the GET for the events of another Penstock's run after the last frame with an id.
 
         If no frame had an id, the request for a first leg asks for all events of the run. A later

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -68,7 +69,7 @@ class CancelAnswer(Enum):
 AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True)
 
 
-class Upstream(Protocol[AgentT_contra]):
+class Upstream(ABC, Generic[AgentT_contra]):
     """The adapter for one protocol, whose methods are without state.
 
     The state of a leg is in the leg's `Call` and `ReattachState`. The methods that ask the server
@@ -78,6 +79,9 @@ class Upstream(Protocol[AgentT_contra]):
     # whether a paused run may hold up its whole thread (see `session_queue.require_at_rest`)
     pauses_thread: ClassVar[bool] = False
 
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
     def refuses_starts_while_paused(self, agent: AgentT_contra) -> bool:
         """Return whether a start must not be sent while a run of its session is paused."""
         return False
@@ -86,30 +90,22 @@ class Upstream(Protocol[AgentT_contra]):
         """Return the facts that only this protocol's decoder needs, for the run's `open`."""
         return {}
 
-    async def start(
-        self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand
-    ) -> Call:
+    @abstractmethod
+    async def start(self, agent: AgentT_contra, command: StartCommand) -> Call:
         """Do the preparations that the server needs before a run, and return the request for leg 1.
 
         In this method and in `resume`, the command's `session_id` is the server's id of the
         session. A connector that takes the leg over calls this method again, and gets the same
         request.
         """
-        ...
 
+    @abstractmethod
     async def resume(
-        self,
-        client: httpx.AsyncClient,
-        agent: AgentT_contra,
-        command: ContinueCommand,
-        pause: PauseRecord,
+        self, agent: AgentT_contra, command: ContinueCommand, pause: PauseRecord
     ) -> Call:
         """Return the request that carries a decision, made with the stored objects of the pause."""
-        ...
 
-    async def cancel(
-        self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call
-    ) -> CancelAnswer:
+    async def cancel(self, agent: AgentT_contra, call: Call) -> CancelAnswer:
         """Ask the server to stop. Some protocols have no request for it but a closed connection."""
         return CancelAnswer.BY_CLOSING
 
@@ -117,19 +113,17 @@ class Upstream(Protocol[AgentT_contra]):
         """Store in `seen` the facts from the response's headers that `reattach` needs."""
         return
 
+    @abstractmethod
     def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store in `seen` the facts from a frame that `reattach` needs."""
-        ...
 
     def survives_disconnect(self, seen: ReattachState) -> bool:
         """Return whether the run continues without the connection, so that `reattach` can work."""
         return False
 
-    async def reattach(
-        self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call, seen: ReattachState
-    ) -> Call | None:
+    @abstractmethod
+    async def reattach(self, agent: AgentT_contra, call: Call, seen: ReattachState) -> Call | None:
         """Return the request that continues a cut stream; None if there is no safe request."""
-        ...
 
     async def closed(self, agent: AgentT_contra, call: Call, seen: ReattachState) -> None:
         """Store the data that later legs need; the leg's last source frame is not written yet."""
