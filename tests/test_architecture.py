@@ -306,21 +306,16 @@ def test_a_surface_reads_bodies_and_answers_without_io(name: str) -> None:
         assert "async def" not in module.read_text(), module
 
 
-def test_a_client_dialect_is_one_folder_and_one_row(tmp_path: Path) -> None:
+def test_a_client_dialect_is_one_module_and_one_row(tmp_path: Path) -> None:
     """docs/add-a-dialect.md: a row of the table is enough for the edge to stream a dialect."""
     package = tmp_path / "penstock"
     shutil.copytree(ROOT / "shared/penstock", package)
-    folder = package / "dialects/counting"
-    folder.mkdir()
-    (folder / "__init__.py").write_text('"""A dialect of this test."""\n')
-    (folder / "encode.py").write_text(block("docs/add-a-dialect.md", "python"))
+    (package / "dialects/counting.py").write_text(block("docs/add-a-dialect.md", "python"))
     table = package / "dialects/encoders.py"
     row = '    "counting": counting.DIALECT,\n}'
     text = table.read_text()
     assert text.count("\n}") == 1
-    text = text.replace(
-        "\nCLIENT", "\nfrom penstock.dialects.counting import encode as counting\n\nCLIENT"
-    )
+    text = text.replace("\nCLIENT", "\nfrom penstock.dialects import counting\n\nCLIENT")
     table.write_text(text.replace("\n}", "\n" + row))
     script = """
 import json, sys

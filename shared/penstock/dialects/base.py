@@ -1,11 +1,15 @@
-"""Defines the types that every decoder and encoder uses. This module does no I/O."""
+"""Defines the types and functions that decoders and encoders share. This module does no I/O."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, Literal, Protocol, TypedDict
+
+import orjson
 
 from penstock.events.catalogue import CATALOGUE
 from penstock.sse import Frame
@@ -320,3 +324,42 @@ def append_text(pieces: list[str], piece: str) -> None:
         at -= 1
         size += len(pieces[at])
     pieces[at:] = ["".join((*pieces[at:], piece))]
+
+
+def type_of(event: JsonObject) -> str:
+    """Return the type of an envelope, `category.action`."""
+    name = event["event"]
+    return f"{name['category']}.{name['action']}"
+
+
+def has_failed(data: JsonObject) -> bool:
+    """Return whether the call of an `llm.tool_result` failed or was refused."""
+    return data.get("outcome", "ok") not in ("ok", "partial")
+
+
+def tool_result(
+    tool: str, call_id: str, result: Json, outcome: str, error: str | None = None
+) -> JsonObject:
+    """Return the data of an `llm.tool_result`."""
+    data: JsonObject = {
+        "tool": tool,
+        "result": result,
+        "tool_call_id": call_id,
+        "outcome": outcome,
+    }
+    return data if error is None else {**data, "error": error}
+
+
+def frame(body: JsonObject, event: str | None = None) -> Frame:
+    try:
+        return Frame(orjson.dumps(body), event)
+    except orjson.JSONEncodeError:
+        # orjson writes at most 254 levels. A canonical event may have 254 levels, and some dialects
+        # wrap further levels around a part of the event. Such a body is written with the slower
+        # module `json`, which has no limit of 254 levels.
+        return Frame(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(), event)
+
+
+def epoch_s(event: JsonObject) -> float:
+    """Return the time of an envelope in seconds since 1970."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from penstock.dialects import canonical, executions, unified
 from penstock.dialects.adk import encode as adk
 from penstock.dialects.agno import encode as agno
 from penstock.dialects.base import ClientDialect
-from penstock.dialects.canonical import encode as canonical
-from penstock.dialects.executions import encode as executions
-from penstock.dialects.unified import encode as unified
 
 CLIENT_DIALECTS: Final[Mapping[str, ClientDialect]] = {
     "canonical": canonical.DIALECT,

@@ -60,6 +60,15 @@ def usage_of(
     return {**data, "reported": reported, "estimated": estimated}
 
 
+def add_usage(total: JsonObject, counts: JsonObject, names: Mapping[str, str]) -> None:
+    """Add an upstream's token counts; `names` maps each canonical name to the upstream's."""
+    for ours, theirs in names.items():
+        count = counts.get(theirs)
+        # not `isinstance`, which would accept a bool as an int
+        if type(count) is int and abs(count) < MAX_COUNT:
+            total[ours] = total.get(ours, 0) + count
+
+
 def has_counts(data: JsonObject) -> bool:
     """Return whether the data of `llm.usage` has a number of tokens above 0."""
     return any(data.get(field) for field in ("input_tokens", "output_tokens", "total_tokens"))

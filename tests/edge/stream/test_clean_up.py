@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message
 
 from penstock.bus import Bus, BusUnavailable, Stored
-from penstock.dialects.canonical.encode import CanonicalEncoder
+from penstock.dialects.canonical import CanonicalEncoder
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.settings import EdgeSettings

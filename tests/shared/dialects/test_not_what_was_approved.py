@@ -12,7 +12,7 @@ import pytest
 
 from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.agno.decode.calls import Calls
-from penstock.dialects.approved_calls import MAX_SHOWN_BYTES, have_same_args, warning
+from penstock.dialects.approvals import MAX_SHOWN_BYTES, difference, have_same_args
 from penstock.dialects.base import AgentFacts, Decoder, Draft
 from penstock.events import typed_data
 from support.drive.for_each import for_each
@@ -291,7 +291,8 @@ def test_arguments_are_compared_as_json(
 
 def test_large_arguments_are_known_by_their_digest() -> None:
     large = {"text": "x" * MAX_SHOWN_BYTES}
-    data = warning("c", ("write", large), ("write", {"text": "y"}))
+    data = difference("c", ("write", large), ("write", {"text": "y"}))
+    assert data is not None
     assert "args" not in data["detail"]["approved"]
     assert data["detail"]["ran"]["args"] == {"text": "y"}
     assert data["detail"]["approved"]["args_digest"].startswith("sha256:")
@@ -307,7 +308,9 @@ def test_arguments_of_any_depth_are_compared_and_warned_of() -> None:
     deep, other = nested(5_000, 1), nested(5_000, 2)
     assert have_same_args(deep, nested(5_000, 1.0))
     assert not have_same_args(deep, other)
-    assert warning("c", ("t", deep), ("t", other))["detail"]["ran"] == {"tool": "t"}
+    data = difference("c", ("t", deep), ("t", other))
+    assert data is not None
+    assert data["detail"]["ran"] == {"tool": "t"}
 
 
 def test_a_snapshot_keeps_the_fields_that_a_person_fills_in() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.dialects.approved_calls import have_same_args
+from penstock.dialects.approvals import have_same_args
 
 MAX_PATHS: Final = 10_000
 

@@ -7,6 +7,7 @@ from typing import Any, Final, get_args
 from penstock.bus import Bus
 from penstock.bus.records import ENDED, RunRecord, RunStatus
 from penstock.web.auth import Identity, check_run
+from penstock.web.problems import Problem
 from penstock_edge.sources.locate import record_of
 from penstock_edge.sources.run_list import RunList
 from penstock_edge.views.run_tree import MAX_RUNS, Child
@@ -14,11 +15,18 @@ from penstock_edge.views.run_tree import MAX_RUNS, Child
 _UNFINISHED: Final = tuple(status for status in get_args(RunStatus) if status not in ENDED)
 
 
-async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
-    """Return the record of a run that the caller may see; else the Problem of `check_run`, or
-    404."""
-    record = await record_of(bus, run_id)
-    check_run(who, record.user_id, record.run_id, record.session_id)
+async def run_of(bus: Bus, who: Identity, run_id: str, unknown: Problem | None = None) -> RunRecord:
+    """Return the record of a run that the caller may see; else the Problem of `check_run`, or 404.
+
+    `unknown` replaces the 404, on a surface with texts of its own.
+    """
+    try:
+        record = await record_of(bus, run_id)
+        check_run(who, record.user_id, record.run_id, record.session_id)
+    except Problem as problem:
+        if unknown is None or problem.status != 404:
+            raise
+        raise unknown from problem
     return record
 
 

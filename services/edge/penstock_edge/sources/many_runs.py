@@ -269,13 +269,6 @@ class SessionFromStart(Source):
     async def accepts(self, stored: Stored) -> bool:
         return await self._live.accepts(stored)
 
-    async def has_cursor(self, stored: Stored) -> bool:
-        return await self._live.has_cursor(stored)
-
-    async def prepare(self) -> None:
-        """Read the records that `patterns` needs, without beginning to deliver."""
-        await self._live.prepare()
-
     async def stop(self) -> None:
         await self._live.stop()
 
@@ -305,6 +298,12 @@ class ManyRunViews:
 
     def session(self, session: Session, deliver: Deliver) -> SessionSource:
         return SessionSource(self.bus, self.feeds.of(session.shard), self.records, session, deliver)
+
+    async def prepared(self, session: Session) -> SessionSource:
+        """Make a source that delivers nothing, but whose `patterns` and `accepts` can be used."""
+        source = self.session(session, lambda batch: None)
+        await source.prepare()
+        return source
 
     def of_types(
         self,

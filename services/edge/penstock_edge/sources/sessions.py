@@ -33,6 +33,7 @@ CREATED_AT: Final = (
     "created_at"  # a further field of a record that was created before its first run
 )
 NEWEST: Final = 20
+READ_AT_ONCE: Final = 100  # the number of records that one request reads at the same time
 KNOWN_OWNERS: Final = 20_000
 # The number of runs in a session's record. If there are more, the connector drops the oldest.
 MAX_SESSION_RUNS: Final = 1000
@@ -106,8 +107,21 @@ async def with_shard(shards: SessionShards, session: Session) -> Session:
 async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
     """Return the session's records, one for each agent that has runs in the session."""
     keys = [session_key(session.owner, agent, session.session_id) for agent in session.agents]
-    entries = await asyncio.gather(*(bus.bucket("sessions").get(key) for key in keys))
-    return [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
+    return [*map(SessionRecord.model_validate_json, await _values(bus, "sessions", keys))]
+
+
+async def run_records(bus: Bus, run_ids: Sequence[str]) -> list[RunRecord]:
+    """Return the records of those runs that have one, in this order."""
+    return [*map(RunRecord.model_validate_json, await _values(bus, "runs", run_ids))]
+
+
+async def _values(bus: Bus, bucket: str, keys: Sequence[str]) -> list[bytes]:
+    """Read the values one by one: a read of many keys may lack a key that was just written."""
+    found = []
+    for first in range(0, len(keys), READ_AT_ONCE):
+        some = keys[first : first + READ_AT_ONCE]
+        found += await asyncio.gather(*map(bus.bucket(bucket).get, some))
+    return [entry.value for entry in found if entry is not None]
 
 
 async def create_session(

@@ -72,10 +72,6 @@ class InSyncGroup:
         self.unwritten: dict[Member, Write] = {}
 
     @property
-    def is_writing(self) -> bool:
-        return bool(self.unwritten)
-
-    @property
     def members(self) -> list[Member]:
         return [*self.written, *self.unwritten]
 

@@ -8,16 +8,42 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.bus import Bus
+from penstock.web.auth import acting_user, identity_of
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
 from penstock_edge.sources.locate import StartPosition
-from penstock_edge.sources.sessions import Session, idle_since
+from penstock_edge.sources.sessions import Session, idle_since, with_shard
 from penstock_edge.stream.client import Client
+from penstock_edge.surfaces.agents import agent_by_id
 
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 0.5
+MAX_ID_CHARACTERS: Final = 512
+
+
+async def session_of(
+    edge: Edge, request: HTTPConnection, parameter: str, agent: str | None
+) -> Session:
+    """Return the session that a path parameter names: the runs of the agent, or of all agents.
+
+    Raises:
+        Problem: 403 for another user's session, 404 for an unknown agent, 422 if the id is too
+            long.
+    """
+    caller, session_id = identity_of(request.scope), request.path_params[parameter]
+    if len(session_id) > MAX_ID_CHARACTERS:
+        raise Problem(422, f"{parameter}: must have {MAX_ID_CHARACTERS} characters at most")
+    if caller.grant is not None:
+        caller.grant.check_session(session_id)
+    owner = acting_user(caller, request.query_params.get("user_id"))
+    agents = edge.shards.agents if agent is None else (agent_by_id(edge.config, agent).id,)
+    session = Session(owner, session_id, agents, any_agent=agent is None)
+    return await with_shard(edge.shards, session)
 
 
 class UntilIdle:

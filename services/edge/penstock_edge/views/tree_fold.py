@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.bus import subjects
+from penstock.dialects.base import type_of
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.views.run_tree import (
     FINISHED,
@@ -168,7 +169,7 @@ class TreeFold:
         member = self._members.get(run_id)
         if member is None or not _names_parent(member, event):
             return []
-        event_type = f"{event['event']['category']}.{event['event']['action']}"
+        event_type = type_of(event)
         self._latest = max(self._latest, event["timestamp"])
         if event["event"]["category"] == "approval":
             self._approval(event_type, event["data"].get("approval_id", ""))

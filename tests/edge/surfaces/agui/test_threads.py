@@ -12,7 +12,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.dialects.agui.encode import RUNS, STRICT, AguiEncoder
-from penstock.dialects.agui.encode.memory import remembered
+from penstock.dialects.agui.encode.memory import Memory
 from penstock.sse import Frame
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendApprovals, PretendRun
@@ -365,7 +365,9 @@ async def test_a_reconnecting_client_gets_a_snapshot_and_then_the_new_events(
     assert types(tail) == ["TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END", "RUN_FINISHED"]
     assert [frame.id for frame in prelude] == [None] * 3
     assert all(frame.id for frame in tail)
-    held = remembered(contents([*prelude, *tail]))
+    held = Memory()
+    for each in contents([*prelude, *tail]):
+        held.apply(each)
     assert [each["content"] for each in held.messages] == ["Hello", "Again"]
     async with come_back(after(tail[0]), prelude="1") as again:
         assert await again.rest() == tail[1:]

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.dialects.agui.encode import STRICT, Phase, prelude
-from penstock.dialects.agui.encode.memory import Memory
+from penstock.dialects.agui.encode.memory import Memory, remember
 from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
-from penstock.dialects.agui.encode.prelude import remember
 from penstock.dialects.agui.ids import (
     interrupt_id,
     parse_interrupt_id,

@@ -31,6 +31,7 @@ from penstock_edge.sources.sessions import (
     Session,
     create_session,
     idle_since,
+    run_records,
 )
 from penstock_edge.views.items import type_of
 
@@ -81,8 +82,8 @@ class SessionStore:
         record = await self.get(named)
         if record is None:
             raise Problem(404, "Session not found")
-        shown = _shown(named, record, await self._runs(record.runs[-1:]))
-        runs = await self._runs(record.runs[-RUNS_READ:])
+        shown = _shown(named, record, await run_records(self._bus, record.runs[-1:]))
+        runs = await run_records(self._bus, record.runs[-RUNS_READ:])
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
         read: list[list[Any]] = []
         for run in reversed(runs):
@@ -147,12 +148,6 @@ class SessionStore:
         entry = await self._bucket.get(named.key)
         if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
             await self._bucket.delete(named.key, entry.revision)
-
-    async def _runs(self, run_ids: Sequence[str]) -> list[RunRecord]:
-        entries = await asyncio.gather(
-            *(self._bus.bucket("runs").get(run_id) for run_id in run_ids)
-        )
-        return [RunRecord.model_validate_json(entry.value) for entry in entries if entry]
 
     async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
         encoder = AdkEncoder()

@@ -283,12 +283,7 @@ class Runs:
 
     async def _run(self, who: Identity, agent: AgentConfig, request: Request) -> RunRecord:
         run_id = request.path_params["run_id"]
-        try:
-            record = await run_of(self._edge.bus, who, run_id)
-        except Problem as problem:
-            if problem.status == 404:
-                raise _unknown_run(run_id) from problem
-            raise
+        record = await run_of(self._edge.bus, who, run_id, _unknown_run(run_id))
         if record.agent != agent.id:
             raise _unknown_run(run_id)
         return record

@@ -7,18 +7,16 @@ sessions of one user.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord, SessionRecord
-from penstock.bus.subjects import session_key
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.runs.start import require_reachable
 from penstock.settings import AgentConfig
@@ -39,7 +37,7 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.records import run_of
 from penstock_edge.sources.read_run import Allowance, read_run
 from penstock_edge.sources.session_list import ListedSession, SortedBy
-from penstock_edge.sources.sessions import create_session
+from penstock_edge.sources.sessions import Session, create_session, records_of, run_records
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_of_kind
 from penstock_edge.surfaces.agno.request import KINDS, SessionRequest
@@ -67,11 +65,8 @@ RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
-AT_ONCE: Final = 100  # the number of records that one request reads at the same time
 
 Run = tuple[RunRecord, AgentConfig]
-Thing = TypeVar("Thing")
-Answer = TypeVar("Answer")
 
 
 _CHOSEN: Final = (
@@ -272,12 +267,7 @@ class Sessions:
         who, owner, agents = self._asked(request)
         session_id, run_id = (request.path_params[name] for name in ("session_id", "run_id"))
         text = f"Run with ID {shortened(run_id)} not found in session {shortened(session_id)}"
-        try:
-            record = await run_of(self._edge.bus, who, run_id)
-        except Problem as problem:
-            if problem.status == 404:
-                raise Problem(404, text) from problem
-            raise
+        record = await run_of(self._edge.bus, who, run_id, Problem(404, text))
         agent = next((each for each in agents if each.id == record.agent), None)
         if agent is None or (record.session_id, record.user_id) != (session_id, owner):
             raise Problem(404, text)
@@ -326,26 +316,17 @@ class Sessions:
     ) -> list[tuple[AgentConfig, SessionRecord]]:
         if who.grant is not None:
             who.grant.check_session(session_id)
-        bucket = self._edge.bus.bucket("sessions")
-        entries = await _some_at_once(
-            agents, lambda agent: bucket.get(session_key(owner, agent.id, session_id))
-        )
-        return [
-            (agent, SessionRecord.model_validate_json(entry.value))
-            for agent, entry in zip(agents, entries, strict=True)
-            if entry is not None
-        ]
+        by_id = {agent.id: agent for agent in agents}
+        session = Session(owner, session_id, tuple(by_id), any_agent=False)
+        records = await records_of(self._edge.bus, session)
+        return [(by_id[record.agent], record) for record in records]
 
     async def _runs(self, records: Sequence[tuple[AgentConfig, SessionRecord]]) -> list[Run]:
         """Return the runs of these sessions in the order of creation, which is the order of their
         ids."""
         agents = {run_id: agent for agent, record in records for run_id in record.runs}
-        found = await _some_at_once(sorted(agents), self._record)
-        return [(record, agents[record.run_id]) for record in found if record is not None]
-
-    async def _record(self, run_id: str) -> RunRecord | None:
-        entry = await self._edge.bus.bucket("runs").get(run_id)
-        return RunRecord.model_validate_json(entry.value) if entry is not None else None
+        found = await run_records(self._edge.bus, sorted(agents))
+        return [(record, agents[record.run_id]) for record in found]
 
     async def _listed(
         self,
@@ -357,26 +338,20 @@ class Sessions:
         page: int,
         limit: int,
     ) -> tuple[list[ListedSession], int]:
-        sessions, by = self._edge.session_list, SORTED_BY[sort_by]
-        descending, first = order == "desc", (max(page, 1) - 1) * limit
-        if name:
-            return await sessions.named(
-                owner,
-                agents,
-                name.casefold(),
-                by,
-                descending=descending,
-                first=first,
-                limit=limit,
-            )
-        return await sessions.page(
-            owner, agents, by, descending=descending, first=first, limit=limit
+        sessions = self._edge.session_list
+        find = partial(sessions.named, name=name.casefold()) if name else sessions.page
+        return await find(
+            owner,
+            agents,
+            sort_by=SORTED_BY[sort_by],
+            descending=order == "desc",
+            first=(max(page, 1) - 1) * limit,
+            limit=limit,
         )
 
     async def _ends(self, record: SessionRecord) -> ListedSession:
         ids = [*record.runs[:1], *record.runs[-1:]]
-        ends = [each for each in [await self._record(run_id) for run_id in ids] if each is not None]
-        return ListedSession(record, tuple(ends))
+        return ListedSession(record, tuple(await run_records(self._edge.bus, ids)))
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """Map ids of the last runs to the runs as Agno's objects.
@@ -410,16 +385,6 @@ def _summary(agent: AgentConfig, owner: str, listed: ListedSession) -> SessionSu
         begun,
         ends[-1].updated_at if ends else begun,
     )
-
-
-async def _some_at_once(
-    things: Sequence[Thing], ask: Callable[[Thing], Awaitable[Answer]]
-) -> list[Answer]:
-    """Call `ask` for each thing, at most `AT_ONCE` at a time; return the answers in order."""
-    answers: list[Answer] = []
-    for first in range(0, len(things), AT_ONCE):
-        answers += await asyncio.gather(*map(ask, things[first : first + AT_ONCE]))
-    return answers
 
 
 def _time_s(text: str | None, name: str) -> int | None:

@@ -15,7 +15,7 @@ from penstock.bus import Stored
 from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
-from penstock.dialects.base import Encoder
+from penstock.dialects.base import Encoder, type_of
 from penstock.events.catalogue import TERMINAL
 from penstock.settings import AgentConfig
 from penstock_edge.views.encoded_leg import PAUSED, LegForm, no_notice
@@ -162,7 +162,7 @@ class RunObject(Encoder):
 
     def feed(self, event: dict[str, Any]) -> Sequence[sse.Frame]:
         self._events.append(event)
-        event_type = f"{event['event']['category']}.{event['event']['action']}"
+        event_type = type_of(event)
         ends = event_type in TERMINAL or event_type == PAUSED
         return [sse.Frame(self.so_far())] if ends else ()
 

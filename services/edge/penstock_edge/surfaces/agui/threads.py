@@ -17,14 +17,12 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock.bus import Stored
 from penstock.bus.streams import events_of
 from penstock.dialects.agui.encode import RUNS, STRICT, AguiEncoder, prelude
-from penstock.dialects.agui.encode.memory import Memory
-from penstock.dialects.agui.encode.prelude import remember
+from penstock.dialects.agui.encode.memory import Memory, remember
 from penstock.dialects.base import JsonObject
 from penstock.sse import Frame
-from penstock.web.auth import Identity, acting_user, identity_of
+from penstock.web.auth import Identity, identity_of
 from penstock.web.operation import (
     NULLABLE,
     OBJECT,
@@ -48,18 +46,15 @@ from penstock_edge.sources.sessions import (
     has_expired_events,
     idle_since,
     records_of,
-    with_shard,
 )
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.agents import agent_by_id
-from penstock_edge.surfaces.agui.request import MAX_ID
 from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
-from penstock_edge.surfaces.session_start import SessionStart, ending
+from penstock_edge.surfaces.session_start import SessionStart, ending, session_of
 from penstock_edge.views.agui import Audience, RunsInTurn, ThreadEncoding
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.framing import Framing, PageItems, Sse
@@ -112,8 +107,7 @@ class Threads:
         await self._idle_since(session)
         position = await self._position(request, session)
         end = (await start_of_new_run(edge.bus, session.shard)).start
-        source = self._source(session)
-        await source.prepare()
+        source = await edge.many.prepared(session)
         view = self._view(session, Audience(RUNS), PageItems())
         body = await page(
             edge.bus,
@@ -175,27 +169,7 @@ class Threads:
         return await self._stream(request, session, view, start, prelude_bytes)
 
     async def _session(self, request: Request, agent: str | None) -> Session:
-        """Return the thread that the path names.
-
-        The thread has the runs of the agent, or of all agents if `agent` is None.
-
-        Raises:
-            Problem: 403 for another user's thread, 404 for an unknown agent, 422 if the thread id
-                is too long.
-        """
-        caller = identity_of(request)
-        thread_id = request.path_params["thread_id"]
-        if len(thread_id) > MAX_ID:
-            raise Problem(422, f"thread_id: must have {MAX_ID} characters at most")
-        if caller.grant is not None:
-            caller.grant.check_session(thread_id)
-        owner = acting_user(caller, request.query_params.get("user_id"))
-        if agent is not None:
-            known = agent_by_id(self._edge.config, agent)
-            session = Session(owner, thread_id, (known.id,), any_agent=False)
-            return await with_shard(self._edge.shards, session)
-        session = Session(owner, thread_id, self._edge.shards.agents, any_agent=True)
-        return await with_shard(self._edge.shards, session)
+        return await session_of(self._edge, request, "thread_id", agent)
 
     async def _start(self, request: Request, session: Session) -> SessionStart:
         """Return where a stream starts; without `until=idle`, an unknown thread waits for its first
@@ -224,8 +198,7 @@ class Threads:
         if after is None:
             truncated = await has_expired_events(bus, await records_of(bus, session))
         else:
-            source = self._source(session)
-            await source.prepare()
+            source = await self._edge.many.prepared(session)
             truncated = (await start_after(bus, after, source.has_cursor, session.shard)).truncated
         # The frames of a run depend on the earlier runs, so the thread is read from its beginning.
         return StartPosition(1, 1, after, truncated)
@@ -248,8 +221,7 @@ class Threads:
         self, who: Identity, session: Session, audience: Audience, view: View, end: int
     ) -> Sequence[Frame]:
         """Return the frames that describe the thread's state before the stream sequence `end`."""
-        bus, source = self._edge.bus, self._source(session)
-        await source.prepare()
+        bus, source = self._edge.bus, await self._edge.many.prepared(session)
         memory = Memory()
 
         def keep(encoder: AguiEncoder, event: JsonObject) -> Sequence[Frame]:
@@ -269,12 +241,3 @@ class Threads:
         edge = self._edge
         source = partial(SessionFromStart, edge.bus, edge.many, session, edge.turns)
         return edge.agui.of_thread(session.key, audience, framing, source, session.shard)
-
-    def _source(self, session: Session) -> SessionFromStart:
-        edge = self._edge
-        return SessionFromStart(edge.bus, edge.many, session, edge.turns, _drop)
-
-
-def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing, because this source is used only for `patterns` and `accepts`, not to
-    deliver messages."""

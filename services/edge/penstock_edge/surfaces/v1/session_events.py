@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
-from penstock.bus import Stored
 from penstock.bus.streams import events_of
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock.web.auth import acting_user, identity_of
+from penstock.web.auth import identity_of
 from penstock.web.operation import Answer, Operation, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
@@ -29,14 +27,12 @@ from penstock_edge.sources.sessions import (
     has_expired_events,
     idle_since,
     records_of,
-    with_shard,
 )
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.responses.event_stream import EventStream
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.stream.responses.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
@@ -48,12 +44,11 @@ from penstock_edge.surfaces.query import (
     until_idle,
     wants_page,
 )
-from penstock_edge.surfaces.session_start import SessionStart, ending
+from penstock_edge.surfaces.session_start import SessionStart, ending, session_of
 from penstock_edge.surfaces.v1.events import position_of
 from penstock_edge.views.framing import Framing, PageItems, Sse, WebSocketMessages
 from penstock_edge.views.view import View
 
-MAX_SESSION_ID: Final = 512
 _operation = partial(Operation, tag="events", method="GET", scopes=("read",), refusals=(404, 410))
 
 
@@ -83,7 +78,7 @@ class SessionEvents:
     )
     async def events(self, request: Request) -> ASGIApp:
         edge = self._edge
-        asked = await self._placed(self._asked(request))
+        asked = await self._asked(request)
         start = await self._start(request, asked)
         if wants_page(request):
             return await self._page(request, asked, start.position)
@@ -109,31 +104,17 @@ class SessionEvents:
         """
         edge = self._edge
         edge.streams.require_room(websocket.scope)
-        asked = await self._placed(self._asked(websocket))
+        asked = await self._asked(websocket)
         start = await self._start(websocket, asked)
         framing = WebSocketMessages(switch(websocket, "cursors", default=False))
         client = await self._join(websocket, asked, framing, start.position)
         return ending(EventSocket(client), client, edge.bus, asked.session, start)
 
-    def _asked(self, request: HTTPConnection) -> StreamParameters:
-        caller = identity_of(request.scope)
-        query = request.query_params
-        session_id = request.path_params["session_id"]
-        if len(session_id) > MAX_SESSION_ID:
-            raise Problem(422, f"session_id: must have {MAX_SESSION_ID} characters at most")
-        if caller.grant is not None:
-            caller.grant.check_session(session_id)
-        owner = acting_user(caller, query.get("user_id"))
-        agent = query.get("agent")
-        if agent is not None:
-            agent_by_id(self._edge.config, agent)
+    async def _asked(self, request: HTTPConnection) -> StreamParameters:
+        agent = request.query_params.get("agent")
+        session = await session_of(self._edge, request, "session_id", agent)
         dialect = dialect_of(request, CLIENT_DIALECTS)
-        agents = (agent,) if agent else self._edge.shards.agents
-        session = Session(owner, session_id, agents, any_agent=agent is None)
         return StreamParameters(session, dialect, types_of(request, dialect), until_idle(request))
-
-    async def _placed(self, asked: StreamParameters) -> StreamParameters:
-        return replace(asked, session=await with_shard(self._edge.shards, asked.session))
 
     async def _start(self, request: HTTPConnection, asked: StreamParameters) -> SessionStart:
         """Return where the stream starts; an unknown session waits for its first run."""
@@ -144,8 +125,7 @@ class SessionEvents:
             raise Problem(410, "the events of this session are no longer kept")
         after = cursor_of(request)
         if after is not None:
-            source = self._edge.many.session(asked.session, _drop)
-            await source.prepare()
+            source = await self._edge.many.prepared(asked.session)
             position = await start_after(bus, after, source.has_cursor, asked.session.shard)
         else:
             position = await position_of(self._edge, request, asked.session.shard) or StartPosition(
@@ -163,8 +143,7 @@ class SessionEvents:
     ) -> Client:
         edge = self._edge
         if switch(request, "markers", default=False):
-            source = edge.many.session(asked.session, _drop)
-            await source.prepare()
+            source = await edge.many.prepared(asked.session)
             position = await with_live_marker(
                 edge.bus, events_of(asked.session.shard), source.patterns(), position
             )
@@ -175,9 +154,8 @@ class SessionEvents:
     ) -> ASGIApp:
         edge = self._edge
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        source = edge.many.session(asked.session, _drop)
-        end, _ = await asyncio.gather(
-            start_of_new_run(edge.bus, asked.session.shard), source.prepare()
+        end, source = await asyncio.gather(
+            start_of_new_run(edge.bus, asked.session.shard), edge.many.prepared(asked.session)
         )
         body = await page(
             edge.bus,
@@ -193,8 +171,3 @@ class SessionEvents:
 
     def _view(self, asked: StreamParameters, framing: Framing) -> View:
         return self._edge.many.of_session(asked.session, asked.dialect, framing, asked.types)
-
-
-def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing, because this source is used only for `patterns` and `accepts`, not to
-    deliver messages."""

@@ -35,7 +35,6 @@ from penstock.dialects.adk.decode.tools import Tools
 from penstock.dialects.adk.decode.usage import usage_of_answer
 from penstock.dialects.adk.vocabulary import ABORTED, TOKENS
 from penstock.dialects.base import (
-    MAX_COUNT,
     MAX_ITEMS,
     MAX_OPEN,
     AgentFacts,
@@ -53,7 +52,7 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 from penstock.dialects.snapshots import AS_IS, DICT, PART, Snapshots, Table
-from penstock.dialects.usage import USAGE
+from penstock.dialects.usage import USAGE, add_usage
 from penstock.sse import Frame
 
 
@@ -110,14 +109,6 @@ class Agents:
                 "team_name": None,
             }
         return self._known[key]
-
-
-def add_usage(total: JsonObject, counts: JsonObject) -> None:
-    for ours, theirs in TOKENS.items():
-        count = counts.get(theirs)
-        # not `isinstance`, which would accept a bool as an int
-        if type(count) is int and abs(count) < MAX_COUNT:
-            total[ours] = total.get(ours, 0) + count
 
 
 # Error texts for incomplete messages and failed runs for which the upstream sends no text.
@@ -359,7 +350,7 @@ class AdkDecoder(Snapshots):
             # The sum would be twice the tokens of the answer, so the decoder adds only the counts
             # of the text.
             return
-        add_usage(self._usage, counts)
+        add_usage(self._usage, counts, TOKENS)
         event.speaker.unfinished_answer = None
         event.emit(USAGE, usage_of_answer(event.raw) or {})
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from penstock.dialects.adk.decode import parts
-from penstock.dialects.adk.decode.calls import Call, Calls
 from penstock.dialects.adk.decode.event import Event
 from penstock.dialects.adk.decode.frames import (
     Actions,
@@ -16,8 +15,8 @@ from penstock.dialects.adk.decode.frames import (
     FunctionResponse,
     PartialArg,
 )
-from penstock.dialects.adk.decode.pauses import REQUESTS
-from penstock.dialects.approved_calls import have_same_args, warning
+from penstock.dialects.adk.decode.pauses import REQUESTS, Call, Calls
+from penstock.dialects.approvals import difference
 from penstock.dialects.base import (
     MAX_OPEN,
     Draft,
@@ -29,6 +28,7 @@ from penstock.dialects.base import (
     PauseItem,
     Source,
     short,
+    tool_result,
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 from penstock.dialects.snapshots import DICT, PART, SET, Snapshots, Table, by, of
@@ -48,10 +48,6 @@ class _Request:
     name: str
     item: PauseItem
     source: Source
-
-
-def _item_id(stored: JsonObject) -> str:
-    return str(stored["item"]["item_id"])
 
 
 class Tools(Snapshots):
@@ -143,10 +139,10 @@ class Tools(Snapshots):
         approved = self._approved.get(call.id)
         if approved is None:
             return False
-        tool, args = approved["tool"], approved["args"]
-        if ran[0] == tool and have_same_args(args, ran[1]):
+        warning = difference(call.id, (approved["tool"], approved["args"]), ran)
+        if warning is None:
             return False
-        event.emit("system.warning", warning(call.id, (tool, args), ran))
+        event.emit("system.warning", warning)
         call.name, call.args = ran
         self._approved[call.id] = {"tool": call.name, "args": call.args}
         return True
@@ -267,14 +263,8 @@ def _result_data(
     call: Call, name: str | None, value: Json, media: Sequence[JsonObject]
 ) -> JsonObject:
     error = _error_of(value)
-    data: JsonObject = {
-        "tool": name or call.name,
-        "result": value,
-        "tool_call_id": call.id,
-        "outcome": "rejected" if call.refused else "ok" if error is None else "error",
-    }
-    if error is not None:
-        data["error"] = error
+    outcome = "rejected" if call.refused else "ok" if error is None else "error"
+    data = tool_result(name or call.name, call.id, value, outcome, error)
     if media:
         data["content"] = list(media)
     return data

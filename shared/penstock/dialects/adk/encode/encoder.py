@@ -16,27 +16,27 @@ this id.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-import orjson
-
 from penstock.dialects.adk.encode import shapes
 from penstock.dialects.adk.vocabulary import ABORTED
+from penstock.dialects.approvals import OpenApprovals
 from penstock.dialects.base import (
     ClientDialect,
     Json,
     JsonObject,
     append_text,
+    epoch_s,
+    frame,
     omitted_types,
+    type_of,
     unconfirmed,
 )
 from penstock.dialects.json import array, obj
-from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
-from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
 # The UUID namespace from which event ids are made. With a fixed namespace, the ids are
@@ -103,9 +103,8 @@ class AdkEncoder:
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """Return the frames of one canonical event. They have no event name."""
-        name = event["event"]
-        event_type = f"{name['category']}.{name['action']}"
-        if name["category"] == "approval":
+        event_type = type_of(event)
+        if event["event"]["category"] == "approval":
             self._approvals.feed(event_type, event["data"])
         handle = _HANDLERS.get(event_type)
         return [frame(body) for body in handle(self, event)] if handle else []
@@ -379,16 +378,6 @@ OMITTED: Final = omitted_types(
     _HANDLERS.keys() - {"lifecycle.started"}, _INSTEAD, "no event of ADK's"
 )
 DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMITTED, stateful=True)
-
-
-def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
-    """Return the ADK events of a run up to the run's pause or end, as `POST /run` lists them.
-
-    `events` are the run's envelopes from its start. For a failed run, the last element is the error
-    frame (`{"error": …}`), while ADK itself would answer with status 500.
-    """
-    encoder = AdkEncoder(timeout_s=timeout_s)
-    return [orjson.loads(each.data) for event in events for each in encoder.feed(event)]
 
 
 def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:

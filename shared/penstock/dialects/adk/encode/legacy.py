@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.dialects.base import JsonObject
-from penstock.dialects.wire import epoch_s, frame
+from penstock.dialects.base import JsonObject, epoch_s, frame, type_of
 from penstock.sse import Frame
 
 UPDATE: Final = "research_update"
@@ -28,8 +27,7 @@ class LegacyEncoder:
     _agent: str = ""  # the run's agent, as the author of events without a source
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        name = event["event"]
-        legacy = _LEGACY.get(f"{name['category']}.{name['action']}")
+        legacy = _LEGACY.get(type_of(event))
         data, source = event["data"], event.get("source")
         self._agent = self._agent or data.get("agent", "")
         if legacy is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from penstock.dialects.adk.vocabulary import TOKENS
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import Json, JsonObject, has_failed
 from penstock.dialects.json import array, obj, objects, string
 
 _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
@@ -55,7 +55,7 @@ def response_part(data: JsonObject) -> JsonObject:
         response = dict(result)
     else:
         response = {} if result in (None, error) and error else {"result": result}
-    if data.get("outcome") not in (None, "ok", "partial"):
+    if has_failed(data):
         response.setdefault(
             "error", error or f"The tool call was not successful: {data['outcome']}"
         )

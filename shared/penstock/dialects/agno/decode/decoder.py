@@ -14,9 +14,8 @@ from typing import ClassVar, Final, Literal
 
 from penstock.dialects.agno.decode import steps
 from penstock.dialects.agno.decode.agents import BEGIN, Agents, Run
-from penstock.dialects.agno.decode.answer import answer_of
 from penstock.dialects.agno.decode.frames import AgnoFrame
-from penstock.dialects.agno.decode.messages import Messages
+from penstock.dialects.agno.decode.messages import Messages, answer_of
 from penstock.dialects.agno.decode.pauses import (
     Question,
     pause_item,

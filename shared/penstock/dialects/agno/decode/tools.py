@@ -19,8 +19,8 @@ from penstock.dialects.agno.decode.frames import AgnoFrame, MemberCall, Tool, To
 from penstock.dialects.agno.decode.messages import Messages
 from penstock.dialects.agno.decode.pauses import Question, filled_in
 from penstock.dialects.agno.vocabulary import is_answered_by_decision
-from penstock.dialects.approved_calls import have_same_args, warning
-from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
+from penstock.dialects.approvals import difference, refusal
+from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject, tool_result
 from penstock.dialects.json import loads, number, obj, objects, string, text
 from penstock.dialects.snapshots import DICT, PART, TUPLES, Snapshots, Table
 
@@ -142,9 +142,7 @@ class Tools(Snapshots):
                 # later compared with the arguments with which the call runs
                 call.args = obj(edited)
             if call.decision == "reject":
-                outcome = "expired" if decision.get("expired") else "rejected"
-                note = string(decision.get("note")) or outcome
-                drafts.append(self._result_draft(call, None, outcome, note))
+                drafts.append(self._result_draft(call, None, *refusal(decision)))
             elif call.value is not None and is_answered_by_decision(call.kind, call.tool):
                 drafts.append(self._answered(call))
         self._waiting = {}
@@ -199,9 +197,8 @@ class Tools(Snapshots):
             drafts.append(self._asked(run, call, tool))
         drafts += self._compared(run, call, tool)
         self._calls.close(call, failed=error is not None)
-        data = _result(call, tool_value(tool.get("result")), "ok" if error is None else "error")
-        if error is not None:
-            data["error"] = error
+        outcome = "ok" if error is None else "error"
+        data = tool_result(call.tool, call.id, tool_value(tool.get("result")), outcome, error)
         metrics: ToolMetrics = obj(tool.get("metrics"))
         duration_s = number(metrics.get("duration"))
         if duration_s is not None:
@@ -221,12 +218,10 @@ class Tools(Snapshots):
             tool_name(tool) if "tool_name" in tool else call.tool,
             tool_args(tool) if "tool_args" in tool else approved[1],
         )
-        differs = ran[0] != approved[0] or not have_same_args(approved[1], ran[1])
+        warning = difference(call.id, approved, ran)
         call.tool, call.args = ran
         call.value = call.fields = None  # these values are now part of the arguments
-        if not differs:
-            return []
-        return [self._agents.draft(run, "system.warning", warning(call.id, approved, ran))]
+        return [self._agents.draft(run, "system.warning", warning)] if warning else []
 
     def _asked(self, run: Run, call: Call, tool: Tool) -> Draft:
         data: JsonObject = {"tool": call.tool, "args": call.args, "tool_call_id": call.id}
@@ -242,9 +237,7 @@ class Tools(Snapshots):
 
     def _result_draft(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
         self._calls.close(call)
-        data = _result(call, result, outcome)
-        if error is not None:
-            data["error"] = error
+        data = tool_result(call.tool, call.id, result, outcome, error)
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
@@ -263,7 +256,3 @@ def _inner_tools(body: AgnoFrame) -> Iterator[Tool]:
         run: AgnoFrame
         for run in objects(runs):
             yield from objects(run.get("tools"))
-
-
-def _result(call: Call, result: Json, outcome: str) -> JsonObject:
-    return {"tool": call.tool, "result": result, "tool_call_id": call.id, "outcome": outcome}

@@ -9,8 +9,7 @@ import orjson
 
 from penstock.dialects.agno.encode import pauses
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
-from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.wire import epoch_s
+from penstock.dialects.base import Json, JsonObject, epoch_s, has_failed, type_of
 
 # Maps the name of a run's last frame to the status of the run. The table has the names of an
 # agent's frames. So `RunCompleted` also stands for `TeamRunCompleted` and `WorkflowCompleted`.
@@ -93,8 +92,8 @@ def messages_of(events: Iterable[JsonObject]) -> list[JsonObject]:
     for event in events:
         if event.get("subrun"):
             continue
-        name, data = event["event"], event["data"]
-        match f"{name['category']}.{name['action']}":
+        data = event["data"]
+        match type_of(event):
             case "lifecycle.started" if data.get("message"):
                 messages.append(_message(event, "user", data["message"]))
             case "llm.message_completed" if data.get("value") is not None or data["content"]:
@@ -122,7 +121,7 @@ def _call(data: JsonObject) -> JsonObject:
 
 def _result(event: JsonObject) -> JsonObject:
     data = event["data"]
-    failed = data.get("outcome") not in ("ok", "partial")
+    failed = has_failed(data)
     result = pauses.result_text(data.get("error") if failed else data.get("result"))
     return {
         **_message(event, "tool", result),

@@ -18,20 +18,22 @@ from functools import partial
 from typing import Final
 
 from penstock.dialects.agno.encode import pauses
-from penstock.dialects.agno.encode.address import Address
-from penstock.dialects.agno.encode.steps import STEP_FRAMES
+from penstock.dialects.agno.encode.steps import STEP_FRAMES, Address
+from penstock.dialects.approvals import OpenApprovals
 from penstock.dialects.base import (
     ClientDialect,
     Json,
     JsonObject,
     append_text,
+    epoch_s,
+    frame,
+    has_failed,
     omitted_types,
+    type_of,
     unconfirmed,
 )
 from penstock.dialects.json import obj, objects, text
-from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
-from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
 # Where a client sees the content of canonical types that have no Agno event.
@@ -114,9 +116,8 @@ class AgnoEncoder:
         self._address = Address(self.kind, self.name)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        name = event["event"]
-        event_type = f"{name['category']}.{name['action']}"
-        if name["category"] == "approval":
+        event_type = type_of(event)
+        if event["event"]["category"] == "approval":
             self._approvals.feed(event_type, event["data"])
         handle = _HANDLERS.get(event_type)
         if handle is None:
@@ -268,7 +269,7 @@ class AgnoEncoder:
             return
         duration_s = data.get("duration_s", call.duration_s(event))
         yield from self._run(call, event)
-        failed = outcome not in ("ok", "partial")
+        failed = has_failed(data)
         result = data.get("error") if failed else data.get("result")
         tool = {
             **call.tool,

@@ -24,7 +24,6 @@ from penstock.dialects.agui.decode.pauses import Pauses
 from penstock.dialects.agui.decode.tools import Tools
 from penstock.dialects.agui.vocabulary import TOKENS, EventType
 from penstock.dialects.base import (
-    MAX_COUNT,
     MAX_ITEMS,
     AgentFacts,
     Draft,
@@ -36,21 +35,8 @@ from penstock.dialects.base import (
 from penstock.dialects.custom_events import from_custom
 from penstock.dialects.json import OBJECT, loads, obj, objects, string, strings, text, without_none
 from penstock.dialects.snapshots import AS_IS, DICT, LIST, PART, Snapshots, Table
-from penstock.dialects.usage import USAGE, Counting, has_counts, usage_of
+from penstock.dialects.usage import USAGE, Counting, add_usage, has_counts, usage_of
 from penstock.sse import Frame
-
-
-def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
-    for model in models:
-        for ours, theirs in TOKENS.items():
-            count = model.get(theirs)
-            if type(count) is int and abs(count) < MAX_COUNT:
-                usage[ours] = usage.get(ours, 0) + count
-
-
-def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
-    return {"models": list(models)} if models else None
-
 
 # AG-UI does not say which counts contain which; its servers count as OpenTelemetry does.
 _COUNTING: Final = Counting(TOKENS, {"input_tokens": (), "output_tokens": ()})
@@ -195,7 +181,7 @@ class AguiDecoder(Snapshots):
             "summary": self._messages.summary or text(result),
             "value": result,
             "usage": self._usage or None,
-            "metrics": usage_metrics(self._models),
+            "metrics": {"models": self._models} if self._models else None,
         }
         return [*drafts, *self._end("lifecycle.completed", without_none(data), body)]
 
@@ -235,7 +221,8 @@ class AguiDecoder(Snapshots):
         model calls, the counts only repeat these calls.
         """
         models = objects(body.get("usage"))
-        add_usage(self._usage, models)
+        for model in models:
+            add_usage(self._usage, model, TOKENS)
         self._models += models
         if self._told_usage:
             return []

@@ -10,8 +10,8 @@ from typing import ClassVar
 from penstock.dialects.agui.decode.agents import Agents, SubagentId, subagent_of
 from penstock.dialects.agui.decode.frames import AguiFrame, TextPart, with_metadata
 from penstock.dialects.agui.decode.messages import Messages
-from penstock.dialects.approved_calls import have_same_args, warning
-from penstock.dialects.base import Draft, Ids, Json, JsonObject, append_text, short
+from penstock.dialects.approvals import difference, refusal
+from penstock.dialects.base import Draft, Ids, Json, JsonObject, append_text, short, tool_result
 from penstock.dialects.json import loads, objects, parsed, string, text, without_none
 from penstock.dialects.snapshots import DICT, PART, SET, Snapshots, Table, by, of
 
@@ -136,13 +136,8 @@ class Tools(Snapshots):
             outcome, error = self._refused_as(call), call.refusal or text(content)
         elif error is not None:
             outcome = "error"
-        data = {
-            "tool": call.tool,
-            "result": _result(content),
-            "tool_call_id": call.id,
-            "outcome": outcome,
-        }
-        data |= without_none({"error": error, "message_id": string(body.get("messageId"))})
+        data = tool_result(call.tool, call.id, _result(content), outcome, error)
+        data |= without_none({"message_id": string(body.get("messageId"))})
         if parts := objects(content):
             data["content"] = parts
         self._close(call)
@@ -209,11 +204,9 @@ class Tools(Snapshots):
 
     def answer(self, call: Call, decision: Mapping[str, Json]) -> Draft:
         """Return the result of a call that the client ran. The upstream sends no such event."""
-        value, outcome, error = decision.get("value"), "ok", None
         if decision.get("decision") == "reject":
-            outcome = "expired" if decision.get("expired") else "rejected"
-            value, error = None, string(decision.get("note")) or outcome
-        return self._result_draft(call, value, outcome, error)
+            return self._result_draft(call, None, *refusal(decision))
+        return self._result_draft(call, decision.get("value"), "ok", None)
 
     def end_rejected(self) -> list[Draft]:
         """Return the results of rejected calls for which the upstream sent no result."""
@@ -251,9 +244,9 @@ class Tools(Snapshots):
             # The server has repeated no arguments, or the approved arguments are unknown. So only
             # the names of the tools are compared.
             ran = approved or {}
-        if tool == call.tool and have_same_args(approved or {}, ran):
+        differs = difference(call.id, (call.tool, approved or {}), (tool, ran))
+        if differs is None:
             return []
-        differs = warning(call.id, (call.tool, approved or {}), (tool, ran))
         call.tool, call.args, self._approved[call.upstream_id] = tool, ran, ran
         data = {"tool_call_id": call.id, "status": "running", "tool": tool, "args": ran}
         return [
@@ -299,9 +292,7 @@ class Tools(Snapshots):
 
     def _result_draft(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
         self._close(call)
-        data = {"tool": call.tool, "result": result, "tool_call_id": call.id, "outcome": outcome}
-        if error is not None:
-            data["error"] = error
+        data = tool_result(call.tool, call.id, result, outcome, error)
         return self._agents.draft(call.body, "llm.tool_result", data)
 
     def _close(self, call: Call) -> None:

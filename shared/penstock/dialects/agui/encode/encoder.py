@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.messages import Messages
-from penstock.dialects.agui.encode.passthrough import Passthrough
+from penstock.dialects.agui.encode.native import Passthrough
 from penstock.dialects.agui.encode.pauses import interrupt, interrupt_of_all
 from penstock.dialects.agui.encode.profiles import EventIds, Profile
 from penstock.dialects.agui.encode.steps import Steps
@@ -31,9 +31,8 @@ from penstock.dialects.agui.vocabulary import (
     EventType,
     is_modern,
 )
-from penstock.dialects.base import Json, JsonObject, unconfirmed
-from penstock.dialects.open_approvals import OpenApprovals
-from penstock.dialects.wire import epoch_s, frame
+from penstock.dialects.approvals import OpenApprovals
+from penstock.dialects.base import Json, JsonObject, epoch_s, frame, type_of, unconfirmed
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 
@@ -135,7 +134,7 @@ class AguiEncoder:
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         name, data, context = event["event"], event["data"], self._context
-        event_type = f"{name['category']}.{name['action']}"
+        event_type = type_of(event)
         context.current_type = event_type
         phase = self.phase
         if phase is _OVER:

@@ -1,7 +1,8 @@
 """Computes the messages and the state that an AG-UI client has after the events of its stream.
 
 The module follows the rules of AG-UI's TypeScript client 1.0.0, but only for the events that
-Penstock's encoder makes.
+Penstock's encoder makes. `prelude` makes the frames that give a new client these messages and this
+state.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import orjson
+
+from penstock.dialects.agui.encode.context import NO_FACTS, Emitted
+from penstock.dialects.agui.encode.encoder import AguiEncoder, Phase
 from penstock.dialects.agui.shared_state import SharedState
 from penstock.dialects.agui.vocabulary import EventType
-from penstock.dialects.base import Json, JsonObject, append_text
+from penstock.dialects.base import Json, JsonObject, append_text, frame
 from penstock.dialects.patch import Document, DoesNotApply
+from penstock.sse import Frame
 
 NOTHING: Final = object()  # means that no state is known, while None means that the state is null
 
@@ -259,8 +265,43 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
 }
 
 
-def remembered(events: Iterable[JsonObject]) -> Memory:
-    memory = Memory()
+def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject]) -> None:
+    """Add a run of the thread, or further events of a run, to a client's memory.
+
+    `events` are the canonical events in their order, and `encoder` encodes them.
+    """
     for event in events:
-        memory.apply(event)
-    return memory
+        frames = encoder.feed(event)
+        name = event["event"]
+        if (name["category"], name["action"]) == ("lifecycle", "started"):
+            message = event["data"].get("message")
+            if message:
+                memory.add_user_message(f"{event['run_id']}-user", message)
+        for each in frames:
+            memory.apply(orjson.loads(each.data))
+
+
+def prelude(
+    encoder: AguiEncoder, events: Iterable[JsonObject], memory: Memory | None = None
+) -> list[Frame]:
+    """Return the frames that bring a client without events to the state of the run after `events`.
+
+    `encoder` must be new. The caller then uses this encoder for the later events. `memory` has the
+    thread before this run: other runs (see `remember`), and the client's own messages and state. If
+    the run waits or has ended, the last frame is RUN_FINISHED or RUN_ERROR. The result is empty if
+    there are no events.
+    """
+    memory = memory or Memory()
+    remember(memory, encoder, events)
+    if memory.run is None or encoder.phase is Phase.BEFORE:
+        return []
+    emitted: list[Emitted] = []
+    if memory.messages:
+        emitted.append((EventType.MESSAGES_SNAPSHOT, {"messages": memory.messages}, NO_FACTS))
+    if memory.state is not NOTHING:
+        emitted.append((EventType.STATE_SNAPSHOT, {"snapshot": memory.state}, NO_FACTS))
+    if memory.end is None:
+        emitted += encoder.reopened()
+    bodies = [encoder.profile.body(*each, encoder.event_ids) for each in emitted]
+    end = [] if memory.end is None else [memory.end]
+    return [frame(body, body["type"]) for body in (memory.run, *bodies, *end)]

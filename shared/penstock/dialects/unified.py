@@ -19,8 +19,16 @@ from typing import Final
 
 import orjson
 
-from penstock.dialects.base import ClientDialect, Json, JsonObject, append_text, omitted_types
-from penstock.dialects.wire import frame
+from penstock.dialects.base import (
+    ClientDialect,
+    Json,
+    JsonObject,
+    append_text,
+    frame,
+    has_failed,
+    omitted_types,
+    type_of,
+)
 from penstock.sse import Frame
 
 _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -105,8 +113,7 @@ class UnifiedEncoder:
     _warnings: list[Payload] = field(default_factory=list)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        name = event["event"]
-        event_type = f"{name['category']}.{name['action']}"
+        event_type = type_of(event)
         source = event.get("source")
         agent = source["agent_id"] if source else self._agent
         handle = _HANDLERS.get(event_type)
@@ -284,8 +291,8 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
 }
 
 
-def _data(key: str, default: Json = None) -> Field:
-    return lambda event, _agent: event["data"].get(key, default)
+def _data(key: str) -> Field:
+    return lambda event, _agent: event["data"].get(key)
 
 
 def _speaker(event: JsonObject, agent: str) -> Json:
@@ -295,7 +302,7 @@ def _speaker(event: JsonObject, agent: str) -> Json:
 
 
 def _is_error(event: JsonObject, _agent: str) -> Json:
-    return event["data"].get("outcome") in ("error", "rejected", "expired")
+    return has_failed(event["data"])
 
 
 def _result(event: JsonObject, _agent: str) -> Json:
@@ -320,81 +327,35 @@ def _failure(event: JsonObject, _agent: str) -> Json:
     return f"failed: {event['data'].get('result', '')}"
 
 
+def _same(*keys: str) -> Mapping[str, Field]:
+    """Return fields that have the names and values of the event's data."""
+    return {key: _data(key) for key in keys}
+
+
+_NAMED_CALL: Final = {**_same("tool_call_id"), "tool_name": _data("tool")}
+
 # Maps each canonical type that makes exactly one frame to its unified type and to the functions
 # that make the fields of the payload.
 _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
-    "lifecycle.retrying": (
-        "run_retry",
-        {
-            "retry_count": _data("retry_count"),
-            "max_retries": _data("max_retries"),
-            "reason": _data("reason"),
-        },
-    ),
-    "llm.tool_call": (
-        "tool_call_started",
-        {
-            "tool_call_id": _data("tool_call_id"),
-            "tool_name": _data("tool"),
-            "agent": _speaker,
-            "args": _data("args"),
-        },
-    ),
+    "lifecycle.retrying": ("run_retry", _same("retry_count", "max_retries", "reason")),
+    "llm.tool_call": ("tool_call_started", {**_NAMED_CALL, "agent": _speaker, **_same("args")}),
     "llm.tool_result": (
         "tool_call_result",
-        {
-            "tool_call_id": _data("tool_call_id"),
-            "tool_name": _data("tool"),
-            "result": _data("result"),
-            "is_error": _is_error,
-        },
+        {**_NAMED_CALL, **_same("result"), "is_error": _is_error},
     ),
-    "workflow.started": (
-        "workflow_started",
-        {"workflow": _data("workflow")},
-    ),
-    "workflow.step_started": (
-        "workflow_step_started",
-        {
-            "step_id": _data("step_id"),
-            "description": _data("description"),
-        },
-    ),
-    "workflow.step_completed": (
-        "workflow_step_completed",
-        {"step_id": _data("step_id"), "output": _data("output")},
-    ),
-    "workflow.transition": (
-        "workflow_transition",
-        {
-            "from_step": _data("from_step"),
-            "to_step": _data("to_step"),
-            "reason": _data("reason"),
-        },
-    ),
+    "workflow.started": ("workflow_started", _same("workflow")),
+    "workflow.step_started": ("workflow_step_started", _same("step_id", "description")),
+    "workflow.step_completed": ("workflow_step_completed", _same("step_id", "output")),
+    "workflow.transition": ("workflow_transition", _same("from_step", "to_step", "reason")),
     "workflow.completed": ("workflow_completed", {"result": _result}),
-    "retrieval.started": ("retrieval_started", {"query": _data("query"), "agent": _speaker}),
+    "retrieval.started": ("retrieval_started", {**_same("query"), "agent": _speaker}),
     "retrieval.result": ("retrieval_result", {"documents": _documents}),
-    "automation.triggered": (
-        "automation_triggered",
-        {"workflow": _data("workflow"), "trigger": _data("trigger")},
-    ),
-    "automation.completed": (
-        "automation_completed",
-        {"workflow": _data("workflow"), "result": _data("result")},
-    ),
-    "automation.failed": (
-        "automation_completed",
-        {"workflow": _data("workflow"), "result": _failure},
-    ),
+    "automation.triggered": ("automation_triggered", _same("workflow", "trigger")),
+    "automation.completed": ("automation_completed", _same("workflow", "result")),
+    "automation.failed": ("automation_completed", {**_same("workflow"), "result": _failure}),
     "system.metrics": (
         "metrics_update",
-        {
-            "cpu": _data("cpu"),
-            "memory_used": _data("memory_used"),
-            "disk_free": _data("disk_free"),
-            "containers_running": _data("containers_running"),
-        },
+        _same("cpu", "memory_used", "disk_free", "containers_running"),
     ),
 }
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
-
-from penstock.dialects.base import ClientDialect, JsonObject
+from penstock.dialects.base import ClientDialect, JsonObject, frame, type_of
 from penstock.sse import Frame
 
 
@@ -20,8 +18,7 @@ class CanonicalEncoder:
     """Encodes each event into one frame with the complete envelope. Keeps no state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        name = event["event"]
-        return (Frame(orjson.dumps(event), f"{name['category']}.{name['action']}"),)
+        return (frame(event, type_of(event)),)
 
 
 DIALECT: Final = ClientDialect(CanonicalEncoder, unchanged=True)

@@ -1,16 +1,20 @@
-"""Compares the tool call that runs with the call that was approved (decision 0035).
+"""Keeps a run's open approvals, and compares the call that runs with the approved call.
 
 Frameworks change a call between its approval and its run. Frameworks reorder keys, write `1.0` for
-`1`, and drop or add arguments that are null. The comparison ignores these changes.
+`1`, and drop or add arguments that are null. The comparison ignores these changes (decision 0035).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 import orjson
 
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import objects, string, without_none
 
 NOT_APPROVED = "not_what_was_approved"
 # The greatest size of the arguments in `detail`, in bytes of JSON. For larger arguments, `detail`
@@ -23,18 +27,27 @@ _LEVELS_AROUND = 8
 _UNSHOWN = b"(nested too deeply to be shown)"
 
 
+def refusal(decision: Mapping[str, Json]) -> tuple[str, str]:
+    """Return the outcome and the error of a call that a decision refuses."""
+    outcome = "expired" if decision.get("expired") else "rejected"
+    return outcome, string(decision.get("note")) or outcome
+
+
 def have_same_args(approved: JsonObject, ran: JsonObject) -> bool:
     """Return whether both calls have the same arguments, apart from null arguments."""
-    return _same(_given(approved), _given(ran))
+    return _same(without_none(approved), without_none(ran))
 
 
-def warning(
+def difference(
     call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
-) -> JsonObject:
-    """Return the data of `system.warning` for a call that differs from the approved call.
+) -> JsonObject | None:
+    """Return the data of `system.warning` for a call that differs from the approved call; else
+    None.
 
     `approved` and `ran` are pairs of a tool's name and the arguments.
     """
+    if ran[0] == approved[0] and have_same_args(approved[1], ran[1]):
+        return None
     return {
         "message": f"the agent server ran {_readable(*ran)} as the call {call_id}, and what was "
         f"approved is {_readable(*approved)}",
@@ -45,10 +58,6 @@ def warning(
             "ran": _shown(*ran),
         },
     }
-
-
-def _given(args: JsonObject) -> JsonObject:
-    return {name: value for name, value in args.items() if value is not None}
 
 
 def _same(one: Json, other: Json) -> bool:
@@ -97,3 +106,28 @@ def _encoded(args: JsonObject) -> bytes | None:
         return orjson.dumps(wrapped, option=orjson.OPT_SORT_KEYS)[_LEVELS_AROUND:-_LEVELS_AROUND]
     except TypeError:
         return None
+
+
+# The types of the events after which an approval can no longer be decided.
+_SETTLED: Final = frozenset({"approval.decided", "approval.expired", "approval.withdrawn"})
+
+
+@dataclass(slots=True)
+class OpenApprovals:
+    """Keeps the requests that wait for a decision, in the order of the requests."""
+
+    requests: dict[Json, JsonObject] = field(default_factory=dict)
+
+    def feed(self, event_type: str, data: JsonObject) -> None:
+        """Take an event of the category `approval`."""
+        approval_id = data.get("approval_id")
+        if event_type == "approval.requested":
+            self.requests[approval_id] = data
+        elif event_type in _SETTLED:
+            self.requests.pop(approval_id, None)
+
+    def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:
+        """Yield each open item, with the data of its `approval.requested`."""
+        for request in self.requests.values():
+            for item in objects(request.get("items")):
+                yield request, item

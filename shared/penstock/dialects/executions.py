@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
-
-from penstock.dialects.base import ClientDialect, Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject, frame, has_failed, type_of
 from penstock.sse import Frame
 
 # Maps a canonical type to the documented keys of its `data`. Each key has a default for events that
@@ -33,8 +31,6 @@ DOCUMENTED: Final[Mapping[str, JsonObject]] = {
     "system.warning": {"message": ""},
     "system.error": {"message": "", "code": ""},
 }
-# The outcomes of tool calls that did not fail.
-_SUCCEEDED: Final = frozenset({"ok", "partial"})
 SOURCELESS: Final = frozenset({"lifecycle.started", "lifecycle.cancelled"})
 SOURCE_KEYS: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 
@@ -45,7 +41,7 @@ class ExecutionsEncoder:
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         name = event["event"]
-        event_type = f"{name['category']}.{name['action']}"
+        event_type = type_of(event)
         body = {
             "run_id": event["run_id"],
             "timestamp": event["timestamp"],
@@ -54,7 +50,7 @@ class ExecutionsEncoder:
             "event": {"category": name["category"], "action": name["action"]},
             "data": _data(event_type, event["data"]),
         }
-        return (Frame(orjson.dumps(body), event_type),)
+        return (frame(body, event_type),)
 
 
 def _source(source: JsonObject | None) -> JsonObject | None:
@@ -66,7 +62,7 @@ def _data(event_type: str, data: JsonObject) -> Json:
     if documented is None:
         return data
     documented_data = {key: data.get(key, default) for key, default in documented.items()}
-    if event_type == "llm.tool_result" and data.get("outcome", "ok") not in _SUCCEEDED:
+    if event_type == "llm.tool_result" and has_failed(data):
         documented_data["result"] = _failure(data)
     return documented_data
 
