@@ -30,8 +30,9 @@ from penstock_edge.stream.phases import End
 from penstock_edge.stream.responses import waiting
 from penstock_edge.stream.responses.waiting import WaitingStream
 from penstock_edge.surfaces import session_start
+from penstock_edge.surfaces.adk.views import upstream_leg_view
 from penstock_edge.surfaces.session_start import UntilIdle
-from penstock_edge.views.dialects import run_view, upstream_leg_view
+from penstock_edge.views.dialects import run_view
 from penstock_edge.views.framing import NAMED_SSE
 from penstock_edge.views.items import EventEncoding, Item, type_of
 from support.fakes.pretend import PretendRun

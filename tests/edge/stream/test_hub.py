@@ -15,8 +15,9 @@ from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.stream import direct_write
 from penstock_edge.stream.client import Client as Reader
 from penstock_edge.stream.hubs import Hubs
+from penstock_edge.surfaces.adk.views import upstream_leg_view
 from penstock_edge.views.cursor import StreamSequence
-from penstock_edge.views.dialects import run_view, upstream_leg_view
+from penstock_edge.views.dialects import run_view
 from support.drive.clients import MakeEdge, Stream
 from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun

@@ -106,6 +106,7 @@ class PretendRun:
             if entry
             else SessionRecord(agent=record.agent, session_id=record.session_id)
         )
+        session.user_id = record.user_id
         if self.run_id not in session.runs:
             session.runs.append(self.run_id)
         session.queue = [turn for turn in session.queue if turn.run_id != self.run_id]

@@ -66,9 +66,6 @@ class ManyEncoding(Encoding):
         frames = self._of(stored).feed(orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
-    def interruption(self) -> list[bytes]:
-        return []
-
     def _of(self, stored: Stored) -> Encoder:
         run_id = "" if self.reads_from is ReadFrom.CURSOR else subjects.run_id_of(stored.subject)
         encoder = self._encoders.get(run_id)

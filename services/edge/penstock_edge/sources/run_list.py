@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import orjson
 from pydantic import ValidationError
@@ -38,9 +37,8 @@ _PUT: Final = (
 JsonObject = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The fields of a run's record that the index of runs has.
+class Row(NamedTuple):
+    """A row of the table `runs`, in the order of the columns.
 
     `updated` is in Unix milliseconds. `owner`, `agent`, `session` and `parent` are numbers that
     `number_of` computes from the names; `parent` is 0 for a run without a parent.
@@ -83,13 +81,7 @@ class RunRows(IndexRows):
             elif is_run_id(change.key):
                 gone.append((packed(change.key),))
         self.write("DELETE FROM runs WHERE key = ?", gone)
-        self.write(
-            _PUT,
-            [
-                (r.key, r.owner, r.agent, r.session, r.status, r.updated, r.sequence, r.parent)
-                for r in rows
-            ],
-        )
+        self.write(_PUT, rows)
         for follow in self.on_rows:
             follow(rows)
 
@@ -253,7 +245,7 @@ def _row(change: Change) -> Row | None:
         number_of(record["user_id"]),
         number_of(str(record.get("agent"))),
         number_of(str(record.get("session_id"))),
-        _code("status", str(record.get("status"))),
+        STATUSES.get(str(record.get("status")), -1),
         unix_ms(record.get("updated_at")),
         change.sequence,
         number_of(str(parent)) if (parent := record.get("parent_run_id")) else 0,

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel, ValidationError
 from starlette.responses import Response
 
-from penstock_edge.surfaces.errors import InvalidBody, body_error
+from penstock.web.bodies import is_deep
+from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def json_response(body: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def document_of(body: bytes) -> Any:
+    """Return the JSON in a body; InvalidBody if it is none, or is nested too deeply."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid("json_invalid", (), f"the body is not JSON: {error}") from error
+    if is_deep(document):
+        raise invalid("too_deep", (), "the body is nested too deeply")
+    return document
+
+
+def validated(model: type[Model], document: Any) -> Model:
+    """Return the document as this model; InvalidBody, in FastAPI's form, if it does not fit."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise InvalidBody(
+            body_error(each["type"], each["loc"], each["msg"]) for each in error.errors()
+        ) from error
 
 
 def not_blank(text: str) -> str:
@@ -39,5 +63,5 @@ def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
             value = None
     if not isinstance(value, dict):
         text = "the input of a workflow must be an object"
-        raise InvalidBody([body_error("wrong_type", where, text)])
+        raise invalid("wrong_type", where, text)
     return value

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from penstock.start_fields import NotAccepted
 from penstock.web.problems import Problem
 
@@ -36,16 +34,6 @@ def body_error(error_type: str, where: Where, text: str) -> JsonObject:
 
 def invalid(error_type: str, where: Where, text: str) -> InvalidBody:
     return InvalidBody([body_error(error_type, where, text)])
-
-
-def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
-    """Return the refusal of a body after a model's validation has failed.
-
-    `where` is the path of the validated part in the body; it is empty for the whole body.
-    """
-    return InvalidBody(
-        body_error(each["type"], (*where, *each["loc"]), each["msg"]) for each in error.errors()
-    )
 
 
 @contextmanager

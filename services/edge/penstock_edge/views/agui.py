@@ -274,9 +274,6 @@ class ThreadEncoding(Encoding):
         frames = self.turns.feed(run_id, orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
-    def interruption(self) -> list[bytes]:
-        return []
-
 
 @dataclass(frozen=True, slots=True)
 class AguiViews:

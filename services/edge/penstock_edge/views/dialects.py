@@ -15,7 +15,7 @@ from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.sse import Frame
 from penstock_edge.views.agui import CUT, AguiViews
 from penstock_edge.views.cursor import StreamSequence
-from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing, Sse
+from penstock_edge.views.framing import NAMED_SSE, Framing, Sse
 from penstock_edge.views.items import (
     Encoding,
     EventEncoding,
@@ -25,8 +25,8 @@ from penstock_edge.views.items import (
     notice,
     selected,
 )
-from penstock_edge.views.upstream_frames import INTERRUPTED, LegEncoding, RawEncoding
-from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
+from penstock_edge.views.upstream_frames import INTERRUPTED, RawEncoding
+from penstock_edge.views.view import ReadFrom, RunEvents, RunFrames, View
 
 RAW_DIALECT: Final = "raw"
 DIALECTS: Final = (*CLIENT_DIALECTS, *PROFILES, RAW_DIALECT)
@@ -94,24 +94,6 @@ def _raw_view(run_id: str) -> View:
         # the agent server's events.
         lambda code, message: sse.comment(f"{code}: {message}"),
         ReadFrom.START,
-    )
-
-
-def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
-    """Make the view of the bytes that an ADK server sends for one leg.
-
-    If the leg fails, the view adds an error frame. After a timeout, the error frame names
-    `timeout_s`. The error frame must not name the agent server's `hosts`.
-    """
-    return View(
-        (run_id, "leg", str(leg)),
-        "adk",
-        RunFrames(run_id),
-        partial(LegEncoding, leg, timeout_s, hosts),
-        lambda code, message: b"",
-        ReadFrom.START,
-        VERBATIM_SSE,
-        Delivery.ONCE,
     )
 
 

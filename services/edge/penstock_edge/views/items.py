@@ -68,7 +68,7 @@ class Encoding(Protocol):
 
     def interruption(self) -> list[bytes]:
         """Return the frames that mark the stream as incomplete; none if clients can reconnect."""
-        ...
+        return []
 
 
 # Writes a frame with its cursor. Returns no bytes if the client has not asked for the frame's type.
@@ -102,9 +102,6 @@ class EventEncoding(Encoding):
         written = rendered(frames, stored.sequence, self.render)
         return Item(stored.sequence, written, type_of(stored) in TERMINAL)
 
-    def interruption(self) -> list[bytes]:
-        return []
-
 
 @dataclass(slots=True)
 class UnchangedEncoding(Encoding):
@@ -130,9 +127,6 @@ class UnchangedEncoding(Encoding):
         if self.types is None or event_type in self.types:
             frame = self.unchanged(body, event_type, stored.sequence)
         return Item(stored.sequence, [frame], event_type in TERMINAL and self.ends)
-
-    def interruption(self) -> list[bytes]:
-        return []
 
 
 def type_of(stored: Stored) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import orjson
@@ -13,11 +14,10 @@ from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.events.catalogue import TERMINAL
-from penstock.sse import Frame
 from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, RunEncoders, notices
 from penstock_edge.views.dialects import finished, rendering
 from penstock_edge.views.dialects import notices as notices_of
-from penstock_edge.views.encoded_leg import E, LegForm, ends_leg, no_notice
+from penstock_edge.views.encoded_leg import PAUSED, E, LegForm, no_notice
 from penstock_edge.views.framing import Framing, Sse
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
 from penstock_edge.views.run_tree import Child
@@ -25,28 +25,9 @@ from penstock_edge.views.tree_fold import TreeFold
 from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Source, View
 
 
-@dataclass(slots=True)
-class TreeEncoding(Encoding):
-    """Encodes the events of a whole tree, up to the root's terminal event."""
-
-    tree: TreeFold
-    encoder: Encoder
-    render: Render
-
-    def feed(self, stored: Stored) -> Item:
-        run_id = subjects.run_id_of(stored.subject)
-        frames = folded(self.tree, self.encoder, run_id, stored.payload)
-        written = rendered(frames, stored.sequence, self.render)
-        is_last = run_id == self.tree.root and type_of(stored) in TERMINAL
-        return Item(stored.sequence, written, is_last)
-
-    def interruption(self) -> list[bytes]:
-        return []
-
-
-@dataclass(slots=True)
-class TreeLeg(Encoding):
-    """Encodes the events of a tree up to the root's next pause or its terminal event.
+@dataclass(frozen=True, slots=True)
+class TreeLeg:
+    """The part of a tree's events that answers one POST: up to the root's next pause.
 
     Events up to the stream sequence `after` change only the encoder's state; their frames are not
     written. After these events, a pause that waits only for the approvals in `answered` does not
@@ -55,33 +36,36 @@ class TreeLeg(Encoding):
     For `interrupted`, see `LegForm`.
     """
 
+    after: int
+    answered: Collection[str]
+    interrupted: Callable[[], list[bytes]]
+
+
+@dataclass(slots=True)
+class TreeEncoding(Encoding):
+    """Encodes the events of a tree: of one leg, or of the whole tree if `leg` is None."""
+
     tree: TreeFold
     encoder: Encoder
     render: Render
-    interrupted: Callable[[], list[bytes]]
-    after: int
-    answered: Collection[str]
+    leg: TreeLeg | None
 
     def feed(self, stored: Stored) -> Item:
-        run_id = subjects.run_id_of(stored.subject)
-        if stored.sequence > self.after:
-            self.tree.answered = self.answered
-        frames = folded(self.tree, self.encoder, run_id, stored.payload)
+        leg, run_id = self.leg, subjects.run_id_of(stored.subject)
+        if leg is not None and stored.sequence > leg.after:
+            self.tree.answered = leg.answered
+        shown = self.tree.feed(run_id, orjson.loads(stored.payload))
+        frames = [frame for event in shown for frame in self.encoder.feed(event)]
         of_root = run_id == self.tree.root
-        if stored.sequence <= self.after and not (of_root and type_of(stored) in TERMINAL):
-            return Item(stored.sequence, [])
-        body = rendered(frames, stored.sequence, self.render)
-        last = of_root and ends_leg(stored) and not self.tree.is_pause_hidden
-        return Item(stored.sequence, body, last=last)
+        last = of_root and type_of(stored) in TERMINAL
+        if leg is not None and not last:
+            if stored.sequence <= leg.after:
+                return Item(stored.sequence, [])
+            last = of_root and type_of(stored) == PAUSED and not self.tree.is_pause_hidden
+        return Item(stored.sequence, rendered(frames, stored.sequence, self.render), last)
 
     def interruption(self) -> list[bytes]:
-        return self.interrupted()
-
-
-def folded(tree: TreeFold, encoder: Encoder, run_id: str, payload: bytes) -> list[Frame]:
-    return [
-        frame for event in tree.feed(run_id, orjson.loads(payload)) for frame in encoder.feed(event)
-    ]
+        return self.leg.interrupted() if self.leg is not None else []
 
 
 # The dialects of agent protocols, whose clients know only one state (see `TreeFold.one_state`).
@@ -134,7 +118,7 @@ class TreeViews:
         return self.view(
             (dialect, framing.key, *sorted(types or ())),
             dialect,
-            lambda: TreeEncoding(self.fold(dialect), encoder(), render),
+            lambda: TreeEncoding(self.fold(dialect), encoder(), render, None),
             notice,
             framing,
         )
@@ -145,25 +129,17 @@ class TreeViews:
         Frames of events up to the stream sequence `after` are not written.
         """
 
-        def encoding() -> TreeLeg:
-            encoder, fold = form.encoder(), self.fold(form.dialect)
-            return TreeLeg(
-                fold, encoder, form.render, lambda: form.interrupted(encoder), after, self.answered
-            )
+        def encoding() -> TreeEncoding:
+            encoder = form.encoder()
+            leg = TreeLeg(after, self.answered, lambda: form.interrupted(encoder))
+            return TreeEncoding(self.fold(form.dialect), encoder, form.render, leg)
 
         key = (form.dialect, "leg", f"{after}", *form.key)
         return self.view(key, form.dialect, encoding, no_notice, form.framing, Delivery.ONCE)
 
     def agui_leg(self, audience: Audience, after: int) -> View:
-        def encoding() -> AguiTreeLeg:
-            encoders = self.agui.encoders(audience)
-            encoder = RunEncoder(encoders, self.root)
-            fold = self.fold(audience.profile.name)
-            render, interrupted = UNNAMED.event, encoder.interrupted
-            return AguiTreeLeg(fold, encoder, render, interrupted, after, self.answered, encoders)
-
-        key = (*audience.key, "leg", f"{after}")
-        name = audience.profile.name
+        name, key = audience.profile.name, (*audience.key, "leg", f"{after}")
+        encoding = partial(self._agui_encoding, audience, UNNAMED, after)
         return self.view(key, name, encoding, notices(UNNAMED), UNNAMED, Delivery.ONCE)
 
     def fold(self, dialect: str) -> TreeFold:
@@ -173,13 +149,17 @@ class TreeViews:
         if isinstance(framing, Sse):
             framing = replace(framing, id_first=audience.profile.id_first)
 
-        def encoding() -> AguiTree:
-            encoders = self.agui.encoders(audience)
-            encoder = RunEncoder(encoders, self.root)
-            return AguiTree(self.fold(audience.profile.name), encoder, framing.event, encoders)
-
-        name = audience.profile.name
+        name, encoding = audience.profile.name, partial(self._agui_encoding, audience, framing)
         return self.view((name, framing.key), name, encoding, notices(framing), framing)
+
+    def _agui_encoding(
+        self, audience: Audience, framing: Framing, after: int | None = None
+    ) -> AguiTree:
+        encoders = self.agui.encoders(audience)
+        encoder = RunEncoder(encoders, self.root)
+        fold = self.fold(audience.profile.name)
+        leg = None if after is None else TreeLeg(after, self.answered, encoder.interrupted)
+        return AguiTree(fold, encoder, framing.event, leg, encoders)
 
     def view(
         self,
@@ -206,46 +186,25 @@ class TreeViews:
         )
 
 
-def _is_ready(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> bool:
-    # Two events may begin a leg of the root: the root's `lifecycle.started`, and any event that
-    # comes while the tree is paused. The root's encoder needs the AG-UI id of this leg, which
-    # `_prepare` looks up.
-    return encoders.has(tree.root) and not tree.is_paused and not _begins(tree, stored)
-
-
-async def _prepare(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> None:
-    await encoders.begin(tree.root)
-    if tree.is_paused or _begins(tree, stored):
-        # All stored events of a workflow's run have the leg 1. So the number of the leg is taken
-        # from the fold, which counts the legs.
-        await encoders.look_up(tree.root, tree.leg + tree.is_paused)
-
-
-def _begins(tree: TreeFold, stored: Stored) -> bool:
-    return stored.subject == f"lifecycle.started.{tree.root}"
-
-
 @dataclass(slots=True)
 class AguiTree(TreeEncoding):
-    """Encodes the events of a whole tree for AG-UI clients."""
+    """Encodes the events of a tree for AG-UI clients."""
 
     encoders: RunEncoders
 
     def is_ready(self, stored: Stored) -> bool:
-        return _is_ready(self.tree, self.encoders, stored)
+        # Two events may begin a leg of the root: the root's `lifecycle.started`, and any event that
+        # comes while the tree is paused. The root's encoder needs the AG-UI id of this leg, which
+        # `prepare` looks up.
+        return self.encoders.has(self.tree.root) and not self._begins_leg(stored)
 
     async def prepare(self, stored: Stored) -> None:
-        await _prepare(self.tree, self.encoders, stored)
+        root = self.tree.root
+        await self.encoders.begin(root)
+        if self._begins_leg(stored):
+            # All stored events of a workflow's run have the leg 1. So the number of the leg is
+            # taken from the fold, which counts the legs.
+            await self.encoders.look_up(root, self.tree.leg + self.tree.is_paused)
 
-
-@dataclass(slots=True)
-class AguiTreeLeg(TreeLeg):
-    """Encodes the events of a tree up to the root's next pause for AG-UI clients."""
-
-    encoders: RunEncoders
-
-    def is_ready(self, stored: Stored) -> bool:
-        return _is_ready(self.tree, self.encoders, stored)
-
-    async def prepare(self, stored: Stored) -> None:
-        await _prepare(self.tree, self.encoders, stored)
+    def _begins_leg(self, stored: Stored) -> bool:
+        return self.tree.is_paused or stored.subject == f"lifecycle.started.{self.tree.root}"

@@ -1,24 +1,22 @@
-"""Encodes an agent server's own frames: unchanged for `/run_sse`, or with cursors for `raw`
+"""Encodes an agent server's own frames: one leg byte for byte, or a run with cursors for `raw`
 (decision 0104). Pure."""
 
 from __future__ import annotations
 
-import re
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import orjson
 
 from penstock import sse
 from penstock.bus import Stored
-from penstock.bus.messages import RawFrame, now, raw_frame
-from penstock.redaction import redacted_value
-from penstock_edge.views.items import Encoding, Item, type_of
-
-# Matches the beginning of an ADK error frame. ADK up to 1.22 does not escape the text of an error
-# frame, so the whole frame may not be valid JSON. Therefore only the beginning is compared.
-_UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
+from penstock.bus.messages import RawFrame, raw_frame
+from penstock_edge.views.encoded_leg import no_notice
+from penstock_edge.views.framing import VERBATIM_SSE
+from penstock_edge.views.items import Encoding, Item
+from penstock_edge.views.view import Delivery, ReadFrom, RunFrames, View
 
 INTERRUPTED = "The stream was interrupted; the run goes on"
 
@@ -58,9 +56,6 @@ class RawEncoding(Encoding):
             frames = [sse.comment(f"the upstream was lost: {code}")]
         return Item(raw.sequence, frames)
 
-    def interruption(self) -> list[bytes]:
-        return []
-
     def _frames(self, payload: bytes) -> list[sse.Frame]:
         try:
             return self._parser.feed(payload)
@@ -74,114 +69,42 @@ def _name(frame: sse.Frame) -> str | None:
 
 
 @dataclass(slots=True)
-class LegEncoding(Encoding):
-    """Relays the body of one leg byte for byte, and adds at most one error frame at the end.
-
-    adk-streaming.md allows no other additions, such as ids or comments. The error frame tells why
-    the leg was interrupted, and begins at a frame boundary. If the agent server's last frame is an
-    error frame already, the edge adds no error frame.
-    """
+class RelayedLeg(Encoding):
+    """Relays the body of one leg byte for byte. A subclass says what it adds at the leg's end."""
 
     leg: int
-    timeout_s: float
-    hosts: tuple[str, ...] = ()  # the agent server's hosts, which the error frame must not name
-    _parser: sse.Parser | None = field(default_factory=sse.Parser)
-    _connection: str = ""
-    _last_frame: bytes = b""
 
     def feed(self, stored: Stored) -> Item:
         if not is_raw(stored):
-            return self._ended(stored)
+            return Item(stored.sequence, self.run_ended(orjson.loads(stored.payload)), last=True)
         raw = raw_frame(stored)
         if raw.leg != self.leg:
             return Item(raw.sequence, [])
-        if raw.is_body:
-            boundary = self._boundary(raw.connection)
-            self._follow(raw.payload)
-            return Item(raw.sequence, [boundary + raw.payload])
-        if raw.kind == "lost":
-            lost = orjson.loads(raw.payload)
-            return Item(
-                raw.sequence, self._error(_error_of(lost, self.timeout_s), raw.received), last=True
-            )
-        if raw.kind == "end":
-            return Item(raw.sequence, self._end(raw), last=True)
-        return Item(raw.sequence, [])
+        return Item(raw.sequence, self.relayed(raw)) if raw.is_body else self.marked(raw)
 
-    def interruption(self) -> list[bytes]:
-        """Return an error frame.
+    @abstractmethod
+    def run_ended(self, event: dict[str, Any]) -> list[bytes]:
+        """Return what follows the leg when the run has ended with this event."""
 
-        The client has no cursor to continue with. If there were no error frame, the client would
-        conclude that the run has succeeded.
-        """
-        return self._error(_stream_error(INTERRUPTED), now())
+    @abstractmethod
+    def relayed(self, raw: RawFrame) -> list[bytes]:
+        """Return the bytes of a piece of the leg's body."""
 
-    def _end(self, raw: RawFrame) -> list[bytes]:
-        if orjson.loads(raw.payload or b"{}").get("outcome") == "cancelled":
-            return self._error(_stream_error("The run was cancelled"), raw.received)
-        return []
-
-    def _ended(self, stored: Stored) -> Item:
-        """Return the last item of a leg that has no closing frame, for the run's terminal event."""
-        event = orjson.loads(stored.payload)
-        error = {
-            "lifecycle.failed": event["data"].get("error", "The run failed"),
-            "lifecycle.cancelled": "The run was cancelled",
-        }.get(type_of(stored))
-        frames = self._error(_stream_error(error), event["timestamp"]) if error else []
-        return Item(stored.sequence, frames, last=True)
-
-    def _boundary(self, connection: str) -> bytes:
-        """Return an empty line if an earlier connection of the leg broke inside a frame."""
-        if connection == self._connection:
-            return b""
-        is_half = self._connection and self._parser is not None and not self._parser.is_at_boundary
-        self._connection = connection
-        if not is_half:
-            return b""
-        self._parser = sse.Parser()
-        return b"\n\n"
-
-    def _follow(self, payload: bytes) -> None:
-        if self._parser is None:
-            return
-        try:
-            frames = self._parser.feed(payload)
-        except sse.FrameTooLarge:
-            self._parser = None
-            return
-        if frames:
-            self._last_frame = frames[-1].data
-
-    def _error(self, body: dict[str, Any], at: str) -> list[bytes]:
-        at_boundary = self._parser is not None and self._parser.is_at_boundary
-        if at_boundary and _UPSTREAM_ERROR.match(self._last_frame):
-            return []
-        redacted = redacted_value(body, self.hosts)
-        frame = sse.encode(orjson.dumps(redacted | {"timestamp": _epoch_s(at)}))
-        return [frame if at_boundary else b"\n\n" + frame]
+    @abstractmethod
+    def marked(self, raw: RawFrame) -> Item:
+        """Return the item of a frame that the connector wrote itself, such as `open` or `lost`."""
 
 
-def _error_of(lost: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Return the error that adk-streaming.md defines for this reason of a lost connection."""
-    match lost.get("code"):
-        case "timeout":
-            text = f"Request timeout after {timeout_s:g} seconds"
-            return {"error": text, "error_code": "TIMEOUT"}
-        case "upstream_http":
-            status = lost.get("status_code")
-            return {
-                "error": f"ADK upstream error: {status}",
-                "status_code": status,
-                "detail": lost.get("detail", ""),
-            }
-        case _:
-            return _stream_error(str(lost.get("error") or "The upstream was lost"))
-
-
-def _stream_error(text: str) -> dict[str, Any]:
-    return {"error": text, "error_code": "STREAM_ERROR"}
-
-
-def _epoch_s(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
+def relayed_leg_view(
+    dialect: str, run_id: str, leg: int, encoding: Callable[[], RelayedLeg]
+) -> View:
+    return View(
+        (run_id, dialect, "bytes", str(leg)),
+        dialect,
+        RunFrames(run_id),
+        encoding,
+        no_notice,
+        ReadFrom.START,
+        VERBATIM_SSE,
+        Delivery.ONCE,
+    )

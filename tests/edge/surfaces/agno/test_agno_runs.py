@@ -418,7 +418,7 @@ async def test_half_a_frame_of_a_cut_connection_is_left_out(edge: Client, bus: B
 
 @pytest.mark.parametrize(
     "encoding",
-    [lambda edge: UpstreamLeg(edge, 1), lambda edge: stream_form(edge).of_leg(1)],
+    [lambda edge: UpstreamLeg(1, edge), lambda edge: stream_form(edge).of_leg(1)],
     ids=["own bytes", "encoded"],
 )
 @pytest.mark.parametrize("agent", CONFIG.agents[:3], ids=["agent", "team", "workflow"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -43,8 +42,8 @@ from penstock_edge.surfaces.adk.request import QueryRequest
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
 from penstock_edge.surfaces.adk.sessions import session_named_by
 from penstock_edge.surfaces.adk.views import legacy_view
-from penstock_edge.surfaces.bodies import json_response
-from penstock_edge.surfaces.errors import invalid_body, unaccepted_as_422
+from penstock_edge.surfaces.bodies import json_response, validated
+from penstock_edge.surfaces.errors import unaccepted_as_422
 from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.views.cursor import Cursor
@@ -80,10 +79,7 @@ class Legacy:
         edge = self._edge
         named = session_named_by(edge, request)
         body = await read_json(request, edge.settings.max_body_bytes)
-        try:
-            asked = QueryRequest.model_validate(body)
-        except ValidationError as error:
-            raise invalid_body(error) from error
+        asked = validated(QueryRequest, body)
         with unaccepted_as_422():
             start_fields.refuse_answers(asked.model_extra)
         who = identity_of(request)

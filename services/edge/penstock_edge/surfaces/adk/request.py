@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.web.bodies import is_deep
-from penstock_edge.surfaces.bodies import Message
-from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid, invalid_body
+from penstock_edge.surfaces.bodies import Message, document_of, validated
+from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid
 
 MAX_ID_CHARACTERS: Final = 512
 # The two spellings of one key; ADK reads both. A part with this key answers a request.
@@ -81,16 +79,8 @@ class QueryRequest(BaseModel):
 
 
 def parse(body: bytes) -> RunAgentRequest:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise invalid("json_invalid", (), f"the body is not JSON: {error}") from error
-    if is_deep(document):
-        raise invalid("too_deep", (), "the body is nested too deeply")
-    try:
-        request = RunAgentRequest.model_validate(document)
-    except ValidationError as error:
-        raise invalid_body(error) from error
+    document = document_of(body)
+    request = validated(RunAgentRequest, document)
     _require_one_spelling(document)
     texts = [part.get("text") for part in request.new_message.parts]
     if all(isinstance(text, str) and not text.strip() for text in texts):

@@ -32,12 +32,11 @@ from penstock_edge.surfaces.adk import request as adk_request
 from penstock_edge.surfaces.adk.answers import FunctionResponse, decided, responses_of
 from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, leg_operation, require_enabled
 from penstock_edge.surfaces.adk.request import RunAgentRequest
-from penstock_edge.surfaces.adk.views import leg_form
+from penstock_edge.surfaces.adk.views import leg_form, upstream_leg_view
 from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
 from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
 from penstock_edge.surfaces.parameters import STREAMED
-from penstock_edge.views.dialects import upstream_leg_view
 from penstock_edge.views.view import View
 
 SHOWN_CHARACTERS: Final = 2000

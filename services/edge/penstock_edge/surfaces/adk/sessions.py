@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 import orjson
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -25,11 +24,10 @@ from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
 from penstock_edge.surfaces.adk.servers import AdkServers, relayed
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
 from penstock_edge.surfaces.agents import agent_of_app
-from penstock_edge.surfaces.bodies import json_response
+from penstock_edge.surfaces.bodies import json_response, validated
 from penstock_edge.surfaces.errors import (
     InvalidBody,
     body_error,
-    invalid_body,
     unaccepted_as_422,
 )
 
@@ -108,10 +106,7 @@ class Sessions:
     async def create(self, request: Request) -> ASGIApp:
         named = session_named_by(self._edge, request)
         document = await self._document(request)
-        try:
-            asked = CreateRequest.model_validate(document)
-        except ValidationError as error:
-            raise invalid_body(error) from error
+        asked = validated(CreateRequest, document)
         given = {
             name: value
             for name, value in document.items()

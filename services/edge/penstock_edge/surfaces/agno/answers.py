@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from penstock.bus.records import Decided
 from penstock.dialects.agno.encode.pauses import waiting_tool
+from penstock.dialects.json import objects
 from penstock_edge.surfaces.agno.request import error
 from penstock_edge.surfaces.errors import InvalidBody, shortened
 
@@ -147,7 +148,7 @@ def _steps(where: Where, step: JsonObject) -> list[Answer]:
     if step.get("requires_executor_input") is True or (inner and isinstance(inner, list)):
         return [
             answer
-            for index, each in enumerate(_objects(inner))
+            for index, each in enumerate(objects(inner))
             for answer in _requirements((*where, "executor_requirements", index), each)
         ]
     return [
@@ -207,7 +208,7 @@ def _filled(given: JsonObject, note: Json) -> Filled:
 def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
     return {
         each[key]: each[value]
-        for each in _objects(given.get(field))
+        for each in objects(given.get(field))
         if isinstance(each.get(key), str) and each.get(value) is not None
     }
 
@@ -217,13 +218,13 @@ def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]
 
     If the client has filled in an entry of the tool, this entry replaces the requirement's entry.
     """
-    filled = {each[key]: each for each in _objects(outer) if isinstance(each.get(key), str)}
+    filled = {each[key]: each for each in objects(outer) if isinstance(each.get(key), str)}
     filled |= {
         each[key]: each
-        for each in _objects(nested)
+        for each in objects(nested)
         if isinstance(each.get(key), str) and each.get(value) is not None
     }
-    return list(filled.values()) or _objects(nested)
+    return list(filled.values()) or objects(nested)
 
 
 # --- Finding the item of an answer
@@ -294,7 +295,7 @@ def _input(item: JsonObject, answer: Answer) -> Decided:
 def _choice(item: JsonObject, answer: Answer) -> Decided:
     if isinstance(answer, StepAnswer):
         return _approved(item, answer.choices)
-    if item["kind"] == "feedback" and _objects(item.get("options")):
+    if item["kind"] == "feedback" and objects(item.get("options")):
         return _approved(item, answer.chosen or None)
     return _approved(item, next(iter(answer.chosen.values()), None))
 
@@ -334,10 +335,6 @@ def _refusal(answer: Answer, field: str, text: str) -> InvalidBody:
 def _has_properties(item: JsonObject) -> bool:
     schema = item.get("input_schema")
     return isinstance(schema, dict) and bool(schema.get("properties"))
-
-
-def _objects(value: Json) -> list[JsonObject]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _texts(*values: Json) -> tuple[str, ...]:

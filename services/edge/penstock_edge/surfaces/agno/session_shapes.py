@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus.records import RunRecord
+from penstock.dialects.json import without_none
 from penstock.settings import AgentConfig
 
 JsonObject = dict[str, Any]
@@ -46,7 +47,7 @@ class SessionSummary:
 
     def listed(self) -> JsonObject:
         """Return the session in the shape of Agno's SessionSchema."""
-        return _without_nothing(
+        return without_none(
             {
                 "session_id": self.session_id,
                 "session_name": self.name,
@@ -114,8 +115,8 @@ def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) 
         **{name: run[name] for name in _OF_THE_OUTPUT if name in run},
     }
     if agent.kind == "workflow":
-        return _without_nothing({**shown, "content_type": run.get("content_type", "str")})
-    return _without_nothing({**shown, "run_response_format": "text" if is_text else "json"})
+        return without_none({**shown, "content_type": run.get("content_type", "str")})
+    return without_none({**shown, "run_response_format": "text" if is_text else "json"})
 
 
 def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
@@ -138,7 +139,3 @@ def created_s(record: RunRecord) -> float:
 
 def _summary(record: RunRecord) -> str:
     return record.summary or record.error or ""
-
-
-def _without_nothing(shape: JsonObject) -> JsonObject:
-    return {name: value for name, value in shape.items() if value is not None}

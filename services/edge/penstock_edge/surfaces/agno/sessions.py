@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -50,8 +49,8 @@ from penstock_edge.surfaces.agno.session_shapes import (
     run_shown,
 )
 from penstock_edge.surfaces.agno.views import EdgeFrames
-from penstock_edge.surfaces.bodies import json_response
-from penstock_edge.surfaces.errors import invalid, invalid_body, shortened
+from penstock_edge.surfaces.bodies import json_response, validated
+from penstock_edge.surfaces.errors import invalid, shortened
 from penstock_edge.surfaces.query import number
 
 READ_ONLY: Final = "sessions are read only here: Penstock keeps no names and no state of them"
@@ -141,10 +140,7 @@ class Sessions:
         """
         who, _, agents = self._asked(request)
         document = await read_json(request, self._edge.settings.max_body_bytes)
-        try:
-            asked = SessionRequest.model_validate(document)
-        except ValidationError as error:
-            raise invalid_body(error) from error
+        asked = validated(SessionRequest, document)
         for name in ("session_name", "session_state", "metadata"):
             if getattr(asked, name):
                 text = "Penstock keeps no names, state or metadata of sessions; leave it out"

@@ -11,18 +11,17 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock import sse
-from penstock.bus import Stored
-from penstock.bus.messages import RawFrame, now, raw_frame
+from penstock.bus.messages import RawFrame, now
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.dialects.base import Encoder, type_of
 from penstock.events.catalogue import TERMINAL
 from penstock.settings import AgentConfig
-from penstock_edge.views.encoded_leg import PAUSED, LegForm, no_notice
-from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE
-from penstock_edge.views.items import Encoding, Item
-from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
-from penstock_edge.views.view import Delivery, ReadFrom, RunFrames, View
+from penstock_edge.views.encoded_leg import PAUSED, LegForm
+from penstock_edge.views.framing import NAMED_SSE
+from penstock_edge.views.items import Item
+from penstock_edge.views.upstream_frames import INTERRUPTED, RelayedLeg, relayed_leg_view
+from penstock_edge.views.view import View
 
 # Maps the agent's kind to the names of the events that end a leg.
 ENDS: Final = {
@@ -84,7 +83,7 @@ class SessionId(NamedTuple):
 
 
 @dataclass(slots=True)
-class UpstreamLeg(Encoding):
+class UpstreamLeg(RelayedLeg):
     """Relays one leg of an Agno server byte for byte.
 
     If the Agno server sends no event that ends the leg, the edge adds the event that ends the run.
@@ -93,23 +92,20 @@ class UpstreamLeg(Encoding):
     """
 
     edge: EdgeFrames
-    leg: int
     _parser: sse.Parser = field(default_factory=sse.Parser)
     _unfinished: bytes = b""  # the beginning of a frame whose end has not come yet
     _connection: str = ""
     _end_seen: bool = False  # whether the Agno server has sent an event that ends the leg
     _session_id: SessionId | None = None
 
-    def feed(self, stored: Stored) -> Item:
-        if not is_raw(stored):
-            frames = [] if self._end_seen else self.edge.of(orjson.loads(stored.payload))
-            return Item(stored.sequence, frames, last=True)
-        raw = raw_frame(stored)
-        if raw.leg != self.leg:
-            return Item(raw.sequence, [])
-        if raw.is_body:
-            complete = self._complete_frames(raw)
-            return Item(raw.sequence, [complete] if complete else [])
+    def run_ended(self, event: dict[str, Any]) -> list[bytes]:
+        return [] if self._end_seen else self.edge.of(event)
+
+    def relayed(self, raw: RawFrame) -> list[bytes]:
+        complete = self._complete_frames(raw)
+        return [complete] if complete else []
+
+    def marked(self, raw: RawFrame) -> Item:
         if raw.kind == "open":
             self._read_session_id(orjson.loads(raw.payload))
         # If no event has ended the leg, the run's terminal event still follows. So this item is
@@ -172,16 +168,8 @@ class RunObject(Encoder):
 
 def upstream_leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     """Return the view of one leg of an Agno server, whose bytes are relayed."""
-    return View(
-        (run_id, "agno", "bytes", str(leg)),
-        "agno",
-        RunFrames(run_id),
-        partial(UpstreamLeg, EdgeFrames(agent, run_id), leg),
-        no_notice,
-        ReadFrom.START,
-        VERBATIM_SSE,
-        Delivery.ONCE,
-    )
+    encoding = partial(UpstreamLeg, leg, EdgeFrames(agent, run_id))
+    return relayed_leg_view("agno", run_id, leg, encoding)
 
 
 def stream_form(edge: EdgeFrames) -> LegForm[AgnoEncoder]:

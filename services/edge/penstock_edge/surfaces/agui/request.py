@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.web.bodies import is_deep
-from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid, invalid_body
+from penstock_edge.surfaces.bodies import document_of, validated
+from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid
 
 JsonObject = dict[str, Any]
 
@@ -146,16 +145,7 @@ class RunAgentInput(_Described):
 
 
 def parse(body: bytes) -> RunAgentInput:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as cause:
-        raise invalid("json_invalid", (), f"the body is not JSON: {cause}") from cause
-    if is_deep(document):
-        raise invalid("too_deep", (), "the body is nested too deeply")
-    try:
-        return RunAgentInput.model_validate(document)
-    except ValidationError as cause:
-        raise invalid_body(cause) from cause
+    return validated(RunAgentInput, document_of(body))
 
 
 def text_of(asked: RunAgentInput) -> str:

@@ -22,7 +22,7 @@ from penstock.dialects.adk.decode.frames import (
 )
 from penstock.dialects.adk.decode.redaction import redacted
 from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached, PauseItem
-from penstock.dialects.json import obj, string
+from penstock.dialects.json import obj, string, without_none
 from penstock.dialects.snapshots import PART, Snapshots, Table, each, of
 
 
@@ -190,7 +190,7 @@ def _credential(item_id: str, args: CredentialRequest, calls: Calls) -> PauseIte
         kind="credential",
         tool_call_id=call.id if call else None,
         tool=call.name if call else None,
-        args={name: value for name, value in shown.items() if value is not None},
+        args=without_none(shown),
         description="Sign in at auth_uri." if auth_uri else "A credential is needed.",
     )
 

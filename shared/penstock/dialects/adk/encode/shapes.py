@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.dialects.adk.vocabulary import TOKENS
 from penstock.dialects.base import Json, JsonObject, has_failed
-from penstock.dialects.json import array, obj, objects, string
+from penstock.dialects.json import array, obj, objects, string, without_none
 
 _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 
@@ -186,13 +186,14 @@ _REQUESTS: Final[Mapping[str, _Request]] = {
 
 
 def _retrieved(document: JsonObject) -> JsonObject:
-    fields = {
-        "documentName": document.get("id"),
-        "text": document.get("content"),
-        "title": document.get("title"),
-        "uri": document.get("url"),
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+    return without_none(
+        {
+            "documentName": document.get("id"),
+            "text": document.get("content"),
+            "title": document.get("title"),
+            "uri": document.get("url"),
+        }
+    )
 
 
 def _data(part: JsonObject) -> JsonObject:
