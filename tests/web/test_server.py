@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -356,3 +357,16 @@ async def test_no_answer_waits_for_an_acknowledgement() -> None:
     finally:
         await server.stop()
     assert int(answer.text) != 0
+
+
+async def test_a_child_process_does_not_listen_in_place_of_a_server_that_has_stopped() -> None:
+    """uvloop closes no file of a child, so a socket that can be inherited would stay open."""
+    server = Server([], "127.0.0.1", 0)
+    await server.start()
+    with subprocess.Popen(["sleep", "30"], close_fds=False) as child:
+        try:
+            await server.stop()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", server.port)
+        finally:
+            child.kill()

@@ -195,7 +195,6 @@ class Server:
                 f"Is another Penstock running? Choose another port with {self._setting}"
             ) from error
         self.port = listener.getsockname()[1]
-        listener.set_inheritable(True)
         self._listener = listener
         self._task = asyncio.create_task(self._server.serve([listener]))
         while not self._server.started:
