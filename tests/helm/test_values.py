@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helm import charts
 from helm.renderings import name_of, needs_helm, of_kind, pods
+from support.drive.repository import services
 
 
 @needs_helm
@@ -66,6 +67,6 @@ def test_a_given_account_is_that_of_every_pod() -> None:
     specs = [
         each["spec"]["template"]["spec"] for each in found if each["kind"] in ("Deployment", "Job")
     ]
-    assert len(specs) == 7
+    assert len(specs) == len(services())  # without the command line, and with the Job of streams
     assert {each["serviceAccountName"] for each in specs} == {"own"}
     assert not [each for each in found if each["kind"] == "ServiceAccount"]
