@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import platform
+import re
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -375,10 +376,52 @@ def _indented_traceback(out: TextIO, error: structlog.typing.ExcInfo) -> None:
     out.write("\n  ".join(escaped))
 
 
+HIDDEN: Final = "[redacted]"
+
+# Patterns of secrets. Group 1 of each pattern is the text before the secret, which is kept. The
+# rest of the match is the secret. A match ends before a closing quote, before the end of the line,
+# or in a URL before the end of the parameter. So a redacted JSON line stays valid JSON.
+_SECRETS: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        # Each of the next three patterns matches a header that is written as text, in a dict, or as
+        # a pair of bytes.
+        r"""((?:proxy-)?authorization\W{1,6}?(?:b?['"])?(?:bearer|basic)\s+)[^\s"'\\,;]+""",
+        r"""((?:set-)?cookie(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^"'\\\r\n]+""",
+        r"""(x-csrf-token(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^\s"'\\,;]+""",
+        r"(\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}",
+        r"([?&](?:token|access_token)=)[^\s&#\"'\\]+",
+        r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
+        r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
+        r"()\bp(?:st|sv|ln)_[A-Za-z0-9_-]{20,}",  # Tokens, and the secrets of one-time links.
+        r"()\bwhsec_[A-Za-z0-9_+/=-]{16,}",  # Signing secrets of webhooks.
+        r"(\binput_value=).*?(?=, input_type=)",  # Errors of pydantic repeat the refused value.
+    )
+)
+
+
+def redact(text: str) -> str:
+    for secret in _SECRETS:
+        text = secret.sub(rf"\g<1>{HIDDEN}", text)
+    return text
+
+
+class RedactingFormatter(logging.Formatter):
+    """Removes credentials from the lines and the tracebacks of another formatter."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(self._inner.format(record))
+
+
 def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
     """Configure logging to stderr with one line for each entry, as `text` or as JSON objects.
 
-    JSON objects have fields for the run, its trace and more (see `log_fields`).
+    JSON objects have fields for the run, its trace and more (see `log_fields`). Lines and
+    tracebacks have no credentials, and no values that the errors of pydantic repeat.
     """
     shared: list[structlog.types.Processor] = [
         structlog.stdlib.add_log_level,
@@ -400,11 +443,10 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         structlog.processors.format_exc_info if format == "json" else _on_one_line,
     ]
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[*last, renderer], pass_foreign_args=True
-        )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[*last, renderer], pass_foreign_args=True
     )
+    handler.setFormatter(RedactingFormatter(formatter))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from penstock import log_fields
 from penstock.log_fields import approval_of, bind, run_of, traced, within_run
 from penstock.telemetry import LogFormat, configure_logging
-from penstock.web.auth import redact_logs
 
 RUN = "01a1f8ce-fd21-7646-99ac-38e357e37ec6"
 OTHER = "01a1f8ce-fd21-7646-99ac-38e357e37ec7"
@@ -37,7 +36,6 @@ def written() -> Iterator[Callable[[LogFormat], io.StringIO]]:
     def configured(format: LogFormat) -> io.StringIO:
         output = io.StringIO()
         configure_logging("info", format)
-        redact_logs()
         (handler,) = root.handlers
         assert isinstance(handler, logging.StreamHandler)
         handler.setStream(output)
@@ -55,6 +53,15 @@ def written() -> Iterator[Callable[[LogFormat], io.StringIO]]:
 def lines(written: Callable[[LogFormat], io.StringIO]) -> Lines:
     output = written("json")
     return lambda: [json.loads(line) for line in output.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_line_has_no_credential(
+    written: Callable[[LogFormat], io.StringIO], format: LogFormat
+) -> None:
+    output = written(format)
+    log.info("Authorization: Bearer %s", "an-opaque-token-of-a-user")
+    assert "Authorization: Bearer [redacted]" in output.getvalue()
 
 
 def test_the_words_of_a_format_become_fields(lines: Lines) -> None:

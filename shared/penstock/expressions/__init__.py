@@ -1,18 +1,19 @@
 """Compiles, checks and evaluates expressions in CEL. No other module of Penstock uses CEL.
 
 Rules of automations and rules of the approvals policy have conditions. Steps of workflows have
-expressions that give values. The modules `condition` and `value` compile both with CEL, and
+expressions that give values. The module `value` compiles both with CEL, and
 `evaluation` evaluates both within a budget. The module `template` fills texts with values from
 data. The placeholders of templates are paths, not CEL.
 """
 
-from penstock.expressions.condition import Condition, Conditions
 from penstock.expressions.errors import ExpressionError, MissingField, Position
 from penstock.expressions.library.values import MAX_STEPS, Budget, TooMuch
 from penstock.expressions.patterns import is_found
 from penstock.expressions.required import RequiredText
 from penstock.expressions.template import Template
 from penstock.expressions.value import (
+    Condition,
+    Conditions,
     ReadPath,
     Scope,
     ValueExpression,

@@ -34,7 +34,7 @@ from penstock.service.token_index import BUCKET, TokenIndex
 from penstock.settings import Config, ConfigurationError, Settings, load_config, read_settings
 from penstock.telemetry import configure_logging
 from penstock.tracing import setup as tracing
-from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens, redact_logs
+from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens
 from penstock.web.auth.csrf import fingerprint
 from penstock.web.auth.origins import is_loopback
 from penstock.web.body_memory import BodyMemory
@@ -262,7 +262,6 @@ def main(service_type: type[Service]) -> None:
         if service_type.operations:
             settings.auth.check_shared()
         configure_logging(settings.log_level, settings.log_format)
-        redact_logs()
         await serve([service_type], settings, load_config(settings.config), until=stop_on_signals())
 
     try:

@@ -32,7 +32,7 @@ from penstock.settings import (
     load_config,
 )
 from penstock.telemetry import configure_logging
-from penstock.web.auth import AuthConfig, redact_logs
+from penstock.web.auth import AuthConfig
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_automations.service import AutomationsService
@@ -95,7 +95,6 @@ def up(options: Options) -> int:
         # One-time links need an address that people can open.
         os.environ.setdefault("PENSTOCK_PUBLIC_URL", url_of(settings))
         configure_logging(settings.log_level, settings.log_format)
-        redact_logs()
         agents = _agents(options, settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_run(options, settings, agents, ready))

@@ -15,7 +15,6 @@ from penstock.web.auth.identity import (
     wait_until_credential_ends,
 )
 from penstock.web.auth.limits import count_stream, keep_counting, limit_refusal
-from penstock.web.auth.redact import redact_logs
 from penstock.web.auth.service_tokens import ServiceTokens
 from penstock.web.auth.stream_tokens import StreamTokens
 
@@ -33,7 +32,6 @@ __all__ = [
     "identity_of",
     "keep_counting",
     "limit_refusal",
-    "redact_logs",
     "require",
     "wait_until_credential_ends",
 ]

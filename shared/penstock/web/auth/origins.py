@@ -1,4 +1,4 @@
-"""Check which page sent a request.
+"""Check which page sent a request, and tell browsers what pages may do: by CORS and other headers.
 
 The check is needed because a browser adds cookies to the requests of any page.
 """
@@ -11,6 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.credentials import header_of, headers_of
 
 _FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
@@ -81,3 +87,67 @@ def _comes_from_no_page(scope: Mapping[str, Any]) -> bool:
 
 def _port(address: SplitResult) -> int | None:
     return address.port or {"http": 80, "https": 443}.get(address.scheme)
+
+
+ALWAYS: Final = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+}
+NO_STORE: Final = {"cache-control": "no-store"}
+_REQUEST_HEADERS: Final = (
+    "accept",
+    "authorization",
+    "content-type",
+    "idempotency-key",
+    "last-event-id",
+    "x-csrf-token",
+)
+_RESPONSE_HEADERS: Final = ("location", "penstock-run-id", "retry-after", "www-authenticate")
+_HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
+
+
+class SecurityHeaders:
+    """Adds the security headers that a response lacks.
+
+    JSON contains data of users, so JSON gets `no-store`.
+
+    An event stream gets no additional headers, because no browser renders an event stream.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] in _HEADS:
+                headers = MutableHeaders(scope=message)
+                media_type = headers.get("content-type", "")
+                for name, value in _for(media_type).items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _for(media_type: str) -> dict[str, str]:
+    if media_type.startswith("text/event-stream"):
+        return {}
+    return ALWAYS | NO_STORE if "json" in media_type else ALWAYS
+
+
+def cors(config: AuthConfig) -> list[Middleware]:
+    """Return the CORS middleware; an empty list if no other origin may call the API."""
+    if not config.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=_REQUEST_HEADERS,
+            allow_credentials=True,
+            expose_headers=_RESPONSE_HEADERS,
+        )
+    ]
