@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
@@ -75,3 +76,36 @@ def did_you_mean(asked: str, known: Iterable[str]) -> str:
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(asked.lower()[:128], folded, n=1)
     return f': did you mean "{folded[close[0]]}"?' if close else ""
+
+
+def fields_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Return the names of the fields at a path of values of this model, for `did_you_mean`."""
+    parts: list[Any] = [model]
+    for step in path:
+        parts = [inner for part in parts for inner in _inner(part, step)]
+    return [
+        field.alias or name
+        for part in parts
+        if isinstance(part, type) and issubclass(part, BaseModel)
+        for name, field in part.model_fields.items()
+    ]
+
+
+def _inner(part: Any, step: int | str) -> Iterator[Any]:
+    """Yield the types of the value at a step of a path: a field's name, an index or a key."""
+    if isinstance(part, type) and issubclass(part, BaseModel):
+        for name, field in part.model_fields.items():
+            if step in (name, field.alias):
+                yield from _choices(field.annotation)
+    elif get_origin(part) in (list, tuple, dict):
+        yield from _choices(get_args(part)[-1])
+
+
+def _choices(part: Any) -> Iterator[Any]:
+    if get_origin(part) is Annotated:
+        yield from _choices(get_args(part)[0])
+    elif get_origin(part) in (Union, UnionType):
+        for each in get_args(part):
+            yield from _choices(each)
+    else:
+        yield part

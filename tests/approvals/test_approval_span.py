@@ -11,7 +11,7 @@ from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.tracing import context, spans
 from penstock_approvals.outcomes.automatic import as_expired
 from penstock_approvals.outcomes.votes import with_vote
-from penstock_approvals.runs.approval_span import span_of
+from penstock_approvals.runs.events import span_of
 from support.fakes.recorder import recording
 
 CLIENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

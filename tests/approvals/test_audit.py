@@ -27,9 +27,8 @@ from penstock.bus.write import fence
 from penstock.settings import Config
 from penstock_approvals.audit import anchors
 from penstock_approvals.audit.anchors import Anchors
-from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.audit.chain import Entry, Link, digest, parse
-from penstock_approvals.audit.trail import Audit
+from penstock_approvals.audit.trail import ApprovalAudit, Audit
 from penstock_approvals.audit.verify import Verifier
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
@@ -96,9 +95,7 @@ async def test_an_approval_leaves_who_asked_who_decided_and_what_was_sent(
             token_id="k1",
         )
         note = "looks secret-note"
-        request = DecideRequest(
-            by="u1", decider=who, note=note, items=items, digest=approval.digest
-        )
+        request = DecideRequest(decider=who, note=note, items=items, digest=approval.digest)
         assert (await penstock.ask(approval.approval_id, request)).status == 200
         chain = await events(penstock, approval.run_id, 3)
         findings = await verified(penstock.bus)

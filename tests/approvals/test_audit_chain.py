@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_approvals.audit.anchor_chain import anchor, loss_record
 from penstock_approvals.audit.chain import (
     Entry,
     Link,
     Malformed,
+    anchor,
     canonical,
     chained,
     hash_of,
     link,
+    loss_record,
     missing,
     parse,
 )

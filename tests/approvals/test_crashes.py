@@ -26,11 +26,12 @@ from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, new_run_id, pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import asks, confirmation, continues, pause, start_and_pause
+from support.fakes.policies import anybody
 from support.real.approving import approvals_process
 from support.real.nats import NatsServer
 
 WITHOUT: Services = (NormalizerService,)
-YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
+YES = DecideRequest(decider=anybody("ada"), items=[Decided(item_id="t1", decision="approve")])
 # The number of writes of a decision: the outbox entry, the record (compare-and-set), the audit
 # (`decided`), approval.decided, the continue command, the audit (`sent`), and the removal of the
 # outbox entry.

@@ -31,12 +31,13 @@ from support.fakes.pauses import (
     start_and_pause,
     user_input,
 )
+from support.fakes.policies import anybody
 from support.real.nats import NatsServer
 
 ONE: Services = (NormalizerService, ApprovalsService)
 TWO: Services = (*ONE, ApprovalsService)
 WITHOUT: Services = (NormalizerService,)
-YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
+YES = DecideRequest(decider=anybody("ada"), items=[Decided(item_id="t1", decision="approve")])
 
 
 async def sent(penstock: Pipeline, run_id: str) -> bool:
@@ -77,7 +78,7 @@ async def test_a_decision_is_reported_and_sent_on(nats: NatsServer) -> None:
     async with pipeline(nats.url, Config(), ONE) as penstock:
         approval = await pause(penstock, confirmation("t1"), confirmation("t2"))
         request = DecideRequest(
-            by="ada",
+            decider=anybody("ada"),
             note="only the first",
             items=[
                 Decided(item_id="t1", decision="approve", note="mine"),
@@ -133,7 +134,8 @@ async def test_of_many_decisions_at_once_one_wins(nats: NatsServer) -> None:
             items = [{"item_id": "t1", "decision": decision}]
             body = {"items": items, "by": f"person {number}", "digest": approval.digest}
             if number % 3:
-                request = DecideRequest.model_validate(body)
+                decider = anybody(f"person {number}")
+                request = DecideRequest.model_validate({**body, "decider": decider})
                 return (await penstock.ask(approval.approval_id, request)).status
             path = f"/v1/approvals/{approval.approval_id}/decision"
             return (await penstock.http.post(path, json=body)).status_code
@@ -177,10 +179,15 @@ async def test_a_decision_that_does_not_fit_changes_nothing(nats: NatsServer) ->
     async with pipeline(nats.url, Config(), ONE) as penstock:
         approval = await pause(penstock, user_input())
         misfits = [
-            DecideRequest(items=[]),
-            DecideRequest(items=[Decided(item_id="t2", decision="approve")]),
-            DecideRequest(items=[Decided(item_id="t1", decision="approve", value={"to": 1})]),
-            DecideRequest(items=[Decided(item_id="t1", decision="reject")]),
+            DecideRequest(decider=anybody("ada"), items=[]),
+            DecideRequest(
+                decider=anybody("ada"), items=[Decided(item_id="t2", decision="approve")]
+            ),
+            DecideRequest(
+                decider=anybody("ada"),
+                items=[Decided(item_id="t1", decision="approve", value={"to": 1})],
+            ),
+            DecideRequest(decider=anybody("ada"), items=[Decided(item_id="t1", decision="reject")]),
         ]
         replies = [await penstock.ask(approval.approval_id, misfit) for misfit in misfits]
         stands = await penstock.approval(approval.approval_id)
@@ -249,7 +256,7 @@ async def test_a_decision_that_is_sent_on_again_is_reported_and_stored_once(
         await penstock.ask(approval.approval_id, YES)
         await eventually(lambda: sent(penstock, approval.run_id))
         again = Approvals(penstock.bus, "approvals-again")
-        await asyncio.gather(*(again.send_on(approval.approval_id) for _ in range(5)))
+        await asyncio.gather(*(again.outbox.send_on(approval.approval_id) for _ in range(5)))
         commands = await continues(penstock, approval.run_id)
         said = await penstock.raw(approval.run_id, "approvals")
     assert len(commands) == 1
@@ -332,7 +339,9 @@ async def test_a_decision_with_too_large_a_value_is_refused(nats: NatsServer) ->
     async with pipeline(nats.url, Config(), ONE) as penstock:
         approval = await pause(penstock, user_input())
         value = {"to": "x" * 600_000, "copies": 1}
-        large = DecideRequest(items=[Decided(item_id="t1", decision="approve", value=value)])
+        large = DecideRequest(
+            decider=anybody("ada"), items=[Decided(item_id="t1", decision="approve", value=value)]
+        )
         refused = await penstock.ask(approval.approval_id, large)
         value["to"] = "x" * 500_000
         taken = await penstock.ask(approval.approval_id, large)

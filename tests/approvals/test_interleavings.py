@@ -24,7 +24,7 @@ from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, DecideReply
 from penstock_approvals.lifecycle import outbox
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.policy import parse
+from penstock_approvals.policy.document import parse
 from penstock_approvals.store.policies import Policies
 from support.drive.sync_bus import World
 from support.fakes.policies import person, vote
@@ -99,7 +99,7 @@ class Interleaving(Deciding):
         late: bool,
     ) -> None:
         instance = self._instance(fuse, is_late=late)
-        record = await instance.get(approval_id)
+        record = await instance.records.get(approval_id)
         if record is None:
             return
         reply: DecideReply = await instance.take_vote(
@@ -108,7 +108,7 @@ class Interleaving(Deciding):
         assert reply.status in (200, 409)
         assert not (late and reply.status == 200), "a decision after the deadline was taken"
         if reply.status == 200:
-            await instance.send_on(approval_id)
+            await instance.outbox.send_on(approval_id)
 
     @rule(approval_id=Deciding.asked, who=st.integers(0, 2), yes=st.booleans(), fuse=FUSES)
     def a_vote_comes_too_late(
@@ -149,7 +149,7 @@ class Interleaving(Deciding):
 
     async def _check(self, approval_id: str, run_id: str) -> None:
         bus = self.world.bus
-        record = await self._instance(None).get(approval_id)
+        record = await self._instance(None).records.get(approval_id)
         assert record is not None
         said = direct.replay(bus, streams.RAW, subjects.raw_stored(run_id, "approvals"))
         told = Counter([orjson.loads(stored.payload)["type"] async for stored in said])

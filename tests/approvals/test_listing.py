@@ -19,9 +19,10 @@ from penstock.bus.records import ApprovalRecord, Deciders
 from penstock.bus.state.bucket_index import Change, StillReading
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY, ServiceGrant
+from penstock.web.problems import Problem
 from penstock_approvals.inbox import listing
-from penstock_approvals.inbox.listing import ApprovalList, ListPosition, Viewer
-from penstock_approvals.inbox.visibility import viewer_of
+from penstock_approvals.inbox.listing import ApprovalList, ListPosition
+from penstock_approvals.inbox.visibility import Viewer, viewer_of
 from penstock_approvals.store.records import ApprovalRecords
 from support.drive.bus import connected
 from support.drive.waiting import eventually
@@ -340,7 +341,7 @@ async def test_a_deleted_approval_and_an_entry_of_the_outbox_are_not_listed(
     "text", ["", "x", "W10", "WzEsMl0", "bnVsbA", "WzEsMiwzLDQsNV0", "é", "WzEsMSwxLDEsInMiXQ"]
 )
 def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a cursor"):
+    with pytest.raises(Problem, match="after: must be `next`"):
         ListPosition.parse(text)
 
 
@@ -367,7 +368,7 @@ def caller(name: str, *roles: str, scopes: Sequence[str] = ("read", "decide")) -
 
 
 def vote(by: str, **fields: Any) -> dict[str, Any]:
-    return {"by": by, "at": at(1), "digest": "d", "items": [], **fields}
+    return {"by": by, "decider": {"name": by}, "at": at(1), "digest": "d", "items": [], **fields}
 
 
 async def listed(

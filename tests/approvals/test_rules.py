@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
-from penstock_approvals.outcomes.rules import DecisionMismatch, check, outcome
-from penstock_approvals.outcomes.schemas import misfit
+from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock_approvals.outcomes.rules import DecisionMismatch, check, misfit, outcome
 
 SCHEMA = {
     "type": "object",
@@ -42,10 +41,11 @@ def asked(item_id: str, kind: str = "confirmation", **fields: Any) -> dict[str, 
 
 def request(*items: tuple[str, str] | tuple[str, str, Any]) -> DecideRequest:
     return DecideRequest(
+        decider=Decider(name="ada"),
         items=[
             Decided.model_validate(dict(zip(("item_id", "decision", "value"), item, strict=False)))
             for item in items
-        ]
+        ],
     )
 
 

@@ -29,6 +29,7 @@ from penstock_approvals.lifecycle import outbox
 from penstock_approvals.lifecycle.decisions import Approvals
 from support.drive.bus import new_run_id
 from support.drive.sync_bus import World
+from support.fakes.policies import anybody
 from support.real.nats import NatsServer
 
 # A fuse is the number of writes before the crash, and whether the write that crashes is stored.
@@ -167,10 +168,12 @@ class Deciding(RuleBasedStateMachine):
         by = f"person-{next(self.numbers)}"
         items = [Decided.model_validate({"item_id": "t1", "decision": decision})]
         instance = self._instance(fuse)
-        reply = await instance.take_vote(approval_id, DecideRequest(by=by, items=items))
+        reply = await instance.take_vote(
+            approval_id, DecideRequest(decider=anybody(by), items=items)
+        )
         if reply.status == 200:
             self.won[approval_id].append(by)
-            await instance.send_on(approval_id)
+            await instance.outbox.send_on(approval_id)
         else:
             assert reply.status in (404, 409)
             self.lost.add(by)
@@ -190,12 +193,12 @@ class Deciding(RuleBasedStateMachine):
         self._do(
             self._decide(approval_id, "approve", one),
             self._decide(approval_id, "reject", other),
-            *([self._instance(None).sweep()] if sweep else []),
+            *([self._instance(None).outbox.sweep()] if sweep else []),
         )
 
     @rule(fuse=FUSES)
     def sweep(self, fuse: tuple[int, bool] | None) -> None:
-        self._do(self._instance(fuse).sweep())
+        self._do(self._instance(fuse).outbox.sweep())
 
     def teardown(self) -> None:
         if hasattr(self, "runs"):
@@ -206,13 +209,13 @@ class Deciding(RuleBasedStateMachine):
         for stored in list(self.unhandled):
             await self._handle(stored, None)
         for _ in range(2):
-            await self._instance(None).sweep()
+            await self._instance(None).outbox.sweep()
         for approval_id, run_id in self.runs.items():
             await self._check(approval_id, run_id)
 
     async def _check(self, approval_id: str, run_id: str) -> None:
         bus = self.world.bus
-        record = await self._instance(None).get(approval_id)
+        record = await self._instance(None).records.get(approval_id)
         assert record is not None
         said = direct.replay(bus, streams.RAW, subjects.raw_stored(run_id, "approvals"))
         told = [orjson.loads(stored.payload) async for stored in said]

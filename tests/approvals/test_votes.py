@@ -53,7 +53,7 @@ def says(who: Decider, *items: tuple[str, str] | tuple[str, str, Any], **more: A
         Decided.model_validate(dict(zip(("item_id", "decision", "value"), each, strict=False)))
         for each in items
     ]
-    return DecideRequest(by=who.name, decider=who, items=decided, **more)
+    return DecideRequest(decider=who, items=decided, **more)
 
 
 def refused(record: ApprovalRecord, request: DecideRequest, **more: Any) -> tuple[int, str]:
@@ -192,7 +192,7 @@ def test_a_rejection_survives_the_edit_of_another_item() -> None:
         Decided(item_id="1", decision="approve"),
         Decided(item_id="2", decision="approve", args={"amount": 5, "memo": "b"}),
     ]
-    edited = with_vote(first, DecideRequest(by="bob", decider=BOB, items=items), NOW)
+    edited = with_vote(first, DecideRequest(decider=BOB, items=items), NOW)
     decided = with_vote(
         edited, says(CLEO, ("1", "approve"), ("2", "approve"), digest=edited.digest), NOW
     )
@@ -232,7 +232,7 @@ def test_new_arguments_do_not_come_as_a_value_beside_the_old_ones() -> None:
         args={"amount": 5, "memo": "a"},
         value={"amount": 5_000_000, "memo": "a"},
     )
-    status, why = refused(asked, DecideRequest(by="ada", decider=ADA, items=[both]))
+    status, why = refused(asked, DecideRequest(decider=ADA, items=[both]))
     assert (status, "without a value" in why) == (422, True)
 
 

@@ -228,7 +228,7 @@ async def test_news_of_a_decision_is_sent_after_the_deciding_process_has_ended(
         assert reply.status == 200
         assert [each.news for each in await run.news()] == ["asked"]
         for _ in range(2):  # the second sweep finds nothing to send
-            await Approvals(penstock.bus, "other").sweep()
+            await Approvals(penstock.bus, "other").outbox.sweep()
         await told(run, "asked", "decided")
         news = (await run.news())[-1]
         assert news.items is not None

@@ -8,10 +8,9 @@ import pytest
 
 from penstock.settings import AgnoAgent, Config
 from penstock_automations.rules.actions import RunAction
-from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.check import InvalidRule, check_agent, missing_right, read_rule
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
-from penstock_automations.rules.rights import check_agent, missing_right
 
 WEBHOOK = {"url": "https://hook.example/x"}
 RUN = {"agent": "assistant", "message": "Hi {{ event.data.tool }}"}

@@ -211,7 +211,6 @@ async def test_the_rules_of_one_owner_have_one_vote(
         # since.
         [cast] = approval.votes
         again = DecideRequest(
-            by="",
             decider=cast.decider,
             items=cast.items,
             note=cast.note,
@@ -269,7 +268,8 @@ async def test_the_decision_carries_the_digest_that_matched_and_one_key(
         events = await made.penstock.events_until(run_id, ASKED)
         assert {each.digest for each in asked} == {events[-1].data["digest"]}
         assert {each.idempotency_key for each in asked} == {outcome.data["delivery_id"]}
-        assert asked[0].by == "automation early, on behalf of u1"
+        decider = asked[0].decider
+        assert (decider.name, decider.on_behalf_of) == ("automation early", "u1")
 
 
 @pytest.mark.parametrize(

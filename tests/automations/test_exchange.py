@@ -13,9 +13,8 @@ import pytest
 
 from penstock.http.dialing import Address, resolve
 from penstock.http.exchange import MAX_OVERHEAD_BYTES
-from penstock_automations.actions.webhook.answers import Answer, NoAnswer
-from penstock_automations.actions.webhook.exchange import READ_BYTES, Sender
-from penstock_automations.guard.guard import Guard
+from penstock_automations.actions.webhook.exchange import READ_BYTES, Answer, NoAnswer, Sender
+from penstock_automations.guard import Guard
 from support.fakes.serving import close_after
 from support.real.authority import Authority
 

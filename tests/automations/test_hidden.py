@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from penstock_automations.actions.executor import Occurrence
-from penstock_automations.actions.webhook.answers import Answer
+from penstock_automations.actions.webhook.exchange import Answer
 from penstock_automations.actions.webhook.preparing import request_of
 from penstock_automations.jobs.job import Job, TriggerSource
 from penstock_automations.rules.check import read_rule

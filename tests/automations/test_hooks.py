@@ -28,11 +28,10 @@ from penstock.web.problems import Problem
 from penstock_automations.api.hooks import Hooks
 from penstock_automations.matching.evaluations import MAX_SLOW
 from penstock_automations.rules.check import read_rule
-from penstock_automations.rules.model import Rule
+from penstock_automations.rules.model import Hook, Rule
 from penstock_automations.rules.records import Owner, RuleRecord, compile_rule
 from penstock_automations.rules.secrets import new_secret, new_token
 from penstock_automations.rules.store import CurrentRules
-from penstock_automations.rules.triggers import Hook
 from penstock_automations.triggers.hook_request import (
     WINDOW_S,
     Check,

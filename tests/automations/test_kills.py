@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.bus import streams
-from penstock_automations.jobs.queue import Queue
+from penstock_automations.jobs.order import Queue
 from penstock_automations.settings import AutomationsSettings
 from support.drive.automations import rule, user, without_service
 from support.fakes.receiver import answers, hangs, late

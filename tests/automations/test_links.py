@@ -11,10 +11,9 @@ from urllib.parse import urlencode
 import pytest
 
 from penstock_approvals.service import ApprovalsService
-from penstock_automations.rules.check import InvalidRule
+from penstock_automations.rules.check import InvalidRule, missing_right
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
-from penstock_automations.rules.rights import missing_right
 from penstock_normalizer.service import NormalizerService
 from support.drive.automations import automations, rule
 from support.fakes.pauses import confirmation, start_and_pause

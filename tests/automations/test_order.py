@@ -11,10 +11,9 @@ import pytest
 
 from penstock.bus.state import deadletters
 from penstock_automations.delivery.records import Records
-from penstock_automations.jobs import queue
+from penstock_automations.jobs import order as queue
 from penstock_automations.jobs.job import EventSource, Job
-from penstock_automations.jobs.order import Order
-from penstock_automations.jobs.queue import Queue
+from penstock_automations.jobs.order import Order, Queue
 from support.drive.automations import automations, rule
 from support.drive.bus import connected, new_run_id
 from support.fakes.receiver import late

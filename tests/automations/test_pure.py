@@ -12,19 +12,19 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from penstock.expressions import Budget
-from penstock_automations.actions.webhook.answers import (
-    Answer,
-    NoAnswer,
-    is_up,
-    retry_after_s,
-    verdict,
-)
 from penstock_automations.actions.webhook.breaker import (
     FAILURES,
     MAX_OPEN_S,
     PROBE_S,
     Breaker,
     Rate,
+)
+from penstock_automations.actions.webhook.exchange import (
+    Answer,
+    NoAnswer,
+    is_up,
+    retry_after_s,
+    verdict,
 )
 from penstock_automations.actions.webhook.preparing import body_of, signed
 from penstock_automations.delivery.one_delivery import MAX_RETRY_AFTER_S, delay_s

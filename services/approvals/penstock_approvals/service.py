@@ -11,13 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from pydantic import ValidationError
-
 from penstock import telemetry
 from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscription, streams
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
-from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
 from penstock.tracing import requests
@@ -25,17 +22,16 @@ from penstock.web.operation import operations_of
 from penstock_approvals.api.approvals import Api
 from penstock_approvals.api.links import LinkMaking, LinkPages
 from penstock_approvals.api.policy import PolicyApi
+from penstock_approvals.api.requests import Requests
 from penstock_approvals.audit.anchors import Anchors, AuditLosses
-from penstock_approvals.audit.approval import ApprovalAudit
+from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.lifecycle.deadlines import DUE, approval_of
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.lifecycle.restore import Restore
-from penstock_approvals.links.requests import LinkRequests
 from penstock_approvals.settings import ApprovalsSettings
-from penstock_approvals.store.hiding import as_shown
 from penstock_approvals.store.policies import Policies
-from penstock_approvals.store.records import ApprovalRecords, UnreadableRecord
+from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
@@ -60,32 +56,29 @@ class ApprovalsService(Service):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         assert isinstance(context.settings, ApprovalsSettings)
-        self._settings = context.settings
-        keys = self._settings.audit_keys
-        details = self._settings.audit_details
-        self._audit = ApprovalAudit(self.bus, with_details=details, keys=keys)
-        self._anchors = Anchors(self.bus, keys)
-        self._policies = Policies(self.bus, self._settings.policy)
-        self._approvals = Approvals(
-            self.bus,
-            context.pod,
-            self._audit,
-            self._policies,
-            require_digest=self._settings.require_digest,
+        settings = self._settings = context.settings
+        audit = ApprovalAudit(
+            self.bus, with_details=settings.audit_details, keys=settings.audit_keys
         )
-        records = self._approvals.all
-        self._audit_losses = AuditLosses(self.bus, self._audit, self._anchors, records)
+        self._anchors = Anchors(self.bus, settings.audit_keys)
+        self._policies = Policies(self.bus, settings.policy)
+        self._approvals = Approvals(
+            self.bus, context.pod, audit, self._policies, require_digest=settings.require_digest
+        )
+        self._audit_losses = AuditLosses(
+            self.bus, audit, self._anchors, self._approvals.records.all
+        )
         self._restore = Restore(self.bus, self._approvals)
         self._listening: list[Subscription] = []
         # requests over NATS that are handled now, and decisions that are being sent
         self._tasks: set[asyncio.Task[None]] = set()
-        self._feed = Feed(self.bus, ApprovalRecords(self.bus))
-        public_url = self._settings.public_url
-        self._link_requests = LinkRequests(self.bus, self._approvals, public_url)
+        self._feed = Feed(self.bus, self._approvals.records)
+        url = settings.public_url
+        self._requests = Requests(self.bus, self._approvals, self._take_vote, url)
         self.routes = routes_on_bus(
             Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote),
             LinkPages(self.bus, self._approvals, self._take_vote),
-            LinkMaking(self.bus, self._approvals, public_url),
+            LinkMaking(self.bus, self._approvals, url),
             PolicyApi(self._policies),
             statuses={UnreadableRecord: 500},
         )
@@ -94,8 +87,8 @@ class ApprovalsService(Service):
         """Begin to take decisions, and then to record requests."""
         await self._policies.load()
         for subject, handle in (
-            ("decide.*", self._on_vote_request),
-            ("link.*", self._link_requests.on_request),
+            ("decide.*", self._requests.on_vote),
+            ("link.*", self._requests.on_link),
         ):
             listening = await until_answered(
                 f"subscribing to {subject}",
@@ -163,48 +156,21 @@ class ApprovalsService(Service):
             log.error("a request or a decision failed unexpectedly", exc_info=error)
 
     async def _in_task(self, handle: Callable[[Msg], Coroutine[Any, Any, None]], msg: Msg) -> None:
-        """Handle a request over NATS in a task of its own.
-
-        The next request is handled at once, even if this one waits for the record of its approval.
-        """
+        """Handle a request in a task of its own, since it may wait for its approval's record."""
         self._begin(handle(msg))
 
     async def _send_on(self, approval_id: str) -> None:
         try:
-            await self._approvals.send_on(approval_id)
+            await self._approvals.outbox.send_on(approval_id)
         except (BusError, ObjectGone, UnreadableRecord) as error:
             log.warning("approval %s stays in the outbox: %s", approval_id, error)
-
-    async def _on_vote_request(self, msg: Msg) -> None:
-        approval_id = msg.subject.removeprefix("decide.")
-        try:
-            request = DecideRequest.model_validate_json(msg.data)
-            reply = await self._take_vote(approval_id, request)
-        except ValidationError as error:
-            reply = DecideReply(status=422, detail=str(error))
-        except ObjectGone as error:
-            reply = DecideReply(status=404, detail=str(error))
-        except UnreadableRecord as error:
-            log.error("%s", error)
-            reply = DecideReply(status=409, detail=str(error))
-        except BusError as error:
-            # No answer is sent. So the caller's request times out, and the caller then reads the
-            # record.
-            log.warning("approval %s: %s", approval_id, error)
-            return
-        if reply.approval is not None:
-            reply = reply.model_copy(update={"approval": as_shown(reply.approval)})
-        answer = reply.dump()
-        if len(answer) > MAX_MESSAGE_BYTES:
-            answer = reply.model_copy(update={"approval": None}).dump()
-        await self.bus.client.publish(msg.reply, answer)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.outbox_s)
             self._measure_pending()
             try:
-                await self._approvals.sweep()
+                await self._approvals.outbox.sweep()
                 await self._restore.after_losses()
             except BusError as error:
                 log.warning("the outbox is read again later: %s", error)

@@ -27,9 +27,7 @@ from penstock_automations.actions.webhook.exchange import Sender
 from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.actions.webhook.mirror import Mirror
 from penstock_automations.api.deliveries import Deliveries
-from penstock_automations.api.endpoints import EndpointStates
 from penstock_automations.api.hooks import Hooks
-from penstock_automations.api.rule_secrets import RuleSecrets
 from penstock_automations.api.rules import Rules
 from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.api.trials import Trials
@@ -40,7 +38,7 @@ from penstock_automations.delivery.one_delivery import Deliverer, Parts
 from penstock_automations.delivery.records import Records
 from penstock_automations.delivery.replay import replay_dead_letter
 from penstock_automations.delivery.waking import Waking
-from penstock_automations.guard.guard import Guard
+from penstock_automations.guard import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish_due
 from penstock_automations.jobs.return_times import ReturnTimes
@@ -49,11 +47,11 @@ from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.evaluations import Evaluations
 from penstock_automations.matching.lanes import MAX_WAITING
 from penstock_automations.matching.matcher import Matcher
+from penstock_automations.rules.actions import ActionKind
 from penstock_automations.rules.calls import read_call_secrets
+from penstock_automations.rules.check import check_action
 from penstock_automations.rules.file import apply_file
-from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
-from penstock_automations.rules.rights import check_action
 from penstock_automations.rules.sealing import RuleKeys
 from penstock_automations.rules.store import CurrentRules, RuleStore, pause_rules_without_owner
 from penstock_automations.settings import AutomationsSettings
@@ -77,7 +75,7 @@ class AutomationsService(Service):
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings
-    operations = operations_of(Rules, RuleSecrets, Trials, Deliveries, EndpointStates, Hooks)
+    operations = operations_of(Rules, Trials, Deliveries, Hooks)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -159,15 +157,12 @@ class AutomationsService(Service):
         check = partial(check_action, guard=guard, config=context.config)
         stored = StoredRules(self._store, check, self.apply_rule_changes, self.bus.clock)
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
-        surfaces = (
+        self.routes = routes_on_bus(
             Rules(stored, self._rules, settings.rules_per_user),
-            RuleSecrets(stored),
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
-            EndpointStates(self.bus),
         )
-        self.routes = routes_on_bus(*surfaces)
         self._mirror = Mirror(self.bus, context.pod, webhooks.endpoints)
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 

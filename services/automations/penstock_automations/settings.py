@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from penstock.runs.settings import StartSettings
 from penstock.settings import Words
-from penstock_automations.guard.addresses import parse_networks
+from penstock_automations.guard import parse_networks
 
 MIN_KEY_BYTES: Final = 32
 

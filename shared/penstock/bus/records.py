@@ -323,7 +323,7 @@ class Vote(Record):
     """One person's decision. An approval that needs several people has several votes."""
 
     by: str
-    decider: Decider | None = None
+    decider: Decider
     at: str
     digest: str = Field(description="The digest of what the person decided about")
     items: list[Decided]
@@ -339,7 +339,7 @@ class Decision(Record):
     outcome: Literal["approved", "rejected", "mixed"]
     by: str = Field(description="The caller that decided, or `policy`")
     decider: Decider | None = Field(
-        None, description="The caller as it was then; decisions of older versions have none"
+        None, description="The caller as it was then; a decision restored from its event has none"
     )
     at: str
     automatic: bool = False
@@ -352,7 +352,7 @@ class Decision(Record):
 
     @property
     def made_by(self) -> Decider:
-        """The caller that decided; a decision of an older version has only the caller's name."""
+        """The caller that decided; a decision restored from its event has only the name."""
         return self.decider or Decider(name=self.by)
 
 
@@ -438,10 +438,7 @@ class ApprovalRecord(Record):
 class DecideRequest(Record):
     """Core request `decide.<approval id>`."""
 
-    by: str = Field("anonymous", description="For approvals services without `decider`")
-    decider: Decider | None = Field(
-        None, description="The caller that decides; edges of older versions send only `by`"
-    )
+    decider: Decider = Field(description="The caller that decides")
     note: str | None = None
     digest: str | None = Field(None, description="If given, must be the request's")
     items: list[Decided]
@@ -454,15 +451,6 @@ class DecideRequest(Record):
         "is the pause's own",
     )
     traceparent: str | None = Field(None, description="The trace context of the caller's request")
-
-    @property
-    def made_by(self) -> Decider:
-        """The caller that decides.
-
-        An edge of an older version has checked that the caller is the requester, or may act for the
-        requester, and that the caller has the scope `decide`. It sends only the name.
-        """
-        return self.decider or Decider(name=self.by, scopes=["decide", "act-as"])
 
 
 class LinkRequest(Record):

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.bus.records import ApprovalRecord, Decider, Deciders, Escalation, Vote
-from penstock_approvals.policy import Question, may_decide, may_see, parse, person_of
+from penstock_approvals.policy.deciding_rights import may_decide, may_see, person_of
+from penstock_approvals.policy.document import parse
+from penstock_approvals.policy.rulings import Question
 
 
 def who_is(name: str, **given: Any) -> Decider:
@@ -156,7 +158,9 @@ rules:
 
 
 def test_a_person_that_has_voted_still_sees_the_approval() -> None:
-    vote = Vote(by="bob", at="2026-11-20T10:00:00.000Z", digest="d", items=[])
+    vote = Vote(
+        by="bob", decider=Decider(name="bob"), at="2026-11-20T10:00:00.000Z", digest="d", items=[]
+    )
     assert may_see(approval(Deciders(roles=["finance"]), votes=[vote]), who_is("bob"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_approvals.policy import InvalidPolicy, parse
+from penstock_approvals.policy.document import InvalidPolicy, parse
 
 RULE = """\
 version: 1

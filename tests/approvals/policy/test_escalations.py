@@ -16,7 +16,8 @@ from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
 from penstock_approvals.api.changes import name_of
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.outcomes.escalations import reached_count, request_events
+from penstock_approvals.outcomes.automatic import reached_count
+from penstock_approvals.runs.events import request_events
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Event, Pipeline, Services, pipeline

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_approvals.policy import Policy, Question, parse
-from penstock_approvals.policy.rulings import Matched
+from penstock_approvals.policy.document import parse
+from penstock_approvals.policy.rulings import Matched, Policy, Question
 from support.drive.repository import ROOT
 
 NOW = datetime(2026, 11, 22, 14, 0, 0, 250_000, tzinfo=UTC)
@@ -56,7 +56,7 @@ def sql(query: str = "drop table x", **more: Any) -> Any:
 )
 def test_the_first_rule_that_matches_decides(what: Any, outcome: str, rule: str) -> None:
     ruling = POLICY.outcome_of(asked(what))
-    assert (ruling.outcome, ruling.rule_id, ruling.version) == (outcome, rule, 7)
+    assert (ruling.outcome, ruling.rule_id, ruling.policy.version) == (outcome, rule, 7)
 
 
 def test_an_asking_rule_says_who_and_how_many_and_until_when() -> None:
@@ -72,7 +72,7 @@ def test_an_asking_rule_says_who_and_how_many_and_until_when() -> None:
     [step] = ruling.escalate
     assert (step.at, step.to.roles) == ("2026-11-22T14:30:01Z", ["finance-leads"])
     assert step.to.excluded == ["requester"], "an escalation lets in nobody whom the rule excludes"
-    assert ruling.edit == {"1": ["args.memo"]}
+    assert [each.edit for each in ruling.items] == [["args.memo"]]
 
 
 def test_a_pause_is_automatic_only_if_each_of_its_items_is() -> None:
@@ -208,9 +208,9 @@ def test_a_rule_matches_by_names_and_patterns(match: str, matches: bool) -> None
 
 def test_without_a_policy_the_requester_decides_without_a_deadline() -> None:
     ruling = Policy().outcome_of(asked(item("rm")))
-    assert (ruling.outcome, ruling.rule_id, ruling.version) == ("ask", "default", 0)
+    assert (ruling.outcome, ruling.rule_id, ruling.policy.version) == ("ask", "default", 0)
     assert [each.users for each in ruling.deciders] == [["requester"]]
-    assert (ruling.need, ruling.expires_at, ruling.edit) == (1, None, {"1": ["*"]})
+    assert (ruling.need, ruling.expires_at, ruling.items[0].edit) == (1, None, ["*"])
 
 
 def test_the_digest_of_a_policy_is_that_of_its_content() -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from penstock.http import dialing
 from penstock.http.dialing import Address, Resolve
-from penstock_automations.actions.webhook.answers import Answer, NoAnswer
-from penstock_automations.actions.webhook.exchange import Sender
-from penstock_automations.guard.guard import AddressRefused, Guard
+from penstock_automations.actions.webhook.exchange import Answer, NoAnswer, Sender
+from penstock_automations.guard import AddressRefused, Guard
 
 PUBLIC = "93.184.215.14"
 

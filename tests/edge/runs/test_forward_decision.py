@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.bus import Bus, Msg
-from penstock.bus.records import ApprovalRecord, Decided, DecideReply, DecideRequest
+from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideReply, DecideRequest
 from penstock.bus.subjects import decide
 from penstock.runs import decide as handing_over
 from penstock.runs.decide import forward_decision
@@ -19,7 +19,7 @@ from support.fakes.recorder import recording
 from support.real.nats import NatsServer
 
 RUNS_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
+YES = DecideRequest(decider=Decider(name="ada"), items=[Decided(item_id="t1", decision="approve")])
 
 
 @asynccontextmanager

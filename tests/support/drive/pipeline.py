@@ -44,6 +44,7 @@ from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.records import run_record
 from support.drive.waiting import eventually
+from support.fakes.policies import anybody
 
 Services = tuple[type[Service], ...]
 PIPELINE: Services = (NormalizerService, ApprovalsService, ConnectorService)
@@ -152,7 +153,9 @@ class Pipeline:
             )
             for item in approval.items
         ]
-        return await self.ask(approval_id, DecideRequest(by="someone", note=note, items=items))
+        return await self.ask(
+            approval_id, DecideRequest(decider=anybody("someone"), note=note, items=items)
+        )
 
     async def ask(self, approval_id: str, request: DecideRequest) -> DecideReply:
         """Send the NATS request that carries a decision."""

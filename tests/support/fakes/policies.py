@@ -22,6 +22,11 @@ def person(name: str, *roles: str, **more: Any) -> Decider:
     return Decider.model_validate(given)
 
 
+def anybody(name: str) -> Decider:
+    """Return a person who may decide for every requester, over a protocol without digests."""
+    return person(name, scopes=["decide", "act-as"], channel="agno")
+
+
 def vote(
     approval: ApprovalRecord,
     who: Decider,
@@ -38,7 +43,6 @@ def vote(
         for each in approval.items
     ]
     return DecideRequest(
-        by=who.name,
         decider=who,
         items=items,
         note=note,

@@ -1,8 +1,8 @@
-"""The HTTP routes of approvals: list approvals, show an approval, decide an approval.
+"""The HTTP routes of approvals: list, show, follow and decide approvals.
 
-Who may see an approval, and for whom it waits, is in `inbox.visibility`. Who may decide it is in
-`policy.deciding_rights`. A person who may not see an approval gets the same 404 as for an approval
-that does not exist.
+Who may see an approval, and for whom it waits, is in `inbox.visibility`, and who may decide it in
+`policy.deciding_rights`. Of an approval that a person may not see, the person gets the same 404 as
+of one that does not exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal, Self
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +25,7 @@ from penstock.bus.records import (
     DecideRequest,
 )
 from penstock.service.deciders import decider_of
-from penstock.web.answers import while_connected
+from penstock.web.answers import json_answer, while_connected
 from penstock.web.auth import Identity, deciding_user, identity_of
 from penstock.web.auth.limits import count_stream
 from penstock.web.bodies import read_model, read_query
@@ -56,7 +55,7 @@ from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.inbox.listing import ListPosition, Page
 from penstock_approvals.inbox.visibility import may_see_approval, viewer_of
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.policy.kinds import NEEDS_VALUE
+from penstock_approvals.policy.model import NEEDS_VALUE
 from penstock_approvals.store.hiding import as_shown
 
 log = logging.getLogger(__name__)
@@ -77,11 +76,8 @@ class ItemBody(BaseModel):
 
 
 class DecisionBody(BaseModel):
-    """The decision of a client on a whole approval.
-
-    It has either a decision for every item, or `approved` for all items. `approved` is possible if
-    each item needs only yes or no.
-    """
+    """The decision of a client on a whole approval: one for every item, or `approved` for all, if
+    each item needs only yes or no."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -119,12 +115,8 @@ class DecisionBody(BaseModel):
         return self
 
     def request(self, record: ApprovalRecord, decider: Decider) -> DecideRequest:
-        """Return the decision as a `DecideRequest` of this decider.
-
-        Raises Problem 422 if the body has `approved`, but an item needs a value.
-        """
+        """Return the decision. Raises Problem 422 for `approved`, if an item needs a value."""
         return DecideRequest(
-            by=decider.on_behalf_of or decider.name,
             decider=decider,
             note=self.note if self.comment is None else self.comment,
             digest=self.digest,
@@ -169,11 +161,7 @@ _operation = partial(Operation, tag="approvals")
 
 
 class Api:
-    """The handlers of the routes.
-
-    The argument `take_vote` counts a vote. The outbox later sends the command that continues the
-    run.
-    """
+    """The handlers of the routes. `take_vote` counts a vote, and has its decision sent later."""
 
     def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, *, take_vote: TakeVote) -> None:
         self._bus = bus
@@ -193,13 +181,12 @@ class Api:
         )
     )
     async def index(self, request: Request) -> Response | None:
-        who = identity_of(request)
-        query = read_query(request, Query)
+        query, who = read_query(request, Query), identity_of(request)
         page = await while_connected(request.receive, self._page(who, query))
         if page is None:
             return None
         records = [as_shown(record).model_dump(exclude_none=True) for record in page.approvals]
-        return _json({"approvals": records, "next": page.next})
+        return json_answer({"approvals": records, "next": page.next})
 
     @serves(
         _operation(
@@ -228,10 +215,10 @@ class Api:
         )
     )
     async def events(self, request: Request) -> Response:
-        """Return the stream of changes after a cursor. Without a cursor, the stream begins now.
+        """Return the changes after a cursor, or from now on.
 
-        Raises Problem 410 for a cursor beyond the end. NATS has then lost data since a client got
-        the cursor.
+        The refusals, in their order: 403 for a stream token that may not read `approval.*`; 429 for
+        too many streams; 422 for no cursor; 410 for one beyond the end.
         """
         who = identity_of(request)
         if who.grant is not None:
@@ -246,7 +233,7 @@ class Api:
             raise Problem(410, "NATS has lost changes since this cursor: list the approvals again")
         shows = partial(may_see_approval, who)
         if JSON in request.headers.get("accept", ""):
-            return _json(changes.page(await self._feed.read(after), shows))
+            return json_answer(changes.page(await self._feed.read(after), shows))
         return changes.response(request, self._feed, shows, after)
 
     @serves(
@@ -262,12 +249,12 @@ class Api:
     )
     async def show(self, request: Request) -> Response:
         """Return the approval's record. If the caller is not the requester, audit the view."""
-        record = await self._shown(request)
+        record = await self._visible(request)
         who = identity_of(request)
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
         await self._approvals.audit.viewed(record, seen_by, ip)
-        return _json(as_shown(record))
+        return _shown(record)
 
     @serves(
         _operation(
@@ -294,9 +281,9 @@ class Api:
         )
     )
     async def audit(self, request: Request) -> Response:
-        record = await self._shown(request)
+        record = await self._visible(request)
         history = await self._approvals.audit.history(record)
-        return _json(
+        return json_answer(
             {
                 "approval_id": record.approval_id,
                 "run_id": record.run_id,
@@ -319,9 +306,9 @@ class Api:
         )
     )
     async def lines(self, request: Request) -> Response:
-        record = await self._shown(request)
+        record = await self._visible(request)
         lines = await last_lines(self._bus, record.run_id)
-        return _json({"lines": [asdict(line) for line in lines]})
+        return json_answer({"lines": [asdict(line) for line in lines]})
 
     @serves(
         _operation(
@@ -349,27 +336,23 @@ class Api:
         6. 403, 409, 422: the vote does not count; `outcomes.votes.with_vote` has the order.
         """
         who = identity_of(request)
-        record = await self._shown(request)
+        record = await self._visible(request)
         body = await read_model(request, DecisionBody)
         decider = decider_of(who, _channel(request, who), deciding_user(who, body.by))
         vote = body.request(record, decider)
         reply = await self._take_vote(record.approval_id, vote)
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
-        return _json(as_shown(reply.approval))
+        return _shown(reply.approval)
 
     async def _page(self, who: Identity, query: Query) -> Page:
         wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)
         viewer = viewer_of(who, waits=query.waits_for is not None)
-        try:
-            after = ListPosition.parse(query.after) if query.after is not None else None
-        except ValueError as error:
-            text = "after: must be `next` of an earlier page; leave it out for the first page"
-            raise Problem(422, text) from error
+        after = ListPosition.parse(query.after) if query.after is not None else None
         async with self._turns.of(who.user_id):
             return await self._approvals.list.page(viewer, wanted, after, limit=query.limit)
 
-    async def _shown(self, request: Request) -> ApprovalRecord:
+    async def _visible(self, request: Request) -> ApprovalRecord:
         """Return the approval in the path. Raises Problem 404 if the caller may not see it."""
         who = identity_of(request)
         return await found(self._approvals, request, partial(may_see_approval, who))
@@ -377,20 +360,12 @@ class Api:
 
 def _channel(request: Request, who: Identity) -> Channel:
     """Return the channel by which the caller decides. Only Penstock's own pages send the cookie.
-
-    Any caller can claim to be the CLI. A false claim does no harm, because the channel `cli` gives
-    no rights.
-    """
+    Any caller can claim to be the CLI, since the channel `cli` gives no rights."""
     if who.kind == "cookie":
         return "page"
     is_cli = request.headers.get("user-agent", "").startswith("penstock-cli/")
     return "cli" if is_cli else "api"
 
 
-def _json(value: BaseModel | dict[str, Any]) -> Response:
-    body = (
-        value.model_dump_json(exclude_none=True).encode()
-        if isinstance(value, BaseModel)
-        else orjson.dumps(value)
-    )
-    return Response(body, media_type="application/json")
+def _shown(record: ApprovalRecord) -> Response:
+    return Response(as_shown(record).dump(), media_type="application/json")

@@ -32,10 +32,7 @@ def name_of(record: ApprovalRecord) -> str:
 
 
 def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any]:
-    """Return the changes of one read as the content of a JSON page.
-
-    `next` is the cursor of the next page.
-    """
+    """Return the changes of one read as a JSON page. `next` is the cursor of the next page."""
     changes = [
         {
             "id": str(change.sequence),

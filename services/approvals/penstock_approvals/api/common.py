@@ -1,10 +1,8 @@
-"""What the routes share: finding the approval, and failures of the bus as answers over HTTP."""
+"""What the routes share: counting a vote, and finding the approval."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -13,9 +11,6 @@ from penstock.web.auth import identity_of
 from penstock.web.problems import Problem
 from penstock_approvals.lifecycle.decisions import Approvals
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 
 

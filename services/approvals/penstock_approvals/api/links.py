@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +14,7 @@ from starlette.responses import Response
 from penstock.bus import Bus, BusError
 from penstock.bus.records import DecideRequest
 from penstock.service.deciders import decider_of
-from penstock.web.answers import time_text
+from penstock.web.answers import json_answer, time_text
 from penstock.web.auth import identity_of
 from penstock.web.bodies import ignore_body, read_body, read_model
 from penstock.web.operation import (
@@ -34,9 +32,15 @@ from penstock_approvals.api.common import TakeVote, found
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.links import form, page
-from penstock_approvals.links.model import LinkRecord, State, state_of
 from penstock_approvals.links.page import View
-from penstock_approvals.links.store import LinkRefused, Links, url_of
+from penstock_approvals.links.store import (
+    LinkRecord,
+    LinkRefused,
+    Links,
+    State,
+    state_of,
+    url_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +51,18 @@ DAY_S: Final = 86_400.0
 MAX_LIFETIME_S: Final = 30 * DAY_S
 
 
-def _as_html(body: Mapping[str, Any]) -> bytes:
-    return page.message(str(body["title"]), str(body["detail"])).encode()
-
-
 PAGE: Final = ErrorShape(
     "page",
     "text/html",
     {"type": "string"},
     lambda problem: {"title": "That did not work", "detail": problem.detail},
-    _as_html,
+    lambda body: page.message(body["title"], body["detail"]).encode(),
     page.HEADERS,
 )
 
 
 class LinkRequestBody(BaseModel):
-    """The body of POST /v1/approvals/{id}/links.
-
-    It says who decides with the link, and how long the link is valid.
-    """
+    """Who decides with the link, and how long the link is valid."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -94,10 +91,7 @@ _LINK["properties"] |= {"user": NULLABLE, "role": NULLABLE}
 
 
 class LinkPages:
-    """Handles the page of a link.
-
-    A GET never decides, so a mail scanner that opens the link cannot decide.
-    """
+    """The page of a link. A GET never decides: a mail scanner that opens the link cannot decide."""
 
     def __init__(self, bus: Bus, approvals: Approvals, take_vote: TakeVote) -> None:
         self._bus = bus
@@ -139,7 +133,8 @@ class LinkPages:
         link cannot be used now (`links.model.state_of`), or with the status of the refused vote.
         """
         link = await self._link(request)
-        _check_site(request)
+        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            raise Problem(403, "this form is not from our page; open the link again")
         sent = await _form(request)
         if not hmac.compare_digest(sent.signature.encode(), link.signature().encode()):
             raise Problem(403, "this form is not from the page of this link; open the link again")
@@ -147,7 +142,6 @@ class LinkPages:
         if view.state is not State.OPEN or view.record is None:
             return _html(view, 409)
         decision = DecideRequest(
-            by=link.decider().name,
             decider=link.decider(),
             note=sent.note,
             digest=link.request_digest,
@@ -171,7 +165,7 @@ class LinkPages:
     async def _view(
         self, link: LinkRecord, problem: str | None = None, refused: form.Form | None = None
     ) -> View:
-        record = await self._approvals.get(link.approval_id)
+        record = await self._approvals.records.get(link.approval_id)
         state = state_of(link, record, self._bus.clock.now())
         is_open = state is State.OPEN and record is not None
         lines = await last_lines(self._bus, record.run_id) if is_open and record else ()
@@ -191,10 +185,7 @@ class LinkMaking:
     """The handlers that make and revoke links, for administrators."""
 
     def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
-        """Take the address at which people reach this service, `public_url`.
-
-        Without this address, links are only paths.
-        """
+        """Take the address at which people reach this service; without it, links are paths."""
         self._links = Links(bus)
         self._approvals = approvals
         self._public_url = public_url
@@ -217,11 +208,10 @@ class LinkMaking:
         record = await found(self._approvals, request, lambda _: True)
         body = await read_model(request, LinkRequestBody, MAX_FORM_BYTES)
         maker = decider_of(identity_of(request), "api")
-        making = self._links.make(maker, record, **body.model_dump())
         try:
-            secret, link = await making
+            secret, link = await self._links.make(maker, record, **body.model_dump())
         except LinkRefused as refused:
-            raise Problem(refused.status, refused.detail) from refused
+            raise Problem(refused.status, str(refused)) from refused
         shown = {
             "id": link.id,
             "url": url_of(self._public_url, secret),
@@ -229,7 +219,7 @@ class LinkMaking:
             "user": link.user,
             "role": link.role,
         }
-        return Response(orjson.dumps(shown), 201, media_type="application/json")
+        return json_answer(shown, 201)
 
     @serves(
         Operation(
@@ -250,12 +240,6 @@ class LinkMaking:
         if not await self._links.revoke(record.approval_id, link_id):
             raise Problem(404, "there is no such link")
         return Response(status_code=204)
-
-
-def _check_site(request: Request) -> None:
-    """Raise Problem 403 for a form that a page of another site has sent."""
-    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        raise Problem(403, "this form is not from our page; open the link again")
 
 
 async def _form(request: Request) -> form.Form:

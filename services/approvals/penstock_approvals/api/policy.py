@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import orjson
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import BusError, Retry
+from penstock.web.answers import json_answer
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json
 from penstock.web.operation import Operation, json, serves
 from penstock.web.problems import Problem
-from penstock_approvals.policy import Document, InvalidPolicy
-from penstock_approvals.policy.model import Source
+from penstock_approvals.policy.document import InvalidPolicy
+from penstock_approvals.policy.model import Document, Source
 from penstock_approvals.store.policies import Policies, VersionConflict
 
 _operation = partial(Operation, tag="approvals")
@@ -99,5 +99,4 @@ class PolicyApi:
             at=stored.at if stored is not None else None,
             refused=policies.refused,
         )
-        content = shown.model_dump(mode="json", exclude_none=True)
-        return Response(orjson.dumps(content), media_type="application/json")
+        return json_answer(shown.model_dump(mode="json", exclude_none=True))

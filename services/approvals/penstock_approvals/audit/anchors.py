@@ -14,17 +14,19 @@ from penstock.bus.records import ApprovalRecord
 from penstock.bus.streams import AUDIT
 from penstock.bus.subjects import audit
 from penstock.bus.write import fence
-from penstock_approvals.audit.anchor_chain import (
+from penstock_approvals.audit.chain import (
+    GENESIS,
     MAX_HEADS,
     Head,
+    Link,
+    Malformed,
     anchor,
     day_of,
     last_anchored_sequence,
     loss_record,
+    parse,
 )
-from penstock_approvals.audit.approval import ApprovalAudit
-from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
-from penstock_approvals.audit.trail import complete
+from penstock_approvals.audit.trail import ApprovalAudit, complete
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +35,16 @@ SUBJECT = audit(ANCHOR)
 
 
 class Anchors:
-    """Writes the chain of anchors. Several processes may write at the same time."""
+    """Writes the chain of anchors. Several processes may write at the same time. Every call may be
+    repeated, and raises BusError."""
 
     def __init__(self, bus: Bus, keys: tuple[bytes, ...] = ()) -> None:
         self._bus = bus
         self._keys = keys
 
     async def daily(self) -> bool:
-        """Write today's anchor; return whether this call wrote it.
-
-        If today's anchor exists already, or if no run got a record since the last anchor, nothing
-        is written. So a day on which no run got a record has no anchor.
-
-        Raises:
-            BusError: the bus does not answer; call again.
-        """
+        """Write today's anchor, unless it exists, or no run got a record since the last anchor;
+        return whether this call wrote it."""
         day = self._bus.clock.stamp()[:10]
         last, _ = await self._last()
         if (day_of(last) or "") >= day:
@@ -55,11 +52,7 @@ class Anchors:
         return await self._write(day)
 
     async def now(self) -> Link | None:
-        """Write an anchor if any run got records since the last anchor; return the last anchor.
-
-        Raises:
-            BusError: the bus does not answer; call again.
-        """
+        """Write an anchor if any run got records since the last anchor; return the last anchor."""
         await self._write(None)
         return (await self._last())[0]
 
@@ -69,9 +62,6 @@ class Anchors:
     async def lost(self, losses: Sequence[Loss]) -> None:
         """Add a record to the chain of anchors for each of these losses of AUDIT, unless the chain
         has the record already.
-
-        Raises:
-            BusError: the bus does not answer; call again.
         """
         for each in losses:
             while await self.unnamed([each]):
@@ -82,11 +72,7 @@ class Anchors:
                 await self._append(record, sequence)
 
     async def unnamed(self, losses: Sequence[Loss]) -> list[Loss]:
-        """Return the losses for which the chain of anchors has no record.
-
-        Raises:
-            BusError: the bus does not answer; call again.
-        """
+        """Return the losses for which the chain of anchors has no record."""
         named = set()
         for stored in await complete(self._bus, AUDIT, SUBJECT):
             link = _parsed(stored.payload)
@@ -122,10 +108,7 @@ class Anchors:
 
     async def _heads(self, after: int) -> tuple[dict[str, Head], int, bool]:
         """Return each run's last record after a sequence, the sequence where the read ended, and
-        whether more records follow.
-
-        A message that cannot be parsed is left out; `verify` reports such a message.
-        """
+        whether more records follow. `verify` reports messages that cannot be parsed."""
         heads: dict[str, Head] = {}
         through = after
         async for stored in direct.replay(self._bus, AUDIT, ">", after + 1):
@@ -182,13 +165,7 @@ class AuditLosses:
 
     async def after_losses(self) -> None:
         """Write again the lost audit records that can be made from the approvals; then record the
-        loss.
-
-        The loss is recorded last. If the process ends before it has recorded the loss, another
-        process repeats all steps.
-
-        Raises:
-            BusError: the bus does not answer; call again.
+        loss. If the process ends before that, another process repeats all steps.
         """
         losses = self._bus.continuity.of(AUDIT)
         if len(losses) == self._handled:

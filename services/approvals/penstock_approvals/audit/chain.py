@@ -1,4 +1,4 @@
-"""Defines the records of the audit and their chain. Pure.
+"""Defines the records of the audit, their chains, and the anchors. Pure.
 
 The records of a run are numbered from 1. Each record contains the hash of the record before it, and
 its own hash is `SHA-256(prev || canonical JSON of the record)`. So if a record is changed, removed
@@ -6,6 +6,12 @@ or inserted, no later hash is right any more.
 
 The stored form of a record is its canonical JSON with its hash as the additional member `hash`. The
 stored form of an anchor may also have the member `mac`, the HMAC-SHA-256 of the hash.
+
+Anchors are the records on the subject `audit.anchor`. If somebody removes the last records of a
+run, or all records of the run, the run's own chain cannot show the removal. For each run that got
+records since the previous anchor, an anchor has the number and the hash of the run's last record.
+The anchors are a chain, too. So the hash of the last anchor covers every record that was written
+before this anchor.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 Event = Literal[
@@ -24,19 +30,21 @@ Record = Mapping[str, Any]
 
 GENESIS: Final = "0" * 64  # `prev` of the first record
 HASH, MAC = "hash", "mac"
+MAX_HEADS: Final = 2_000  # the greatest number of runs in one anchor; such an anchor has 260 KiB
+
+Head = tuple[int, str]  # the number and the hash of a run's last record
 
 
 class Malformed(ValueError):
-    """The error for a stored message that is not a valid record of the audit. The text says why."""
+    """The error for a stored message that is no valid record of the audit. The text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """The content of a record, before the record has a number and a hash.
 
-    The approval, the event and `which` together identify an entry. An entry that is already in the
-    chain is not written again. `which` distinguishes entries with the same event, such as the votes
-    on an approval.
+    The approval, the event and `which`, such as the number of a vote, identify an entry. An entry
+    that is already in the chain is not written again.
     """
 
     approval_id: str
@@ -88,15 +96,11 @@ class Link:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the value as canonical JSON, with sorted keys, without blanks, and in ASCII."""
+    """Return the value as JSON with sorted keys, without blanks, and in ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def hash_of(record: Record) -> str:
-    """Return the hash of a record.
-
-    The record's member `prev` is the hash of the record before it.
-    """
     return hashlib.sha256(str(record["prev"]).encode() + canonical(record)).hexdigest()
 
 
@@ -105,10 +109,7 @@ def digest(value: Any) -> str:
 
 
 def keyed(text: str, key: bytes) -> str:
-    """Return the HMAC-SHA-256 of a text.
-
-    Without the key, nobody can find the text by hashing guesses.
-    """
+    """Return the HMAC-SHA-256 of a text. Without the key, nobody finds the text by guessing."""
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -127,11 +128,7 @@ def chained(content: Record, last: Link | None) -> Link:
 
 
 def parse(payload: bytes) -> Link:
-    """Return the record of a stored message.
-
-    Raises:
-        Malformed: the payload is no record, or was changed after it was written.
-    """
+    """Return the record of a stored message. Raises Malformed, also for one that was changed."""
     try:
         record = json.loads(payload)
         found, mac = record.pop(HASH), record.pop(MAC, None)
@@ -149,3 +146,75 @@ def parse(payload: bytes) -> Link:
 def missing(chain: Sequence[Link], entries: Sequence[Entry]) -> list[Entry]:
     known = {each.key for each in chain}
     return [entry for entry in entries if entry.key not in known]
+
+
+def anchor(
+    heads: Mapping[str, Head],
+    through: int,
+    *,
+    at: str,
+    day: str | None,
+    last: Link | None,
+    keys: Sequence[bytes],
+) -> Link:
+    """Return the anchor that follows `last`, signed with the first key.
+
+    `heads` has the last record of each run that got records since the previous anchor. The anchor
+    covers all records up to the stream sequence `through`. `day` is the day whose daily anchor this
+    is; None for any other anchor.
+    """
+    content = {
+        "event": "anchor",
+        "at": at,
+        "through": through,
+        "day": day or day_of(last),
+        "heads": {run_id: list(head) for run_id, head in heads.items()},
+    }
+    return _signed(content, last, keys)
+
+
+def loss_record(
+    stands: int,
+    known: int,
+    found_at: str,
+    *,
+    at: str,
+    last: Link | None,
+    keys: Sequence[bytes],
+) -> Link:
+    """Return the record that follows `last`, and says that NATS has lost the end of AUDIT.
+
+    `stands` and `known` are the last stream sequences after and before the loss. A service found
+    the loss at `found_at`.
+    """
+    content = {
+        "event": "lost",
+        "at": at,
+        "through": last_anchored_sequence(last),
+        "day": day_of(last),
+        "stands": stands,
+        "known": known,
+        "found_at": found_at,
+    }
+    return _signed(content, last, keys)
+
+
+def _signed(content: Mapping[str, Any], last: Link | None, keys: Sequence[bytes]) -> Link:
+    made = chained({name: value for name, value in content.items() if value is not None}, last)
+    return replace(made, mac=keyed(made.hash, keys[0])) if keys else made
+
+
+def is_signed(link: Link, keys: Sequence[bytes]) -> bool:
+    mac = link.mac
+    return isinstance(mac, str) and any(
+        hmac.compare_digest(mac.encode(), keyed(link.hash, key).encode()) for key in keys
+    )
+
+
+def last_anchored_sequence(last: Link | None) -> int:
+    """Return the stream sequence up to which the anchors cover all records; 0 without anchors."""
+    return int(last.record.get("through", 0)) if last is not None else 0
+
+
+def day_of(last: Link | None) -> str | None:
+    return last.record.get("day") if last is not None else None

@@ -43,16 +43,12 @@ def sent(record: ApprovalRecord, at: str) -> Entry | None:
     items = record.decided_items()
     if not items:
         return None
+    shown = items_without_credentials(record, items)
     return Entry(
         approval_id=record.approval_id,
         event="sent",
         at=at,
-        digest=digest(
-            [
-                item.model_dump(exclude_none=True)
-                for item in items_without_credentials(record, items)
-            ]
-        ),
+        digest=digest([item.model_dump(exclude_none=True) for item in shown]),
         items={item.item_id: item.decision for item in items},
     )
 
@@ -97,10 +93,7 @@ def _escalated(record: ApprovalRecord, number: int) -> Entry:
 
 
 def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
-    """Return the entries of the votes.
-
-    The deciding vote gets no entry, because the entry of the decision covers that vote.
-    """
+    """Return the entries of the votes, except for the deciding vote, which `_decided` covers."""
     decision = record.decision
     by_vote = decision is not None and not decision.automatic
     votes = record.votes[:-1] if by_vote else record.votes
@@ -110,7 +103,7 @@ def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
             event="voted",
             which=str(number),
             at=vote.at,
-            by=vote.decider.name if vote.decider is not None else vote.by,
+            by=vote.decider.name,
             **_who(vote.decider),
             digest=vote.digest,
             items={item.item_id: item.decision for item in vote.items},
@@ -161,10 +154,7 @@ def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided])
 
 
 def _who(decider: Decider | None) -> dict[str, Any]:
-    """Return the members of a record that name who acted.
-
-    The result is empty for a decision by a release of Penstock that did not store deciders.
-    """
+    """Return the members of a record that name who acted; none for a restored decision."""
     if decider is None:
         return {}
     return {

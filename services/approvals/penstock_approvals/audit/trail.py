@@ -1,17 +1,37 @@
-"""Appends each record once to the stream AUDIT, and reads the chain of a run."""
+"""Writes what happens to an approval to the audit of its run, each record once.
+
+`Audit` appends to the chains in the stream AUDIT, and `ApprovalAudit` makes the entries.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-from penstock.bus import Bus, BusUnavailable, FenceConflict, Message, OutcomeUnknown
+import orjson
+
+from penstock.bus import Bus, BusUnavailable, FenceConflict, Message, ObjectGone, OutcomeUnknown
 from penstock.bus.messages import Stored
 from penstock.bus.read import direct
-from penstock.bus.streams import AUDIT
-from penstock.bus.subjects import audit
-from penstock.bus.write import fence
-from penstock_approvals.audit.chain import GENESIS, Entry, Link, Malformed, link, missing, parse
+from penstock.bus.records import ApprovalRecord, Decider
+from penstock.bus.streams import AUDIT, events_for
+from penstock.bus.subjects import audit, event
+from penstock.bus.write import fence, objects
+from penstock_approvals.audit import entries
+from penstock_approvals.audit.chain import (
+    GENESIS,
+    Entry,
+    Link,
+    Malformed,
+    keyed,
+    link,
+    missing,
+    parse,
+)
+from penstock_approvals.audit.verify import Finding, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +49,7 @@ class Audit:
         """Append the entries that the run's chain does not have yet, in this order.
 
         A key identifies each entry. So the call may be repeated after an error or a kill, even by
-        another process at the same moment.
-
-        Raises:
-            BusError: the bus does not answer. Some of the entries may have been written; repeat the
-                call.
+        another process at the same moment. Raises BusError.
         """
         subject = audit(run_id)
         while True:
@@ -51,13 +67,7 @@ class Audit:
                 log.debug("run %s: its audit is read again", run_id)
 
     async def chain(self, run_id: str) -> list[Link]:
-        """Return the records of a run.
-
-        For a message that cannot be parsed, the result has a record without content.
-
-        Raises:
-            BusError: the bus does not answer.
-        """
+        """Return the records of a run; one without content for a message that cannot be parsed."""
         return (await self._read(run_id))[0]
 
     async def _read(self, run_id: str) -> tuple[list[Link], int]:
@@ -71,12 +81,8 @@ class Audit:
             except Malformed as error:
                 # `verify` reports the damaged record. The damaged record is counted, so that the
                 # next record gets the right number.
-                log.error(
-                    "run %s: AUDIT, sequence %d: the record is damaged: %s",
-                    run_id,
-                    stored.sequence,
-                    error,
-                )
+                text = "run %s: AUDIT, sequence %d: the record is damaged: %s"
+                log.error(text, run_id, stored.sequence, error)
                 chain.append(Link(len(chain) + 1, GENESIS, {}))
         return chain, found[-1].sequence if found else 0
 
@@ -85,11 +91,7 @@ class Audit:
 
 
 async def complete(bus: Bus, stream: str, subject: str) -> list[Stored]:
-    """Return all messages of a subject, up to the last message that the stream's leader has.
-
-    Raises:
-        BusError: the bus does not answer.
-    """
+    """Return all messages of a subject, up to the last message that the stream's leader has."""
     last = await bus.tail(stream, subject)
     if last is None:
         return []
@@ -99,3 +101,85 @@ async def complete(bus: Bus, stream: str, subject: str) -> list[Stored]:
             return found
         await asyncio.sleep(LAG_S)  # the answer came from a replica that lags behind
     raise BusUnavailable(f"{stream}: no server answers with the last message of {subject}")
+
+
+class History(NamedTuple):
+    """The audit records of an approval, and the findings about the chain of the approval's run."""
+
+    records: list[Link]
+    head: str | None  # the hash of the last record of the run
+    findings: list[Finding]
+
+
+class ApprovalAudit:
+    """The audit of approvals. Every call may be repeated, and raises BusError."""
+
+    def __init__(self, bus: Bus, *, with_details: bool = False, keys: Sequence[bytes] = ()) -> None:
+        """Take the settings `audit_details` and `audit_keys`.
+
+        The first key makes the hashes of IP addresses. Without a key, none are written, because
+        anybody could find the address by hashing all addresses.
+        """
+        self.trail = Audit(bus)
+        self._keys = keys
+        self._bus = bus
+        self._with_details = with_details
+
+    async def follow(self, record: ApprovalRecord) -> None:
+        """Write the entries of the record that the audit does not have yet."""
+        await self.trail.append(record.run_id, *entries.entries_of(record, self._with_details))
+
+    async def sent(self, record: ApprovalRecord) -> None:
+        """Write that the command which continues the run was sent."""
+        entry = entries.sent(record, self._bus.clock.stamp())
+        if entry is not None:
+            await self.trail.append(record.run_id, entry)
+
+    async def record_executed_calls(self, record: ApprovalRecord) -> None:
+        """Write which approved calls ran, according to the run's events.
+
+        The service calls this method when the run ends or pauses again. So the service does not
+        have to follow the tool events of all runs.
+        """
+        if not entries.approved_calls(record):
+            return
+        stream = events_for(record.run_id)
+        bodies = []
+        for type_ in entries.TOOL_EVENTS:
+            for stored in await complete(self._bus, stream, event(type_, record.run_id)):
+                with suppress(ObjectGone):
+                    bodies.append(orjson.loads(await objects.unwrap(self._bus, stored.payload)))
+        bodies.sort(key=lambda body: int(body["sequence"]))
+        ran = entries.entries_of_executed_calls(record, bodies)
+        await self.trail.append(record.run_id, *ran)
+
+    async def undocumented(self, run_id: str) -> set[str]:
+        """Return the ids of the run's decided approvals without an entry about a call that ran."""
+        found: dict[object, set[object]] = {}
+        for each in await self.trail.chain(run_id):
+            approval_id = each.record.get("approval_id")
+            found.setdefault(approval_id, set()).add(each.record.get("event"))
+        return {str(key) for key, seen in found.items() if "decided" in seen and "ran" not in seen}
+
+    async def viewed(self, record: ApprovalRecord, who: Decider, ip: str | None) -> None:
+        """Write that a person who is not the requester has seen the approval.
+
+        Only a person's first view in each channel is written. An open page reads the approval every
+        few seconds, and would otherwise fill the audit.
+        """
+        if who.name == record.user_id and who.on_behalf_of is None and who.token_id is None:
+            return
+        ip_hash = keyed(ip, self._keys[0]) if ip and self._keys else None
+        entry = entries.viewed(record, who, self._bus.clock.stamp(), ip_hash=ip_hash)
+        await self.trail.append(record.run_id, entry)
+
+    async def history(self, record: ApprovalRecord) -> History:
+        verifier = Verifier(only=record.run_id)
+        stored = await self.trail.stored(audit(record.run_id))
+        links = [verifier.take(record.run_id, each.payload, each.sequence) for each in stored]
+        known = [link for link in links if link is not None]
+        return History(
+            [link for link in known if link.record.get("approval_id") == record.approval_id],
+            known[-1].hash if known else None,
+            verifier.findings(),
+        )

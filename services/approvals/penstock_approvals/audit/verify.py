@@ -14,20 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from penstock_approvals.audit.anchor_chain import is_signed
-from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
+from penstock_approvals.audit.chain import GENESIS, Link, Malformed, is_signed, parse
 
 ANCHOR = "anchor"  # the second token of the anchors' subject, `audit.anchor`
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A problem in a chain.
-
-    `chain` is a run id or `anchor`. `n` is the number of the record, or 0 if the problem is not
-    about one record.
-    """
+class Finding(NamedTuple):
+    """A problem in a chain: a run id or `anchor`. `n` is the number of the record, or 0."""
 
     chain: str
     n: int
@@ -40,10 +35,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _Chain:
-    """The state of reading a chain.
-
-    `hashes` has the hashes of the records from number `first` on.
-    """
+    """The state of reading a chain. `hashes` are of the records from number `first` on."""
 
     first: int = 1
     hashes: list[str] = field(default_factory=list)
@@ -70,18 +62,12 @@ class Verifier:
     """Verifies records in the order in which they are read."""
 
     def __init__(
-        self,
-        keys: Sequence[bytes] = (),
-        anchor: str | None = None,
-        only: str | None = None,
+        self, keys: Sequence[bytes] = (), anchor: str | None = None, only: str | None = None
     ) -> None:
         """Set what the verification expects.
 
-        Args:
-            keys: the keys that may have signed the anchors; without keys, signatures are not
-                verified.
-            anchor: the hash of an anchor that the chain must have.
-            only: the id of the only run whose records are verified; None for all runs.
+        `keys` may have signed the anchors; without keys, signatures are not verified. The chain of
+        anchors must have the hash `anchor`. `only` is the only run whose records are verified.
         """
         self.records = 0
         self.newer = 0  # The number of records after the last anchor.
@@ -108,11 +94,9 @@ class Verifier:
         return self._anchors.last if self._anchors.hashes else None
 
     def take(self, chain: str, payload: bytes, sequence: int) -> Link | None:
-        """Verify the next message of the stream.
+        """Verify the next message of the stream; return its record, or None if it is none.
 
         `chain` is the second token of the message's subject.
-
-        Returns the record; None if the message is no record.
         """
         state = self._anchors if chain == ANCHOR else self._chains.setdefault(chain, _Chain())
         self.records += chain != ANCHOR
@@ -187,8 +171,9 @@ class Verifier:
                 f"NATS lost the records of the stream sequences {link.record.get('stands')} to "
                 f"{link.record.get('known')} (found {link.record.get('found_at')})"
             )
+        named: dict[str, Any] = link.record.get("heads", {})
         try:
-            heads = [(str(run), int(n), str(hash_)) for run, (n, hash_) in _heads(link).items()]
+            heads = [(str(run), int(n), str(hash_)) for run, (n, hash_) in named.items()]
         except (AttributeError, TypeError, ValueError):
             self._add_finding(
                 ANCHOR, link.n, "it was forged: it does not have the form of an anchor"
@@ -212,8 +197,3 @@ class Verifier:
 
     def _add_finding(self, chain: str, n: int, what: str) -> None:
         self._findings.append(Finding(chain, n, what))
-
-
-def _heads(link: Link) -> dict[str, tuple[int, str]]:
-    heads: dict[str, tuple[int, str]] = link.record.get("heads", {})
-    return heads

@@ -31,15 +31,11 @@ TICK_S: Final = 2.0  # Seconds between two reads when the subscription brings no
 # Seconds between a message and the read. During this time further changes may come, and are read
 # together.
 GATHER_S: Final = 0.02
-KEPT: Final = 8  # the number of batches that are kept for slower clients; each has at most 4 MiB
+KEPT_BATCHES: Final = 8  # for slower clients; each batch has at most 4 MiB
 
 
 class Change(NamedTuple):
-    """The state of an approval's record after one write.
-
-    `sequence` is the write's sequence, and the cursor with which a client resumes after this
-    change.
-    """
+    """An approval's record after one write. A client resumes after it with its sequence."""
 
     sequence: int
     record: ApprovalRecord
@@ -53,17 +49,11 @@ class Batch(NamedTuple):
 
 
 class BeyondEnd(Exception):
-    """The error for a sequence beyond the end of the bucket.
-
-    NATS was then restored to an older state.
-    """
+    """The error for a sequence beyond the end of the bucket, which NATS has lost."""
 
 
 class Feed:
-    """Gives the clients of this process the changes of all approvals.
-
-    Clients that wait for the same changes share one read.
-    """
+    """Gives clients the changes of all approvals. Clients at the same place share one read."""
 
     def __init__(self, bus: Bus, records: ApprovalRecords) -> None:
         self._bus = bus
@@ -75,11 +65,8 @@ class Feed:
         bus.continuity.on_loss(self._on_loss)
 
     async def run(self) -> None:
-        """Wake the waiting clients after each write to the bucket, and every `TICK_S` seconds.
-
-        This method runs until it is cancelled.
-        """
-        listener = await self._bus.listen(f"{PREFIX}*", self._on_write)
+        """Wake the waiting clients after each write and every `TICK_S` seconds, for ever."""
+        listener = await self._bus.listen(f"{PREFIX}*", self._wake)
         try:
             while True:
                 await asyncio.sleep(TICK_S)
@@ -88,7 +75,7 @@ class Feed:
             listener.stop()
 
     def close(self) -> None:
-        """End the streams of all clients, so that the clients reconnect to another process."""
+        """End the streams of all clients, which then reconnect to another process."""
         self._closed = True
         self._wake()
 
@@ -101,11 +88,7 @@ class Feed:
         """Yield the changes after a sequence as they are written, until the process stops.
 
         While nothing changes, a batch without changes is yielded every `TICK_S` seconds, so that
-        the caller can show the client that the stream is alive.
-
-        Raises:
-            BeyondEnd: NATS has lost the end of the bucket, so the sequence may now belong to
-                another write.
+        the caller can show the client that the stream is alive. Raises BeyondEnd.
         """
         losses = self._losses
         while not self._closed:
@@ -123,14 +106,11 @@ class Feed:
                 await moved.wait()
 
     async def read(self, after: int) -> Batch:
-        """Return the next changes after a sequence; an empty batch if there are no changes yet.
-
-        Raises BusError.
-        """
+        """Return the next changes after a sequence, perhaps none. Raises BusError."""
         task = self._reads.get(after)
         if task is None:
             task = self._reads[after] = asyncio.create_task(self._batch(after))
-            while len(self._reads) > KEPT:
+            while len(self._reads) > KEPT_BATCHES:
                 self._reads.popitem(last=False)
         try:
             batch = await asyncio.shield(task)
@@ -161,10 +141,7 @@ class Feed:
             changes.append(Change(stored.sequence, record))
         return Batch(found[-1].sequence if found else after, changes)
 
-    def _on_write(self, _: Incoming) -> None:
-        self._wake()
-
-    def _wake(self) -> None:
+    def _wake(self, _: Incoming | None = None) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 

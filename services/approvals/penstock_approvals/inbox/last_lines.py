@@ -24,11 +24,7 @@ MAX_CHARS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a run.
-
-    `what` is the word that introduces the line, such as `said`. A `text` with more than `MAX_CHARS`
-    characters is cut and ends with "…".
-    """
+    """One line of a run. `what` introduces it, such as `said`. A long `text` ends with "…"."""
 
     type: str
     what: str
@@ -40,10 +36,8 @@ def _json(value: object) -> str:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
-_Read = Callable[[Mapping[str, Any]], str]
-# Maps each type of event to the word that introduces the line, and to a function that makes the
-# line's text.
-_TYPES: Final[Mapping[str, tuple[str, _Read]]] = {
+# For each type of event: the word that introduces the line, and the function that makes its text.
+_TYPES: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = {
     "lifecycle.started": ("asked", lambda data: str(data.get("message") or "")),
     "llm.message_completed": ("said", lambda data: str(data.get("content") or "")),
     "llm.tool_call": ("called", lambda data: f"{data.get('tool')} {_json(data.get('args'))}"),
@@ -60,11 +54,11 @@ async def last_lines(bus: Bus, run_id: str) -> list[Line]:
     for stored in await direct.last_of_each(bus, events_for(run_id), subjects):
         with contextlib.suppress(ObjectGone):
             body = orjson.loads(await objects.unwrap(bus, stored.payload))
-            lines.append(line_of(body))
+            lines.append(_line_of(body))
     return [line for line in lines if line.text]
 
 
-def line_of(body: Mapping[str, Any]) -> Line:
+def _line_of(body: Mapping[str, Any]) -> Line:
     type_ = f"{body['event']['category']}.{body['event']['action']}"
     what, read = _TYPES[type_]
     text = read(body["data"])

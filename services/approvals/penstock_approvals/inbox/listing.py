@@ -1,6 +1,6 @@
 """List approvals from an index in memory. Urgent approvals come first.
 
-The index has a row for each person and each role that may see an approval (`audiences.py`). The
+The index has a row for each person and each role that may see an approval (`visibility.py`). The
 list for a caller is made from the rows of the caller's name and roles.
 
 An approval is urgent if it is pending and has a deadline. Urgent approvals are ordered by their
@@ -16,23 +16,21 @@ place among the urgent approvals on all further pages.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
-import orjson
 from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus, ObjectGone
 from penstock.bus.records import ApprovalRecord
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows, number_of
-from penstock_approvals.inbox.audiences import IndexedApproval, audiences_of
+from penstock.web.answers import cursor_of, cursor_parts
+from penstock_approvals.inbox.visibility import Viewer, audiences_of
 from penstock_approvals.store.records import (
     BUCKET,
     ApprovalRecords,
@@ -82,40 +80,12 @@ class ListPosition:
     tie: int = -1
 
     def cursor(self) -> str:
-        parts = [self.last_urgency_end_ns, int(self.urgent), self.deadline, self.age, self.tie]
-        return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
+        return cursor_of(*astuple(self))
 
     @classmethod
     def parse(cls, text: str) -> ListPosition:
-        """Return the place that a cursor contains.
-
-        Raises:
-            ValueError: the text is not a cursor.
-        """
-        try:
-            parts = orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            last_urgency_end_ns, is_urgent, deadline, age, tie = parts
-        except (ValueError, TypeError, binascii.Error) as error:
-            raise ValueError("not a cursor") from error
-        numbers = (last_urgency_end_ns, is_urgent, deadline, age, tie)
-        in_range = all(type(each) is int and -NEVER <= each <= NEVER for each in numbers)
-        if not in_range or is_urgent not in (0, 1):
-            raise ValueError("not a cursor")
-        return cls(last_urgency_end_ns, bool(is_urgent), deadline, age, tie)
-
-
-@dataclass(frozen=True, slots=True)
-class Viewer:
-    """The caller for whom approvals are listed."""
-
-    # The audiences whose rows are read. The entry None stands for all requesters.
-    audiences: tuple[str | None, ...]
-    # A function that returns whether the caller may see an approval. The function reads the record
-    # itself, so a mistake in the index cannot show an approval that the caller may not see.
-    shows: Callable[[ApprovalRecord], bool]
-    # The caller's name as a voter, if only approvals that wait for the caller are listed. None
-    # lists all approvals.
-    waits_for: str | None = None
+        """Return the place that a cursor contains. Raises Problem 422."""
+        return cls(*cursor_parts(text, int, bool, int, int, int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +107,18 @@ class _View:
 _RUN, _SESSION = "approvals_by_run", "approvals_by_session"
 _OWN: Final = ("approvals_urgent_of", "approvals_by_end_of")
 _EVERY: Final = ("approvals_urgent", "approvals_by_end")
-_VIEWS: Final[Mapping[str, _View]] = {
-    "of a run": _View(_RUN, _RUN, _RUN, is_narrow=True),
-    "of a session": _View(_SESSION, _SESSION, _SESSION, is_narrow=True),
-    "to decide, of everybody": _View(
-        "approvals_urgent_to_decide_all", "", "approvals_to_decide_all", ("everybody",)
-    ),
-    "to decide": _View("approvals_urgent_to_decide", "", "approvals_to_decide", ("owner",)),
-    "of everybody": _View(*_EVERY, "approvals_by_age", ("everybody",)),
-    "of an agent": _View(*_OWN, "approvals_by_agent", ("owner", "agent")),
-    "of a status": _View(*_OWN, "approvals_by_status", ("owner", "status")),
-    "of an owner": _View(*_OWN, "approvals_by_owner", ("owner",)),
-}
+_TO_DECIDE_ALL: Final = ("approvals_urgent_to_decide_all", "", "approvals_to_decide_all")
+# The view of a selection that has these conditions. The first that fits reads the fewest rows.
+_VIEWS: Final[Sequence[tuple[set[str], _View]]] = (
+    ({"run_id"}, _View(_RUN, _RUN, _RUN, is_narrow=True)),
+    ({"session_id"}, _View(_SESSION, _SESSION, _SESSION, is_narrow=True)),
+    ({"waits_for", "everybody"}, _View(*_TO_DECIDE_ALL, ("everybody",))),
+    ({"waits_for"}, _View("approvals_urgent_to_decide", "", "approvals_to_decide", ("owner",))),
+    ({"everybody"}, _View(*_EVERY, "approvals_by_age", ("everybody",))),
+    ({"agent"}, _View(*_OWN, "approvals_by_agent", ("owner", "agent"))),
+    ({"status"}, _View(*_OWN, "approvals_by_status", ("owner", "status"))),
+    (set(), _View(*_OWN, "approvals_by_owner", ("owner",))),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,28 +149,15 @@ class Selection:
 
     @property
     def view(self) -> _View:
-        """The view with which the fewest rows are read."""
-        choices = {
-            "of a run": "run_id" in self.wanted,
-            "of a session": "session_id" in self.wanted,
-            "to decide, of everybody": self.waits_for is not None and self.owner is None,
-            "to decide": self.waits_for is not None,
-            "of everybody": self.owner is None,
-            "of an agent": "agent" in self.wanted,
-            "of a status": "status" in self.wanted,
-            "of an owner": True,
-        }
-        return _VIEWS[next(name for name, fits in choices.items() if fits)]
+        names = self.conditions.keys()
+        return next(view for needed, view in _VIEWS if needed <= names)
 
 
 class ApprovalRows(IndexRows):
-    """The rows of all approvals. An approval has one row for each of its `audiences`.
+    """The rows of all approvals. An approval has one row for each of its audiences.
 
     `owner` is the number of the audience's name (see `number_of`). `main` marks the requester's
-    row; each approval has exactly one such row. `decides` says whether this audience may decide.
-    `barred` says that this person has voted or is excluded. Such a person may not decide, even if
-    one of the person's roles may decide.
-
+    row; each approval has exactly one such row. `decides` and `barred` are as in `Audience`.
     `closed` is the time at which an approval with a deadline ceased to be urgent, in Unix
     nanoseconds by NATS's clock; it is 0 for all other approvals.
     """
@@ -264,11 +221,8 @@ class ApprovalRows(IndexRows):
         return max((rows[0][0] or 0 for rows in found), default=0)
 
     def pending(self) -> tuple[int, int | None]:
-        """Return the number of pending approvals, and the time of the oldest request in Unix
-        milliseconds.
-
-        The time is None if no approval is pending.
-        """
+        """Return the number of pending approvals, and when the oldest was requested in Unix
+        milliseconds; None if none is pending."""
         [(count, age)] = self.rows(f"SELECT count(*), max(age) FROM approvals WHERE {_PENDING}")
         return count, None if age is None else -age
 
@@ -277,21 +231,15 @@ class ApprovalRows(IndexRows):
     ) -> list[tuple[int, int, int, str]]:
         """Return approvals that were urgent at `after.last_urgency_end_ns`, as (deadline, age, tie,
         key)."""
-        view = selection.view
-        values = selection.values | {
-            "deadline": after.deadline,
-            "age": after.age,
-            "tie": after.tie,
-            "since": after.last_urgency_end_ns,
-            "limit": limit,
-        }
+        view, conditions = selection.view, selection.conditions.values()
+        values = _values(selection, after, limit)
         place = "(deadline, age, tie) > (:deadline, :age, :tie)"
         queries = [(view.urgent, ["urgent"])]
         if "status" not in selection.wanted:
             queries.append((view.ended, ["closed", "closed > :since"]))
         found: list[tuple[int, int, int, str]] = []
         for index, of_index in queries:
-            where = " AND ".join([*of_index, place, *selection.conditions.values()])
+            where = " AND ".join([*of_index, place, *conditions])
             found += self.rows(
                 f"SELECT deadline, age, tie, key FROM approvals INDEXED BY {index}"
                 f" WHERE {where} ORDER BY 1, 2, 3 LIMIT :limit",
@@ -306,15 +254,10 @@ class ApprovalRows(IndexRows):
         newest first.
 
         Returns the approvals that the selection has, as (age, tie, key), and the place from which
-        to continue. The place is None if there are no more approvals.
+        to continue; None if there are no more approvals.
         """
         view, conditions = selection.view, selection.conditions
-        values = selection.values | {
-            "age": after.age,
-            "tie": after.tie,
-            "since": after.last_urgency_end_ns,
-            "limit": limit,
-        }
+        values = _values(selection, after, limit)
         covered = [conditions.pop(name) for name in view.covers]
         if selection.waits_for is not None:
             covered.append(_TO_DECIDE)
@@ -341,7 +284,7 @@ class ApprovalRows(IndexRows):
 
     def _rows(self, change: Change) -> list[dict[str, Any]]:
         try:
-            record = IndexedApproval.model_validate_json(change.value or b"")
+            record = ApprovalRecord.model_validate_json(change.value or b"")
         except ValidationError as error:
             _report(change.key, f"it is no record of an approval: {first_fault(error)}")
             return []
@@ -372,17 +315,18 @@ class ApprovalRows(IndexRows):
         ]
 
     def _closed(self, change: Change) -> int:
-        """Return the time at which the approval ceased to be urgent.
-
-        Later writes do not change this time.
-        """
+        """Return the time at which the approval ceased to be urgent. Later writes keep it."""
         sql = "SELECT closed FROM approvals WHERE key = :key AND closed"
         known = self.rows(sql, {"key": change.key})
         return int(known[0][0]) if known else _unix_ns(change.stored_at)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+def _values(selection: Selection, after: ListPosition, limit: int) -> dict[str, Any]:
+    place = {"deadline": after.deadline, "age": after.age, "tie": after.tie}
+    return selection.values | place | {"since": after.last_urgency_end_ns, "limit": limit}
+
+
+class Page(NamedTuple):
     """A page of approvals. `next` is the cursor of the next page; None if there is none."""
 
     approvals: list[ApprovalRecord]
@@ -405,17 +349,10 @@ class ApprovalList:
         *,
         limit: int,
     ) -> Page:
-        """Return a page of the approvals that the viewer sees.
+        """Return the page of the viewer's approvals that follows a place.
 
-        Args:
-            viewer: the caller for whom the approvals are listed.
-            wanted: the required values of some of the fields `status`, `run_id`, `agent` and
-                `session_id`.
-            after: the place after which the page begins; None for the first page.
-            limit: the greatest number of approvals to return.
-
-        Raises:
-            BusError: the approvals cannot be read now.
+        `wanted` has the required values of some of the fields `status`, `run_id`, `agent` and
+        `session_id`. Raises BusError.
         """
         await self.index.caught_up()
         waits_for = viewer.waits_for
@@ -444,10 +381,7 @@ class ApprovalList:
     async def _places(
         self, selections: Sequence[Selection], after: ListPosition, limit: int
     ) -> list[tuple[ListPosition, str]]:
-        """Return the places and keys of the next approvals.
-
-        The result has fewer than `limit` places only if there are no more approvals.
-        """
+        """Return the places and keys of the next approvals, `limit` unless there are fewer."""
         found: list[tuple[ListPosition, str]] = []
         if after.urgent:
             urgent: list[tuple[int, int, int, str]] = []

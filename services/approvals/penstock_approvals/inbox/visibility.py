@@ -1,16 +1,32 @@
-"""Decide which approvals a caller may see, and which wait for the caller's decision. Pure."""
+"""Decide which approvals a caller may see, and which wait for the caller's decision. Pure.
+
+`may_see_approval` and `may_vote_on` decide for one record. The index of the list has a row for each
+audience of an approval: a person or a role that may see it. The rows may show too much, so the list
+also asks the viewer about each record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decider
+from penstock.bus.records import ApprovalRecord, Decider, Deciders
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity
-from penstock.web.auth.grants import EVERYBODY
-from penstock_approvals.inbox.audiences import audiences
-from penstock_approvals.inbox.listing import Viewer
-from penstock_approvals.policy import earlier_vote, may_decide, may_see, person_of
+from penstock.web.auth.grants import EVERYBODY as EVERY_USER
+from penstock_approvals.policy.deciding_rights import (
+    REQUESTER,
+    earlier_vote,
+    may_decide,
+    may_see,
+    person_of,
+)
+
+# If the policy names no people and no roles, everybody with the required scope may decide. This
+# audience stands for all of them.
+EVERYBODY: Final = "everybody\0"
 
 
 def may_see_approval(who: Identity, record: ApprovalRecord) -> bool:
@@ -28,44 +44,91 @@ def may_vote_on(who: Identity, record: ApprovalRecord) -> bool:
     )
 
 
-def viewer_of(who: Identity, *, waits: bool = False) -> Viewer:
-    """Return the viewer for a caller.
+def _deciders(who: Identity, record: ApprovalRecord) -> Iterator[Decider]:
+    yield decider_of(who, "api")
+    if who.service is not None and who.service.acts_for(record.user_id):
+        yield decider_of(who, "api", record.user_id)
 
-    With `waits`, only approvals that wait for the caller are listed.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """The caller for whom approvals are listed."""
+
+    # The audiences whose rows are read. The entry None stands for all requesters.
+    audiences: tuple[str | None, ...]
+    # A function that returns whether the caller may see an approval. The function reads the record
+    # itself, so a mistake in the index cannot show an approval that the caller may not see.
+    shows: Callable[[ApprovalRecord], bool]
+    # The caller's name as a voter, if only approvals that wait for the caller are listed. None
+    # lists all approvals.
+    waits_for: str | None = None
+
+
+def viewer_of(who: Identity, *, waits: bool = False) -> Viewer:
+    """Return the viewer for a caller. With `waits`, only approvals that wait for it are listed."""
     # The index leaves out approvals on which the person in the viewer's `waits_for` has voted. A
     # service token that acts for several people may still vote on these approvals for another
     # person. So for such a token, the person is empty, and only `may_vote_on` leaves out approvals.
     several = who.service is not None and bool(who.service.on_behalf_of)
     person = "" if several else person_of(decider_of(who, "api"))
     return Viewer(
-        tuple(_audiences(who, waits)),
+        tuple(_audiences_to_read(who, waits)),
         lambda record: may_see_approval(who, record) and (not waits or may_vote_on(who, record)),
         person if waits else None,
     )
 
 
-def _deciders(who: Identity, record: ApprovalRecord) -> Iterator[Decider]:
-    """Yield the caller as a decider.
-
-    For a service token, also yield the caller as a decider on behalf of the requester.
-    """
-    yield decider_of(who, "api")
-    if who.service is not None and who.service.acts_for(record.user_id):
-        yield decider_of(who, "api", record.user_id)
-
-
-def _audiences(who: Identity, waits: bool) -> Iterator[str | None]:
-    """Yield the audiences whose rows are read. None stands for all requesters."""
+def _audiences_to_read(who: Identity, waits: bool) -> Iterator[str | None]:
     for_users = who.service.on_behalf_of if who.service is not None else ()
     if who.grant is not None:
         yield from (None,) if who.owners is None else who.owners
         return
-    everybody = who.owners is None or EVERYBODY in for_users
+    everybody = who.owners is None or EVERY_USER in for_users
     if everybody:
         yield None
     if who.owners is None and not waits:
         return
-    yield from audiences(decider_of(who, "api"))
+    caller = decider_of(who, "api")
+    yield from sorted({caller.name, person_of(caller)})
+    yield from map(_role, caller.roles)
+    yield EVERYBODY
     if not everybody:
         yield from for_users
+
+
+@dataclass(slots=True)
+class Audience:
+    """A person or a role that may see an approval.
+
+    `decides` says whether the audience is among the deciders. `barred` says that the person is
+    excluded or has voted. Such a person may not decide, even if one of the person's roles may
+    decide.
+    """
+
+    decides: bool = False
+    barred: bool = False
+
+
+def audiences_of(record: ApprovalRecord) -> dict[str, Audience]:
+    """Return the audiences of an approval by name: everybody who may see it, and perhaps others."""
+    owner = record.user_id
+    found = defaultdict(Audience, {owner: Audience()})
+    reached = [each.to for each in record.escalations[: record.escalated]]
+    groups = record.deciders or [Deciders()]
+    for group in (*groups, *reached):
+        users = [owner if name == REQUESTER else name for name in group.users]
+        for name in [*users, *map(_role, group.roles)] or [EVERYBODY]:
+            found[name].decides = True
+    # After an escalation nobody is barred, because an escalation may ask a person whom one of the
+    # record's `deciders` excludes.
+    for group in groups if not reached else ():
+        for name in group.excluded:
+            found[owner if name == REQUESTER else name].barred = True
+    for vote in record.votes:
+        found[vote.by].barred |= not vote.void
+    return found
+
+
+def _role(name: str) -> str:
+    """Return the audience of a role. It differs from the name of every user."""
+    return f"role\0{name}"

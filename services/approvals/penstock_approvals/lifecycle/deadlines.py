@@ -32,8 +32,7 @@ class Deadlines:
         self._bus = bus
 
     async def schedule(self, record: ApprovalRecord, after: datetime | None = None) -> None:
-        """Schedule a message for the deadline and for each escalation, except for times before
-        `after`.
+        """Schedule a message for the deadline and for each escalation, if it is later than `after`.
 
         Raises BusError.
         """
@@ -57,11 +56,7 @@ class Deadlines:
 
 
 def approval_of(payload: bytes) -> str:
-    """Return the id of the approval that a scheduled message is about.
-
-    Raises:
-        ValueError: the payload is no scheduled message of this module.
-    """
+    """Return the id in a scheduled message. Raises ValueError for another payload."""
     content = orjson.loads(payload)
     approval_id = content.get("approval_id") if isinstance(content, dict) else None
     if not isinstance(approval_id, str):
@@ -72,9 +67,9 @@ def approval_of(payload: bytes) -> str:
 def _steps(record: ApprovalRecord) -> Iterator[tuple[str, float]]:
     """Yield the name and the Unix time of the deadline and of each escalation."""
     for number, escalation in enumerate(record.escalations, 1):
-        yield f"escalation-{number}", _unix(escalation.at)
+        yield f"escalation-{number}", datetime.fromisoformat(escalation.at).timestamp()
     if record.expires_at is not None:
-        yield "expiry", _unix(record.expires_at)
+        yield "expiry", datetime.fromisoformat(record.expires_at).timestamp()
 
 
 def _key(record: ApprovalRecord, step: str) -> str:
@@ -86,7 +81,3 @@ def _key(record: ApprovalRecord, step: str) -> str:
     """
     name = f"{step}-{record.approval_id}" if record.target == "workflows" else step
     return f"{name}.{record.run_id}-{record.leg}"
-
-
-def _unix(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp()

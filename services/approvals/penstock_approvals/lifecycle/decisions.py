@@ -8,7 +8,7 @@ workflows service, even if the process that took the decision has ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,6 @@ from penstock.bus import Bus, Stored
 from penstock.bus.records import (
     ENDED,
     ApprovalRecord,
-    Decider,
     DecideReply,
     DecideRequest,
     Deciders,
@@ -34,17 +33,23 @@ from penstock.events import TERMINAL
 from penstock.expressions import TooMuch
 from penstock.lookups import look_until
 from penstock.off_loop import OFF_LOOP
-from penstock_approvals.audit.approval import ApprovalAudit
+from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.inbox.listing import ApprovalList
 from penstock_approvals.lifecycle.deadlines import Deadlines
 from penstock_approvals.lifecycle.ends import RunEnds, pause_of
 from penstock_approvals.lifecycle.outbox import Outbox
-from penstock_approvals.outcomes.automatic import as_expired, as_ruled, expiring_at_most, is_late
-from penstock_approvals.outcomes.escalations import reached_count, request_events
+from penstock_approvals.outcomes.automatic import (
+    as_expired,
+    as_ruled,
+    expiring_at_most,
+    is_late,
+    reached_count,
+)
 from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with_vote
-from penstock_approvals.policy import Question, Ruling, person_of
-from penstock_approvals.runs.announcements import Announcements, Event
-from penstock_approvals.runs.workflow_notifier import WORKFLOWS, WorkflowNotifier
+from penstock_approvals.policy.deciding_rights import person_of
+from penstock_approvals.policy.rulings import Question, Ruling
+from penstock_approvals.runs.announcements import Announcements
+from penstock_approvals.runs.events import WORKFLOWS, request_events
 from penstock_approvals.store.policies import Policies
 from penstock_approvals.store.records import ApprovalRecords, StoredApproval
 
@@ -69,26 +74,24 @@ class Approvals:
         self._policies = policies or Policies(bus)
         self._require_digest = require_digest
         self._deadlines = Deadlines(bus)
-        self._records = ApprovalRecords(bus)
+        self.records = ApprovalRecords(bus)
         self._announcements = Announcements(bus, pod)
         self.audit = audit or ApprovalAudit(bus)
-        self._notifier = WorkflowNotifier(bus)
-        self._outbox = Outbox(
+        self.outbox = Outbox(
             bus,
-            records=self._records,
+            records=self.records,
             announcements=self._announcements,
             audit=self.audit,
             deadlines=self._deadlines,
-            notifier=self._notifier,
         )
         self._ends = RunEnds(
             bus,
-            records=self._records,
+            records=self.records,
             announcements=self._announcements,
             audit=self.audit,
             deadlines=self._deadlines,
         )
-        self.list = ApprovalList(bus, self._records)
+        self.list = ApprovalList(bus, self.records)
 
     async def on_event(self, stored: Stored) -> None:
         """Handle an event: a request for approval, a workflow's withdrawal, or the end of a run.
@@ -110,11 +113,10 @@ class Approvals:
                 await self._ends.ended(body["run_id"])
 
     async def ask_again(self, stored: Stored) -> None:
-        """Record again the request that an event asks for, after NATS has lost the approval's
-        record.
+        """Record again an event's request whose record NATS has lost. Raises as `on_event`.
 
         People are asked even if the current policy would decide automatically, because people were
-        asked before. Raises what `on_event` raises.
+        asked before.
         """
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         await self._on_requested(body, stored.headers.get("traceparent"), again=True)
@@ -133,7 +135,7 @@ class Approvals:
         """
         await self._bus.clock.refresh()
         known: int | None = None  # how many escalations the record counted before this call
-        while (stored := await self._records.find(approval_id)) is not None:
+        while (stored := await self.records.find(approval_id)) is not None:
             record, now = stored.record, self._bus.clock.now()
             if record.status != "pending":
                 break
@@ -142,51 +144,36 @@ class Approvals:
                 await self._expire(stored)
             elif (escalated := reached_count(record, now)) > record.escalated:
                 update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
-                if await self._records.replace(stored, record.model_copy(update=update)):
+                if await self.records.replace(stored, record.model_copy(update=update)):
                     reached_now = record.escalations[record.escalated : escalated]
-                    log.info(
-                        "run %s: approval %s was escalated to %s",
-                        *(
-                            record.run_id,
-                            approval_id,
-                            "; ".join(_names(each.to) for each in reached_now),
-                        ),
-                    )
+                    names = "; ".join(_names(each.to) for each in reached_now)
+                    text = "run %s: approval %s was escalated to %s"
+                    log.info(text, record.run_id, approval_id, names)
             else:
                 await self.audit.follow(record)  # writes an entry for each escalation
                 events = request_events(record)
                 earlier, new = events[: known + 1], events[known + 1 :]
-                await self._announce(record, *new, earlier=earlier)
+                await self._announcements.announce(record, *new, earlier=earlier)
                 # The message may have come too early, because the clock of another server was fast.
                 # The message is then used up, and nothing would happen at the time of the
                 # escalation or the deadline. So messages for all later times are scheduled again.
                 await self._deadlines.schedule(record, after=now)
                 return
-        await self._outbox.send_on(approval_id)
+        await self.outbox.send_on(approval_id)
 
     async def _expire(self, stored: StoredApproval) -> None:
         """Record that the deadline has passed, unless the record has changed since it was read."""
         record = stored.record
-        await self._outbox.open(record.approval_id)
-        if await self._records.replace(stored, as_expired(record, self._bus.clock.stamp())):
+        await self.outbox.open(record.approval_id)
+        if await self.records.replace(stored, as_expired(record, self._bus.clock.stamp())):
             telemetry.DECISIONS.labels("expired").inc()
-            log.info(
-                "run %s: approval %s has expired; on_deadline: %s",
-                record.run_id,
-                record.approval_id,
-                record.on_deadline,
-            )
+            text = "run %s: approval %s has expired; on_deadline: %s"
+            log.info(text, record.run_id, record.approval_id, record.on_deadline)
 
     async def _on_requested(
         self, body: dict[str, object], traceparent: str | None, *, again: bool = False
     ) -> None:
-        """Record the request with the policy's ruling.
-
-        Then ask people, or send the policy's decision.
-
-        `again` means that the request was handled before, and that NATS has lost the request's
-        record.
-        """
+        """Record the request with the policy's ruling; then ask people, or send the decision."""
         data = body["data"]
         assert isinstance(data, dict)
         run_id, approval_id = str(body["run_id"]), data["approval_id"]
@@ -206,7 +193,7 @@ class Approvals:
             updated_at=str(body["timestamp"]),
             traceparent=traceparent,
         )
-        saved = await self.get(approval_id)
+        saved = await self.records.get(approval_id)
         if saved is None:
             if record.target == WORKFLOWS:
                 await self._ends.note(run_id, approval_id)
@@ -217,16 +204,15 @@ class Approvals:
             for item in saved.items:
                 await self._point_to(saved, run, item["item_id"])
             await self._deadlines.schedule(saved)
-            await self._announce(saved, *request_events(saved))
-            current = (
-                await self.get(approval_id) if saved.expires_at or saved.escalations else saved
-            )
+            await self._announcements.announce(saved, *request_events(saved))
+            has_messages = saved.expires_at or saved.escalations
+            current = await self.records.get(approval_id) if has_messages else saved
             if current is not None and current.status != "pending":
                 # Somebody decided before the messages were scheduled. Nothing else would cancel
                 # the messages.
                 await self._deadlines.cancel(current)
         elif saved.status == "decided" and saved.decision is not None and saved.decision.automatic:
-            await self._outbox.send_on(approval_id)
+            await self.outbox.send_on(approval_id)
         last = await tail(self._bus, events_for(run_id), events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in TERMINAL:
             # The run ended while the request was being recorded. If the run's terminal event was
@@ -235,25 +221,10 @@ class Approvals:
         elif record.target == WORKFLOWS:
             await self._ends.apply_earlier_withdrawal(saved)
 
-    async def _announce(
-        self, record: ApprovalRecord, *events: Event, earlier: Sequence[Event] = ()
-    ) -> None:
-        """Announce events of a run that continues.
-
-        If the run is a workflow's run, report these events to the workflows service instead, which
-        then writes them.
-        """
-        if record.target == WORKFLOWS:
-            await self._notifier.send(record, *earlier, *events)
-        else:
-            await self._announcements.once(record.run_id, record.leg, *events, earlier=earlier)
-
     async def _record(
         self, record: ApprovalRecord, run: RunRecord, *, ask: bool, until: str | None
     ) -> ApprovalRecord:
-        """Write the first record of a request.
-
-        If another process was first, return that process's record instead.
+        """Write and return the first record of a request, unless another process was first.
 
         With `ask`, people are asked even if the policy would decide. `until` is the time until
         which the run waits; None if it waits for ever.
@@ -268,13 +239,13 @@ class Approvals:
             asked = as_ruled(asked, self._bus.clock.stamp())
             # If this process ends after it has recorded the decision, another process finds this
             # entry and sends the decision.
-            await self._outbox.open(record.approval_id)
-        if await self._records.create(asked):
+            await self.outbox.open(record.approval_id)
+        if await self.records.create(asked):
             log.info("run %s: approval %s: %s", record.run_id, record.approval_id, ruling.outcome)
             if asked.decision is not None:
                 telemetry.DECISIONS.labels(asked.decision.outcome).inc()
             return asked
-        return await self.get(record.approval_id) or asked
+        return await self.records.get(record.approval_id) or asked
 
     async def _ruling(self, question: Question) -> Ruling:
         policy = self._policies.current
@@ -309,17 +280,15 @@ class Approvals:
             "leg": record.leg,
             "item_id": item_id,
         }
-        # Two users may give their sessions the same id, so the first key contains the owner.
-        # Releases up to 0.1 read the second key, without the owner.
+        # Two users may give their sessions the same id, so the first key contains the owner. A
+        # caller that acts for the owner finds the second key.
         for alias in (key_of("approval", run.user_id, *named), key_of("approval", *named)):
             await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
 
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
         """Withdraw a request whose run has ended, even if the record of the run's pause is lost.
 
-        Raises:
-            LookupError: the run has no record.
-            BusError: the bus does not answer.
+        Raises LookupError if the run has no record, and BusError.
         """
         if (await self._run(record.run_id)).status in ENDED:
             await self._ends.withdraw(record)
@@ -329,15 +298,14 @@ class Approvals:
     async def restore_outcome(
         self, approval_id: str, decision: Decision | None, expiry_reason: str | None = None
     ) -> bool:
-        """Record again how an approval ended, after NATS has lost the end.
-
-        Return False if the approval is not pending, or has changed meanwhile.
+        """Record again how an approval ended, after NATS has lost the end; return False if the
+        approval is not pending, or has changed meanwhile.
 
         `expiry_reason` is the reason of an approval whose deadline had passed, else None. The
         decision is not sent here, because the outbox sent it before the loss. If NATS has lost the
         command, the connector's watchdog sends the command once more.
         """
-        stored = await self._records.find(approval_id)
+        stored = await self.records.find(approval_id)
         if stored is None or stored.record.status != "pending":
             return False
         update = {
@@ -346,10 +314,7 @@ class Approvals:
             "decision": decision,
             "updated_at": decision.at if decision is not None else self._bus.clock.stamp(),
         }
-        return await self._records.replace(stored, stored.record.model_copy(update=update))
-
-    async def get(self, approval_id: str) -> ApprovalRecord | None:
-        return await self._records.get(approval_id)
+        return await self.records.replace(stored, stored.record.model_copy(update=update))
 
     async def shown_to(
         self, caller: str, approval_id: str, sees: Callable[[ApprovalRecord], bool]
@@ -361,17 +326,15 @@ class Approvals:
         Otherwise the time of the answer would tell the caller that the approval exists. Raises what
         `ApprovalRecords.get` raises.
         """
-        if not _is_key(approval_id):
+        # A client can send any text, and the text may have characters that NATS allows in no key.
+        if not (approval_id.replace("-", "").isalnum() and approval_id.isascii()):
             return None
         record = await look_until(
             caller,
-            partial(self._records.get, approval_id),
+            partial(self.records.get, approval_id),
             lambda found: found is not None and sees(found),
         )
         return record if record is not None and sees(record) else None
-
-    async def all(self) -> list[ApprovalRecord]:
-        return await self._records.all()
 
     async def take_vote(self, approval_id: str, request: DecideRequest) -> DecideReply:
         """Count a person's vote. If no more votes are needed, take the approval's decision.
@@ -380,9 +343,9 @@ class Approvals:
         deadline has passed; then as `outcomes.votes.with_vote` does.
 
         The deadline is compared with the clock of the NATS server. This method does not send the
-        decision; the caller must call `send_on` afterwards. If the process ends before this call,
-        another process finds the decision's entry in the outbox. The request may come before the
-        approval's record is written, so this method waits for the record.
+        decision; the caller must call `outbox.send_on` afterwards. If the process ends before this
+        call, another process finds the decision's entry in the outbox. The request may come before
+        the approval's record is written, so this method waits for the record.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -390,8 +353,8 @@ class Approvals:
         """
         while True:
             stored = await look_until(
-                person_of(request.made_by),
-                partial(self._records.find, approval_id),
+                person_of(request.decider),
+                partial(self.records.find, approval_id),
                 lambda found: found is not None,
             )
             if stored is None:
@@ -422,39 +385,21 @@ class Approvals:
             await self.audit.follow(record)
             return DecideReply(status=200, approval=record)
         if voted.status == "decided":
-            await self._outbox.open(record.approval_id)
-        if not await self._records.replace(stored, voted):
+            await self.outbox.open(record.approval_id)
+        if not await self.records.replace(stored, voted):
             return None
         who = voted.votes[-1].by
         if voted.decision is None:
             votes = sum(not vote.void for vote in voted.votes)
-            log.info(
-                "run %s: %s has voted on approval %s: %d of %d votes",
-                record.run_id,
-                who,
-                record.approval_id,
-                votes,
-                voted.need,
-            )
+            text = "run %s: %s has voted on approval %s: %d of %d votes"
+            log.info(text, record.run_id, who, record.approval_id, votes, voted.need)
             await self.audit.follow(voted)
         else:
             telemetry.DECISIONS.labels(voted.decision.outcome).inc()
-            made_by = voted.decision.made_by
-            on_behalf = f" on behalf of {made_by.on_behalf_of}" if made_by.on_behalf_of else ""
-            log.info(
-                "run %s: %s by %s%s",
-                record.run_id,
-                voted.decision.outcome,
-                made_by.name,
-                on_behalf,
-            )
+            by, acts_for = request.decider.name, request.decider.on_behalf_of
+            on_behalf = f" on behalf of {acts_for}" if acts_for else ""
+            log.info("run %s: %s by %s%s", record.run_id, voted.decision.outcome, by, on_behalf)
         return DecideReply(status=200, approval=voted)
-
-    async def send_on(self, approval_id: str) -> None:
-        await self._outbox.send_on(approval_id)
-
-    async def sweep(self) -> None:
-        await self._outbox.sweep()
 
     async def _run(self, run_id: str) -> RunRecord:
         entry = await self._bus.bucket("runs").get(run_id)
@@ -463,22 +408,13 @@ class Approvals:
         return RunRecord.model_validate_json(entry.value)
 
 
-def _is_key(text: str) -> bool:
-    """Return whether the text can be an approval's id.
-
-    A client can send any text as the id. An approval's id is a key in KV, and the text may have
-    characters that NATS does not allow in a key.
-    """
-    return text.replace("-", "").isalnum() and text.isascii()
-
-
 def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
     """Return 409 for a record that is not pending; 200 if the request repeats a vote."""
-    key, who = request.idempotency_key, request.made_by
-    given = [(vote.idempotency_key, vote.decider or Decider(name=vote.by)) for vote in record.votes]
+    key, who = request.idempotency_key, request.decider
+    recorded = [(vote.idempotency_key, vote.decider) for vote in record.votes]
     if record.decision is not None:
-        given.append((record.decision.idempotency_key, record.decision.made_by))
-    if key is not None and any(key == each and who.is_same(by) for each, by in given):
+        recorded.append((record.decision.idempotency_key, record.decision.made_by))
+    if key is not None and any(key == each and who.is_same(by) for each, by in recorded):
         if is_same_request(record, request):
             return DecideReply(status=200, approval=record)
         text = "this idempotency key came with another decision before"

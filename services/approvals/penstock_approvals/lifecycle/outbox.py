@@ -13,11 +13,11 @@ from enum import Enum, auto
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError, Entry, Message, ObjectGone
-from penstock.bus.records import ApprovalRecord, CancelCommand, Decision
+from penstock.bus.records import ApprovalRecord, CancelCommand
 from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock.tracing import spans
-from penstock_approvals.audit.approval import ApprovalAudit
+from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.lifecycle.deadlines import Deadlines
 from penstock_approvals.outcomes.automatic import (
     CANCEL_REASON,
@@ -25,11 +25,8 @@ from penstock_approvals.outcomes.automatic import (
     Consequence,
     deadline_consequence,
 )
-from penstock_approvals.outcomes.escalations import request_events
-from penstock_approvals.runs.announcements import Announcements, Event
-from penstock_approvals.runs.approval_span import span_of
-from penstock_approvals.runs.workflow_notifier import WORKFLOWS, WorkflowNotifier
-from penstock_approvals.store.hiding import items_without_credentials
+from penstock_approvals.runs.announcements import Announcements
+from penstock_approvals.runs.events import WORKFLOWS, end_events, request_events, span_of
 from penstock_approvals.store.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
@@ -48,10 +45,7 @@ class Phase(Enum):
 
 
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
-    """Return the phase of an entry for an approval with this record.
-
-    `written_s` and `now_s` are in Unix seconds.
-    """
+    """Return the phase of an entry for an approval with this record. Times are in Unix seconds."""
     if record is not None and record.status in ENDED:
         return Phase.TO_SEND
     return Phase.ABANDONED if written_s < now_s - ABANDONED_S else Phase.UNDECIDED
@@ -68,11 +62,9 @@ class Outbox:
         announcements: Announcements,
         audit: ApprovalAudit,
         deadlines: Deadlines,
-        notifier: WorkflowNotifier,
     ) -> None:
         self._bus = bus
         self._deadlines = deadlines
-        self._notifier = notifier
         self._audit = audit
         self._bucket = bus.bucket(BUCKET)
         self._records = records
@@ -98,22 +90,15 @@ class Outbox:
         await self._audit.follow(record)
         # The decision may come before the process that recorded the request has announced the
         # pause.
-        ended, earlier = _events(record), request_events(record)
-        if record.target == WORKFLOWS:
-            await self._notifier.send(record, *earlier, *ended)
-        else:
-            await self._announcements.once(record.run_id, record.leg, *ended, earlier=earlier)
+        earlier = request_events(record)
+        await self._announcements.announce(record, *end_events(record), earlier=earlier)
         await self._carry_out(record)
         await self._deadlines.cancel(record)
         await self._bucket.delete(f"{_PREFIX}{approval_id}")
-        if spans.is_on():
-            spans.record(span_of(record))
+        spans.record(span_of(record))
 
     async def _carry_out(self, record: ApprovalRecord) -> None:
-        """Send the command that continues or cancels the run.
-
-        If the run stays paused, send no command.
-        """
+        """Send the command that continues or cancels the run, or none if the run stays paused."""
         continuing = record.continue_command()
         if record.target == WORKFLOWS and record.decision is not None:
             # For the run of a workflow, `send_on` has reported the decision to the workflows
@@ -136,8 +121,7 @@ class Outbox:
     async def sweep(self) -> None:
         """Handle every entry. An entry that cannot be handled does not block the other entries.
 
-        Raises:
-            BusError: the bus does not answer; the next sweep handles the remaining entries.
+        Raises BusError if the bus does not answer at all; the next sweep handles the rest.
         """
         stuck: dict[str, int] = {}
         for entry in await self._bucket.entries(f"{_PREFIX}*"):
@@ -196,42 +180,8 @@ class Outbox:
         await self._bucket.delete(entry.key, entry.revision)
 
 
-def _events(record: ApprovalRecord) -> list[Event]:
-    events: list[Event] = []
-    if record.status == "expired":
-        expired = {"approval_id": record.approval_id, "reason": record.reason}
-        events.append(("approval.expired", expired))
-    if record.decision is not None:
-        events.append(("approval.decided", _decided(record, record.decision)))
-    return events
-
-
-def _decided(record: ApprovalRecord, decision: Decision) -> dict[str, object]:
-    acts_for = decision.decider.on_behalf_of if decision.decider is not None else None
-    policy, several = record.policy, record.need > 1
-    approvers = [vote.by for vote in record.votes if not vote.void]
-    known = {
-        "approval_id": record.approval_id,
-        "outcome": decision.outcome,
-        "by": decision.by,
-        "on_behalf_of": acts_for,
-        "automatic": decision.automatic,
-        "note": decision.note or None,
-        "deciders": approvers if several and not decision.automatic else None,
-        "policy": f"{policy.rule_id}@{policy.version}" if policy and policy.version else None,
-        "items": [
-            item.model_dump(exclude_none=True)
-            for item in items_without_credentials(record, decision.items)
-        ],
-    }
-    return {name: value for name, value in known.items() if value is not None}
-
-
 def _written_s(entry: Entry) -> float:
-    """Return the Unix time at which the entry was written; 0 if the entry has no time.
-
-    So an entry without a time counts as old.
-    """
+    """Return the Unix time at which the entry was written; 0, so old, if the entry has none."""
     try:
         return float(entry.value or 0)
     except ValueError:

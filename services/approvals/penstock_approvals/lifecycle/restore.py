@@ -23,7 +23,7 @@ from penstock.bus.streams import COMMANDS, events_for
 from penstock.bus.subjects import event
 from penstock.bus.write import objects
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.runs.workflow_notifier import WORKFLOWS
+from penstock_approvals.runs.events import WORKFLOWS
 from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,7 @@ STREAM = "KV_approvals"
 
 
 class Restore:
-    """Restores records once after each known loss, also after a loss that is older than this
-    process."""
+    """Restores records once after each known loss, also after one before this process began."""
 
     def __init__(self, bus: Bus, approvals: Approvals) -> None:
         self._bus = bus
@@ -51,7 +50,7 @@ class Restore:
         async for stored in direct.replay(self._bus, "KV_runs", "$KV.runs.*"):
             if stored.payload:
                 await self._safely(stored.subject, self._request_again(stored.payload))
-        for record in await self._approvals.all():
+        for record in await self._approvals.records.all():
             if record.status == "pending":
                 await self._safely(record.approval_id, self._restore_status(record))
             elif record.target == WORKFLOWS:
@@ -74,7 +73,7 @@ class Restore:
             return
         if run.status != "paused" or run.approval_id is None:
             return
-        if await self._approvals.get(run.approval_id) is not None:
+        if await self._approvals.records.get(run.approval_id) is not None:
             return
         asked = await self._last("approval.requested", run.run_id, run.approval_id)
         if asked is None:
@@ -97,7 +96,7 @@ class Restore:
         async for stored in direct.replay(self._bus, events_for(run_id), pattern):
             body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
             approval_id = body["data"]["approval_id"]
-            if await self._approvals.get(approval_id) is None:
+            if await self._approvals.records.get(approval_id) is None:
                 log.warning(
                     "run %s: the lost record of approval %s is written again", run_id, approval_id
                 )
@@ -110,7 +109,7 @@ class Restore:
         """
         entry = await self._bus.bucket("runs").get(record.run_id)
         if entry is not None and RunRecord.model_validate_json(entry.value).status not in ENDED:
-            await self._approvals.send_on(record.approval_id)
+            await self._approvals.outbox.send_on(record.approval_id)
 
     async def _restore_status(self, record: ApprovalRecord) -> None:
         expired_event = await self._last("approval.expired", record.run_id, record.approval_id)
@@ -131,10 +130,7 @@ class Restore:
     async def _last(
         self, type_: str, run_id: str, approval_id: str
     ) -> tuple[Stored, dict[str, Any]] | None:
-        """Return the last event of this type about the approval; None if there is none.
-
-        The result is the stored event and its body.
-        """
+        """Return the last event of this type about the approval, and its body; None without."""
         found = None
         pattern = event(type_, run_id)
         async for stored in direct.replay(self._bus, events_for(run_id), pattern):

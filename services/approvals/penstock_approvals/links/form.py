@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from urllib.parse import parse_qs
 
 from penstock.bus.records import Decided
-from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
+from penstock_approvals.policy.model import ANSWERED_ONLY, NEEDS_VALUE
 
 MAX_NOTE: Final = 2000
 MAX_FIELDS: Final = 1000
@@ -41,8 +41,7 @@ class Form:
 def parse(body: bytes) -> Form:
     """Return the form in a body of the type `application/x-www-form-urlencoded`.
 
-    Raises:
-        InvalidForm: a field is missing, given twice or wrong.
+    Raises InvalidForm if a field is missing, wrong, or there twice.
     """
     try:
         pairs = parse_qs(
@@ -73,10 +72,7 @@ def parse(body: bytes) -> Form:
 
 
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
-    """Return the decision on each item.
-
-    Each item gets the form's decision and the value of the item's own field.
-    """
+    """Return the form's decision on each item, with the value of the item's own field."""
     return [
         Decided(
             item_id=item["item_id"],
@@ -92,11 +88,7 @@ def can_reject(items: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _value(item: Mapping[str, Any], text: str | None) -> Any:
-    """Return the value of an item's field.
-
-    If the item's schema asks for a text, the value is the text itself. Otherwise the text is parsed
-    as JSON.
-    """
+    """Return the value of an item's field: JSON, or the text itself if the schema asks for it."""
     if item.get("kind") not in NEEDS_VALUE or not text:
         return None
     if (item.get("input_schema") or {}).get("type") == "string":

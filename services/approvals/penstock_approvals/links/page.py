@@ -17,8 +17,8 @@ from penstock.bus.records import ApprovalRecord
 from penstock_approvals.inbox.last_lines import Line
 from penstock_approvals.links.form import MAX_NOTE, VALUE, can_reject
 from penstock_approvals.links.html import TooLarge, tree, visible
-from penstock_approvals.links.model import LinkRecord, State
-from penstock_approvals.policy.kinds import NEEDS_VALUE
+from penstock_approvals.links.store import LinkRecord, State
+from penstock_approvals.policy.model import NEEDS_VALUE
 
 STYLE: Final = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -46,10 +46,7 @@ _OUTCOMES: Final = {"approved": "approved", "rejected": "rejected", "mixed": "de
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The content of a link's page.
-
-    `problem` says why a form was refused; None if no form was refused.
-    """
+    """The content of a link's page. `problem` says why a form was refused."""
 
     link: LinkRecord
     state: State
@@ -60,7 +57,7 @@ class View:
 
 
 def page(view: View) -> str:
-    """Return the page. The page shows the request and the form only while the link can be used."""
+    """Return the page, which shows the request and the form only while the link can be used."""
     record = view.record
     if view.state is not State.OPEN or record is None:
         title, text = _unusable_text(view)
@@ -68,19 +65,13 @@ def page(view: View) -> str:
     try:
         items = "".join(_item(item) for item in record.items)
     except TooLarge:
-        return _document(
+        return message(
             "Too large for this page",
-            '<div class="panel notice" role="alert"><p>The request is too large to be shown whole, '
-            "so it cannot be decided here. Decide it over the API or on the command line: "
-            f"approval {visible(record.approval_id)}.</p></div>",
+            "The request is too large to be shown whole, so it cannot be decided here. Decide it "
+            f"over the API or on the command line: approval {record.approval_id}.",
         )
-    problem = (
-        f'<div class="panel notice" role="alert"><p>{visible(view.problem)}</p></div>'
-        if view.problem
-        else ""
-    )
     body = (
-        problem
+        (_notice(view.problem) if view.problem else "")
         + f"<p>{_name(record.agent)} asks for a decision before it goes on.</p>"
         + _facts(record, view.link)
         + items
@@ -91,7 +82,11 @@ def page(view: View) -> str:
 
 
 def message(title: str, text: str) -> str:
-    return _document(title, f'<div class="panel notice" role="alert"><p>{visible(text)}</p></div>')
+    return _document(title, _notice(text))
+
+
+def _notice(text: str) -> str:
+    return f'<div class="panel notice" role="alert"><p>{visible(text)}</p></div>'
 
 
 def _document(title: str, body: str) -> str:
@@ -224,7 +219,7 @@ def _field(number: int, item: Mapping[str, Any], entered: str) -> str:
 
 
 def _time(stamp: str) -> str:
-    """Return a time for people, to the minute. A text that is no time is returned unchanged."""
+    """Return a time for people, to the minute; a text that is no time as it is."""
     try:
         return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:

@@ -1,24 +1,107 @@
-"""Make, find, use and revoke links.
-
-KV `tokens` has a record for each link, without the link's secret.
-"""
+"""Make, find, use and revoke links, and compute whether a link can be used now."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import secrets
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import Enum, auto
 from typing import Final, Literal
 
 from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decider
 from penstock.web.auth.token_records import TokenRecords
-from penstock_approvals.links.model import LinkRecord
-from penstock_approvals.policy import may_decide
+from penstock_approvals.outcomes.automatic import is_late
+from penstock_approvals.policy.deciding_rights import earlier_vote, may_decide
 
 # The seconds for which the record of an expired link is kept. During this time, the link's page
 # says that the link has expired.
 KEPT_S: Final = 30 * 86_400.0
+ROLE_PREFIX: Final = "link:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRecord:
+    """The record of a link in KV `tokens`, under the key `link.<id>`, without the link's secret.
+    Times are in Unix seconds."""
+
+    id: str
+    form_key: str  # the key of the form's signature
+    approval_id: str
+    request_digest: str  # the digest of what the link lets a person decide
+    user: str | None = None  # the person who decides with it
+    role: str | None = None  # the role of the person, or the group
+    created_by: str
+    created_at: float
+    expires_at: float
+    used_at: float | None = None
+    used_for: Literal["approve", "reject"] | None = None
+
+    def decider(self) -> Decider:
+        """Return the person who holds the link. All links for the same role count as one person,
+        because somebody with two such links could otherwise vote twice."""
+        return Decider(
+            name=self.user or f"{ROLE_PREFIX}{self.role}",
+            roles=[self.role] if self.role else [],
+            scopes=["decide"],
+            channel="link",
+            token_id=self.id,
+            token_maker=self.created_by,
+        )
+
+    def signature(self) -> str:
+        """Return the secret value that the page's form must send back.
+
+        A page of another origin cannot know this value. The value also depends on the digest of the
+        request. So if the request changes, a form that was shown before the change is refused.
+        """
+        text = f"{self.approval_id}.{self.request_digest}"
+        return hmac.new(bytes.fromhex(self.form_key), text.encode(), hashlib.sha256).hexdigest()
+
+
+class State(Enum):
+    """Whether a link can be used, and if not, why."""
+
+    OPEN = auto()
+    USED = auto()
+    DECIDED = auto()
+    WITHDRAWN = auto()
+    LATE = auto()
+    EXPIRED = auto()
+    VOTED = auto()
+    CHANGED = auto()
+    REFUSED = auto()
+    GONE = auto()
+
+
+_ENDED: Final[Mapping[str, State]] = {
+    "decided": State.DECIDED,
+    "withdrawn": State.WITHDRAWN,
+    "expired": State.LATE,
+}
+
+
+def state_of(link: LinkRecord, record: ApprovalRecord | None, now: datetime) -> State:
+    """Return the state of the link at `now`, the time of the NATS server."""
+    if record is None:
+        return State.GONE
+    if link.used_at is not None:
+        return State.USED
+    if record.status != "pending":
+        return _ENDED[record.status]
+    decider = link.decider()
+    vote = earlier_vote(record, decider)
+    checks = (
+        (State.EXPIRED, now.timestamp() >= link.expires_at),
+        (State.LATE, is_late(record, now)),
+        (State.VOTED, vote is not None and vote.by == decider.name),
+        (State.CHANGED, record.digest != link.request_digest),
+        (State.REFUSED, vote is not None or may_decide(record, decider) is not None),
+    )
+    return next((state for state, holds in checks if holds), State.OPEN)
 
 
 class LinkRefused(Exception):
@@ -27,7 +110,6 @@ class LinkRefused(Exception):
     def __init__(self, status: Literal[403, 404, 409, 422], detail: str) -> None:
         super().__init__(detail)
         self.status: Literal[403, 404, 409, 422] = status
-        self.detail = detail
 
 
 class Links:
@@ -53,12 +135,11 @@ class Links:
         role: str | None,
         lifetime_s: float,
     ) -> tuple[str, LinkRecord]:
-        """Make a link; return the link's secret and its record.
-
-        The link expires at the approval's deadline or earlier.
+        """Make a link, which expires at the approval's deadline or earlier; return its secret.
 
         Raises:
-            LinkRefused: the maker may not make links, or the link could not be used to decide.
+            LinkRefused: in this order: 403, the maker is no administrator; 409, the approval is not
+                pending; 422, the link names nobody, or could not be used to decide.
             BusError: the bus does not answer.
         """
         if "administer" not in maker.scopes:
@@ -98,13 +179,8 @@ class Links:
         return found.record if found is not None else None
 
     async def note_use(self, link: LinkRecord, decision: Literal["approve", "reject"]) -> None:
-        """Record that the link was used.
-
-        This record only informs people. Without it, a second use fails, too, because the approval
-        is decided, or because the link's person has voted.
-
-        Raises BusError.
-        """
+        """Record that the link was used, for people only. Without this, a second use fails, too,
+        because the approval is decided, or because the link's person has voted."""
         found = await self._records.get(link.id)
         if found is not None:  # otherwise the link was revoked meanwhile
             used = replace(found.record, used_at=self._records.now(), used_for=decision)

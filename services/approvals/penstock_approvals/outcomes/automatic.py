@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, ItemRuling
+from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
 from penstock_approvals.outcomes.rules import outcome
-from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
+from penstock_approvals.policy.model import ANSWERED_ONLY, NEEDS_VALUE
 
 POLICY: Final = "policy"  # the decider of automatic decisions
 CANCEL_REASON: Final = "approval_expired"
@@ -41,11 +41,8 @@ def deadline_consequence(record: ApprovalRecord) -> Consequence:
 
 
 def expiring_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:
-    """Return the record with a deadline no later than `until`; None means no limit.
-
-    The run does not wait longer than `until`, so nobody may decide after this time. If `until`
-    becomes the deadline, the items are rejected at the deadline.
-    """
+    """Return the record with a deadline no later than `until`, the end of the run's wait; None
+    means no limit. If `until` becomes the deadline, the items are rejected then."""
     if until is None:
         return record
     at = datetime.fromisoformat(until)
@@ -58,31 +55,32 @@ def is_late(record: ApprovalRecord, now: datetime) -> bool:
     return record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= now
 
 
-def as_expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
-    """Return the record with the status `expired`.
+def reached_count(record: ApprovalRecord, now: datetime) -> int:
+    """Return how many escalations were reached. An escalation lets further people decide."""
+    return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
 
-    If the policy rejects or approves the items at the deadline, the record also has this decision.
-    """
-    update: dict[str, Any] = {"status": "expired", "reason": f"not decided by {record.expires_at}"}
-    follows = _FOLLOWS.get(deadline_consequence(record))
-    if follows is not None:
-        update |= {"decision": follows(record, now)}
-    return record.model_copy(update={**update, "updated_at": now})
+
+def as_expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
+    decide = _DECISIONS.get(deadline_consequence(record))
+    reason = f"not decided by {record.expires_at}"
+    update = {"status": "expired", "reason": reason, "updated_at": now}
+    decided = {"decision": decide(record, now)} if decide is not None else {}
+    return record.model_copy(update=update | decided)
 
 
 def as_ruled(record: ApprovalRecord, now: str) -> ApprovalRecord:
     items = [
-        Decided(item_id=each.item_id, decision=_decision(each), note=each.note)
+        Decided(
+            item_id=each.item_id,
+            decision="approve" if each.outcome == "approve" else "reject",
+            note=each.note,
+        )
         for each in record.rulings
     ]
     rule = record.policy.rule_id if record.policy is not None else ""
     decision = _automatic(items, now, f"decided by rule {rule} of the policy")
     update = {"status": "decided", "decision": decision, "updated_at": now}
     return record.model_copy(update=update)
-
-
-def _decision(ruling: ItemRuling) -> Literal["approve", "reject"]:
-    return "approve" if ruling.outcome == "approve" else "reject"
 
 
 def _rejected(record: ApprovalRecord, now: str) -> Decision:
@@ -117,7 +115,7 @@ def _automatic(items: list[Decided], now: str, note: str) -> Decision:
     )
 
 
-_FOLLOWS: Final[Mapping[Consequence, Callable[[ApprovalRecord, str], Decision]]] = {
+_DECISIONS: Final[Mapping[Consequence, Callable[[ApprovalRecord, str], Decision]]] = {
     Consequence.REJECT: _rejected,
     Consequence.APPROVE: _approved,
 }

@@ -12,26 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from penstock.bus.records import (
-    ApprovalRecord,
-    Channel,
-    Decided,
-    Decider,
-    DecideRequest,
-    Decision,
-    Vote,
-)
+from penstock.bus.records import ApprovalRecord, Channel, Decided, DecideRequest, Decision, Vote
+from penstock.dialects.approvals import have_same_args
 from penstock.digests import item_digest, request_digest
-from penstock_approvals.outcomes.rules import DecisionMismatch, check, outcome
-from penstock_approvals.policy import (
-    NotEditable,
-    check_edit,
-    earlier_vote,
-    may_decide,
-    voter_of,
-)
-from penstock_approvals.policy.edits import is_same
-from penstock_approvals.policy.kinds import NEEDS_VALUE
+from penstock_approvals.outcomes.rules import DecisionMismatch, check, check_edit, outcome
+from penstock_approvals.policy.deciding_rights import earlier_vote, may_decide, voter_of
+from penstock_approvals.policy.model import NEEDS_VALUE
 
 # The channels whose clients get the digest and must send the digest back. The protocols of agent
 # servers cannot carry a digest, so answers in these protocols have none.
@@ -43,10 +29,7 @@ MAX_VOTES: Final = 1000
 
 
 class VoteRefused(Exception):
-    """The error for a vote that does not count.
-
-    `status` is an HTTP status, and the text says why.
-    """
+    """The error for a vote that does not count. `status` is an HTTP status; the text says why."""
 
     def __init__(self, status: Literal[403, 409, 422], reason: str) -> None:
         super().__init__(reason)
@@ -56,34 +39,43 @@ class VoteRefused(Exception):
 def with_vote(
     record: ApprovalRecord, request: DecideRequest, now: str, *, require_digest: bool = False
 ) -> ApprovalRecord:
-    """Return the pending record with one more vote.
-
-    If the vote decides the approval, the record also has the decision.
-
-    If the vote repeats an earlier vote with the same idempotency key, the record is returned
-    unchanged.
+    """Return the pending record with one more vote, and with the decision, if the vote decides the
+    approval. If the vote repeats an earlier vote with the same idempotency key, the same record.
 
     Raises:
-        VoteRefused: the person may not decide or has voted before, or the vote does not fit.
+        VoteRefused: in this order: 403, the person may not decide; 409, the person or the maker of
+            the token or link has voted, or there are too many votes; 409, another digest; 422, an
+            item, a value or an edit does not fit; 403, a rule rejects an item; 422, no digest.
     """
-    decider = request.made_by
+    decider = request.decider
     if (reason := may_decide(record, decider)) is not None:
         raise VoteRefused(403, reason)
     earlier = earlier_vote(record, decider)
     if earlier is not None and _repeats(earlier, request):
         return record
-    _check_number(record, decider, earlier)
-    _check_digest(record, request)
+    if earlier is not None:
+        text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
+        if earlier.by != voter_of(record, decider):
+            text += ": a token or link gives no vote beside that of the person who made it"
+        raise VoteRefused(409, text)
+    if len(record.votes) >= MAX_VOTES:
+        raise VoteRefused(409, f"{MAX_VOTES} votes were cast; cancel the run")
+    # The person must have seen the arguments that the record has now. A request may leave its
+    # digest out only if no earlier vote has changed the arguments.
+    if request.digest is not None and request.digest != record.digest:
+        text = "the request is not the one that was shown: its digest differs; look at it again"
+        raise VoteRefused(409, text)
+    if request.digest is None and record.requested_digest is not None:
+        text = "somebody has changed the arguments; look at the request, and send its digest"
+        raise VoteRefused(409, text)
     request = _completed(record, request)
     try:
         check(record, request)
         edited = _edited(record, request)
-    except (DecisionMismatch, NotEditable) as error:
+    except DecisionMismatch as error:
         raise VoteRefused(422, str(error)) from None
     _check_rulings(record, request)
-    # An edge of an older version sends no decider. Clients of such an edge do not know the digest.
-    saw_it = request.decider is not None and decider.channel in SENDS_DIGEST
-    if require_digest and saw_it and request.digest is None:
+    if require_digest and decider.channel in SENDS_DIGEST and request.digest is None:
         raise VoteRefused(422, "digest: send the `digest` of the approval that was shown")
     return _counted(edited, request, now)
 
@@ -96,8 +88,7 @@ def _repeats(vote: Vote, request: DecideRequest) -> bool:
 def is_same_request(record: ApprovalRecord, request: DecideRequest) -> bool:
     """Return whether a request is equal to the recorded vote or decision with the same idempotency
     key."""
-    key = request.idempotency_key
-    votes = [vote for vote in record.votes if vote.idempotency_key == key]
+    votes = [vote for vote in record.votes if vote.idempotency_key == request.idempotency_key]
     recorded: list[Vote | Decision | None] = [*votes] or [record.decision]
     return any(_is_same(each, request) for each in recorded if each is not None)
 
@@ -128,30 +119,6 @@ def _is_same_item(recorded: Decided, item: Decided) -> bool:
     )
 
 
-def _check_number(record: ApprovalRecord, decider: Decider, earlier: Vote | None) -> None:
-    if earlier is not None:
-        text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
-        if earlier.by != voter_of(record, decider):
-            text += ": a token or link gives no vote beside that of the person who made it"
-        raise VoteRefused(409, text)
-    if len(record.votes) >= MAX_VOTES:
-        raise VoteRefused(409, f"{MAX_VOTES} votes were cast; cancel the run")
-
-
-def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise VoteRefused if the person may have seen other arguments than the record has now.
-
-    A request's digest must be the record's. A request may leave its digest out only if no earlier
-    vote has changed the arguments.
-    """
-    if request.digest is not None and request.digest != record.digest:
-        text = "the request is not the one that was shown: its digest differs; look at it again"
-        raise VoteRefused(409, text)
-    if request.digest is None and record.requested_digest is not None:
-        text = "somebody has changed the arguments; look at the request, and send its digest"
-        raise VoteRefused(409, text)
-
-
 def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
     """Return the request with completed items.
 
@@ -163,7 +130,7 @@ def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
     arguments, and neither the digest nor the shown arguments include these. The second kind is a
     vote by a link, because the page of a link does not show the values of earlier votes.
     """
-    proposed = _proposed(record) if request.made_by.channel != "link" else {}
+    proposed = _proposed(record) if request.decider.channel != "link" else {}
     asked = {item["item_id"]: item for item in record.items}
 
     def completed(item: Decided) -> Decided:
@@ -190,12 +157,10 @@ def _proposed(record: ApprovalRecord) -> dict[str, Any]:
 
 
 def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
-    """Return the record with the changes that the request makes.
-
-    If there are changes, all earlier votes become void.
+    """Return the record with the changes that the request makes. They make earlier votes void.
 
     Raises:
-        NotEditable: the policy or the agent server does not allow one of the changes.
+        DecisionMismatch: the policy or the agent server does not allow one of the changes.
     """
     allowed = {each.item_id: each.edit for each in record.rulings}
     approved = {item.item_id: item for item in request.items if item.decision == "approve"}
@@ -207,8 +172,8 @@ def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
         if item is not None:
             try:
                 edited = _edited_item(record, asked, item, allowed=allowed.get(item.item_id, ["*"]))
-            except NotEditable as error:
-                raise NotEditable(f"item {item.item_id}: {error}") from None
+            except DecisionMismatch as error:
+                raise DecisionMismatch(f"item {item.item_id}: {error}") from None
         items.append(edited)
     is_edited = items != record.items
     if not is_edited and all(
@@ -234,12 +199,12 @@ def _edited_item(
     original = asked.get("requested_args", before)
     if asked["kind"] not in NEEDS_VALUE and item.value is not None:
         if asked.get("editable"):  # the agent server would take the value as the call's arguments
-            raise NotEditable("send all its arguments as `args`, without a value")
+            raise DecisionMismatch("send all its arguments as `args`, without a value")
         _check_value(asked, item.value, original, allowed=allowed)
-    if item.args is None or is_same(before, item.args):
+    if item.args is None or have_same_args(dict(before), dict(item.args)):
         return asked
     if not asked.get("editable"):
-        raise NotEditable("its agent's server takes no edited arguments")
+        raise DecisionMismatch("its agent's server takes no edited arguments")
     check_edit(original, item.args, allowed)
     changed = {**asked, "args": item.args, "requested_args": original}
     return {**changed, "digest": item_digest(record.approval_id, changed)}
@@ -248,7 +213,7 @@ def _edited_item(
 def _check_value(
     asked: Mapping[str, Any], value: Any, original: Mapping[str, Any], *, allowed: Sequence[str]
 ) -> None:
-    """Raise NotEditable if the value of a confirmation could change arguments that must not change.
+    """Raise DecisionMismatch if a confirmation's value could change what must not change.
 
     Agno's AG-UI interface takes new arguments from the value's member `values`. If the value has no
     such member and the request has no schema for the value, nobody knows what the server does with
@@ -258,7 +223,9 @@ def _check_value(
     if isinstance(values, dict):
         check_edit(original, {**original, **values}, allowed)
     elif not asked.get("input_schema") and not {"*", "args.*"} & set(allowed):
-        raise NotEditable("a confirmation with a value may change arguments; leave the value out")
+        raise DecisionMismatch(
+            "a confirmation with a value may change arguments; leave the value out"
+        )
 
 
 def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
@@ -272,13 +239,8 @@ def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
 
 
 def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> ApprovalRecord:
-    """Return the record with the vote.
-
-    If the vote decides the approval, the record also has the decision.
-    """
-    decider = request.made_by
     vote = Vote(
-        by=voter_of(record, decider),
+        by=voter_of(record, request.decider),
         decider=request.decider,
         at=now,
         digest=record.digest,
@@ -293,7 +255,7 @@ def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> Approv
         return voted
     decision = Decision(
         outcome=outcome(items),
-        by=decider.name,
+        by=request.decider.name,
         decider=request.decider,
         at=now,
         note=request.note,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -13,14 +12,13 @@ from yaml.nodes import Node
 from penstock.expressions import ExpressionError
 from penstock.validation import reason_of
 from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
-from penstock_approvals.policy.model import Document, Source
+from penstock_approvals.policy.model import BUILTIN, Document, Source
 from penstock_approvals.policy.rulings import CONDITIONS, Policy
 
 MAX_BYTES: Final = 512 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
+class Mistake(NamedTuple):
     """A mistake in a policy. `line` counts from 1; it is 0 for a policy without a text."""
 
     field: str
@@ -41,11 +39,7 @@ class InvalidPolicy(ValueError):
 
 
 def parse(text: str, source: Source = "file") -> Policy:
-    """Return the policy that a text in YAML (or JSON) describes.
-
-    Raises:
-        InvalidPolicy: the text is no policy; its mistakes have lines.
-    """
+    """Return the policy that a text in YAML (or JSON) describes. Raises InvalidPolicy."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise InvalidPolicy([Mistake("", f"a policy has at most {MAX_BYTES} bytes")])
     try:
@@ -53,51 +47,37 @@ def parse(text: str, source: Source = "file") -> Policy:
         if twice := list(repeated_keys(root)):
             raise InvalidPolicy([Mistake(key, REPEATED_KEY, line) for key, line in twice])
         value = yaml.safe_load(text)
+    except InvalidPolicy:
+        raise
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
-        raise InvalidPolicy(
-            [Mistake("", f"not YAML: {error.problem or error.context}", line)]
-        ) from None
+        mistake = Mistake("", f"not YAML: {error.problem or error.context}", line)
+        raise InvalidPolicy([mistake]) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, InvalidPolicy):
-            raise
         raise InvalidPolicy([Mistake("", f"not YAML: {error}")]) from None
     return from_value(value, source, root)
 
 
 def from_value(value: Any, source: Source, root: Node | None = None) -> Policy:
-    """Return the policy that a value describes.
-
-    `root` is the YAML node of the value; None without YAML.
-
-    Raises:
-        InvalidPolicy: the value is no policy.
-    """
+    """Return the policy that a value describes; `root` is its YAML node. Raises InvalidPolicy."""
+    mistakes: list[tuple[Sequence[int | str], str]] = []
     try:
         document = Document.model_validate(value)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise InvalidPolicy(
-            [
-                Mistake(_name(each["loc"]), reason_of(each), line_of(root, each["loc"]))
-                for each in found
-            ]
-        ) from None
-    mistakes = []
+        mistakes = [(each["loc"], reason_of(each)) for each in found]
+        document = BUILTIN
     for number, rule in enumerate(document.rules):
         if rule.when is None:
             continue
         try:
             CONDITIONS.compile(rule.when)
         except ExpressionError as error:
-            mistakes.append(_mistake(("rules", number, "when"), str(error), root))
+            mistakes.append((("rules", number, "when"), str(error)))
     if mistakes:
-        raise InvalidPolicy(mistakes)
+        lines = [Mistake(_name(path), reason, line_of(root, path)) for path, reason in mistakes]
+        raise InvalidPolicy(lines)
     return Policy(document, source)
-
-
-def _mistake(path: Sequence[int | str], reason: str, root: Node | None) -> Mistake:
-    return Mistake(_name(path), reason, line_of(root, path))
 
 
 def _name(path: Sequence[int | str]) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from penstock.bus.records import OnDeadline, PolicyOutcome
+from penstock.dialects.base import PauseKind
 from penstock.web.auth.grants import Permission
-from penstock_approvals.policy.kinds import KINDS
 
+KINDS: Final = frozenset(get_args(PauseKind))  # the kinds of items
+# The kinds of items that a person can only answer, because the upstreams' protocols have no form
+# for a rejection.
+ANSWERED_ONLY: Final = frozenset({"input", "feedback", "selection", "credential"})
+NEEDS_VALUE: Final = ANSWERED_ONLY | {"external", "long_running"}
 MAX_RULES: Final = 1000
 MAX_NEED: Final = 100
 _DURATION: Final = re.compile(r"(\d{1,6})(s|m|h|d)")
@@ -21,13 +26,7 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def seconds(value: Any) -> Any:
-    """Return the seconds of a duration such as `30m`; a value that is no text is returned
-    unchanged.
-
-    Raises:
-        ValueError: the text is no duration.
-    """
+def _seconds(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value.strip())
@@ -42,19 +41,17 @@ Names = Annotated[
     BeforeValidator(_listed, json_schema_input_type=str | list[str]),
     Field(min_length=1, max_length=1000),
 ]
+# the seconds of a text such as `30m`, or a number of seconds
 Duration = Annotated[
     int,
-    BeforeValidator(seconds, json_schema_input_type=int | str),
+    BeforeValidator(_seconds, json_schema_input_type=int | str),
     Field(strict=True, ge=1, le=366 * 86400),
 ]
 
 
 class Strict(BaseModel):
-    """The base of all parts of a policy.
-
-    An unknown field is an error, because a rule with a misspelt field would otherwise have no
-    effect.
-    """
+    """The base of all parts of a policy. An unknown field is an error, because a rule with a
+    misspelt field would otherwise have no effect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -197,9 +194,5 @@ class Document(Strict):
 
 Source = Literal["builtin", "file", "kv"]
 # The policy that applies if there is no other: the user of the run decides, and may edit the
-# arguments, as in releases up to 0.1.
-BUILTIN: Final = Document.model_construct(
-    version=0,
-    default=Terms(edit=["*"]),
-    rules=[],
-)
+# arguments.
+BUILTIN: Final = Document.model_construct(version=0, default=Terms(edit=["*"]), rules=[])

@@ -43,10 +43,11 @@ from penstock.expressions import (
     VariableType,
 )
 from penstock_approvals.policy.deciding_rights import REQUESTER
-from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 from penstock_approvals.policy.model import (
+    ANSWERED_ONLY,
     BUILTIN,
     DEFAULT_ID,
+    NEEDS_VALUE,
     DecidersOf,
     Document,
     EscalationStep,
@@ -125,10 +126,7 @@ class Matched(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Says whether a rule matches an item, and why.
-
-    `applies` is True for the rule whose terms the item gets.
-    """
+    """Whether and why a rule matches an item, and whether the item gets the rule's terms."""
 
     rule_id: str
     match: Matched
@@ -156,17 +154,18 @@ class Ruling:
     """The result of applying a policy to a pause."""
 
     outcome: Literal["approve", "reject", "mixed", "ask"]
-    rule_id: str
-    version: int
+    policy: PolicyRef
     deciders: list[Deciders]
     need: int
     expires_at: str | None
     on_deadline: OnDeadline
-    edit: Mapping[str, list[str]]
     escalate: list[Escalation]
-    policy: PolicyRef
     items: list[ItemRuling]
     results: Sequence[ItemResult]
+
+    @property
+    def rule_id(self) -> str:
+        return self.policy.rule_id
 
     @property
     def is_automatic(self) -> bool:
@@ -186,10 +185,8 @@ class Ruling:
 
 
 class Policy:
-    """Applies a policy. The constructor raises ExpressionError for a wrong condition.
-
-    For the lines of all mistakes, call `document.parse` instead.
-    """
+    """Applies a policy. The constructor raises ExpressionError for the first wrong condition;
+    `document.parse` finds the lines of all."""
 
     def __init__(self, document: Document = BUILTIN, source: Source = "builtin") -> None:
         self.document = document
@@ -201,7 +198,6 @@ class Policy:
 
     @property
     def version(self) -> int:
-        """The document's version; 0 for the built-in policy."""
         return self.document.version
 
     def reads(self, variable: str) -> bool:
@@ -270,7 +266,8 @@ class Policy:
             holds = budget.holds(condition, data)
         except ExpressionError as error:
             return Matched.ERROR, f"its condition has an error, so the item is asked: {error}"
-        return (Matched.YES, "its condition is true") if holds else (Matched.NO, _FALSE)
+        match = Matched.YES if holds else Matched.NO
+        return match, f"its condition is {'true' if holds else 'false'}"
 
     def _ruling(
         self,
@@ -281,7 +278,6 @@ class Policy:
         outcome: Literal["approve", "reject", "mixed", "ask"],
         rule_id: str,
     ) -> Ruling:
-        policy = PolicyRef(rule_id=rule_id, version=self.version, digest=self.digest)
         deadlines = [each.deadline for each in terms if each.deadline is not None]
         at_deadline = {each.on_deadline for each in terms if each.deadline is not None}
         groups: list[tuple[DecidersOf, list[EscalationStep]]] = []
@@ -297,18 +293,14 @@ class Policy:
                 to = _deciders(step.to, each.deciders.excluded)
                 at = _stamp(question.now, step.after)
                 escalate.append(Escalation(at=at, to=to, group=len(groups) - 1))
-        edit = {each.item_id: list(each.terms.edit) for each in results}
         return Ruling(
             outcome=outcome,
-            rule_id=rule_id,
-            version=self.version,
+            policy=PolicyRef(rule_id=rule_id, version=self.version, digest=self.digest),
             deciders=deciders,
             need=max((each.need for each in terms), default=1),
             expires_at=_stamp(question.now, min(deadlines)) if deadlines else None,
             on_deadline=at_deadline.pop() if len(at_deadline) == 1 else "reject",
-            edit=edit,
             escalate=sorted(escalate, key=lambda each: each.at),
-            policy=policy,
             items=[
                 ItemRuling(
                     item_id=each.item_id,
@@ -324,16 +316,10 @@ class Policy:
 
 
 def digest_of(document: Document) -> str:
-    """Return the SHA-256 of a policy's content.
-
-    The layout of the file does not change this digest.
-    """
+    """Return the SHA-256 of a policy's content, which does not depend on the file's layout."""
     content = document.model_dump(mode="json", by_alias=True)
     canonical = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
     return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
-
-
-_FALSE: Final = "its condition is false"
 
 
 def _without_requester(terms: Terms) -> Terms:
@@ -355,7 +341,7 @@ def _together(results: Sequence[ItemResult]) -> Literal["approve", "reject", "mi
 
 
 def _first(document: Document, asking: Sequence[ItemResult]) -> str:
-    """Return the id of the rule with the highest priority among the rules that ask people."""
+    """Return the id of the first rule of the policy that asks people."""
     asked = {each.rule_id for each in asking}
     return next((rule.id for rule in document.rules if rule.id in asked), DEFAULT_ID)
 
@@ -386,10 +372,7 @@ def _mismatch(match: Match, question: Question, item: Mapping[str, Any]) -> str 
 
 
 def _escaped(pattern: str) -> str:
-    """Return the pattern in the syntax of fnmatch.
-
-    Every character except `*` is escaped and matches itself.
-    """
+    """Return the pattern for fnmatch: every character except `*` matches itself."""
     return pattern.replace("[", "[[]").replace("?", "[?]")
 
 

@@ -1,32 +1,56 @@
-"""Writes the source events of the approvals service to RAW. Each event is written only once."""
+"""Announces the events of approvals: as source events in RAW, or to the service `workflows`.
+
+Until a workflow's run ends, only the service `workflows` writes the run's source frames. So this
+service sends `ApprovalNews` to `workflows`, which then writes the events.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 
-from penstock.bus import Bus, FenceConflict, RawWriter
+from penstock.bus import Bus, FenceConflict, Message, RawWriter
 from penstock.bus.messages import LEG
 from penstock.bus.read import direct
+from penstock.bus.records import ApprovalChange, ApprovalNews, ApprovalRecord
 from penstock.bus.streams import raw_for
-from penstock.bus.subjects import raw_of_run, raw_stored
+from penstock.bus.subjects import command, raw_of_run, raw_stored
+from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
+from penstock_approvals.runs.events import WORKFLOWS, Event
 
 log = logging.getLogger(__name__)
 
-WRITER = "approvals"
-Event = tuple[str, Mapping[str, object]]  # an event's type and data
+WRITER: Final = "approvals"
+# Maps the type of an approval's event to the kind of report that `workflows` gets.
+_CHANGES: Final[Mapping[str, ApprovalChange]] = {
+    "lifecycle.paused": "asked",
+    "approval.escalated": "escalated",
+    "approval.expired": "expired",
+    "approval.decided": "decided",
+}
 
 
 class Announcements:
-    """Writes the source events of one pod of the approvals service."""
+    """Announces the events of one pod. Every call may be repeated, and raises BusError."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._bus = bus
         self._pod = pod
         self._writes = 0
+
+    async def announce(
+        self, record: ApprovalRecord, *events: Event, earlier: Sequence[Event] = ()
+    ) -> None:
+        """Announce events of an approval whose run goes on. `earlier` is as in `once`."""
+        if record.target == WORKFLOWS:
+            for type_, data in (*earlier, *events):
+                await self._report(record, type_, data)
+        else:
+            await self.once(record.run_id, record.leg, *events, earlier=earlier)
 
     async def once(
         self, run_id: str, leg: int, *events: Event, earlier: Sequence[Event] = ()
@@ -44,9 +68,6 @@ class Announcements:
         written. This call also writes the earlier events that are missing. But if RAW has no frame
         of the run, `earlier` is not written. In this case, the earlier events were written long
         ago, and RAW has already removed them.
-
-        Raises:
-            BusError: the bus does not answer; the call may be repeated.
         """
         new = [_payload(event) for event in events]
         all_of_them = [*map(_payload, earlier), *new]
@@ -75,6 +96,23 @@ class Announcements:
                 return
             except FenceConflict:
                 log.info("run %s: another instance has written an event; reading again", run_id)
+
+    async def _report(self, record: ApprovalRecord, type_: str, data: Mapping[str, Any]) -> None:
+        """Send an `ApprovalNews`. The NATS server drops a repetition that comes soon. `workflows`
+        ignores a later one, because the run's journal has the report already."""
+        name = f"{record.approval_id}.{_CHANGES[type_]}"
+        if "step" in data:
+            name = f"{name}.{data['step']}"
+        report = ApprovalNews(
+            run_id=record.run_id,
+            approval_id=record.approval_id,
+            news=_CHANGES[type_],
+            event={"type": type_, "data": dict(data)},
+            items=record.decided_items() if type_ == "approval.decided" else None,
+        )
+        payload = await objects.wrap(self._bus, name, report.dump())
+        subject = command(WORKFLOWS, "continue", record.run_id)
+        await self._bus.publisher.publish(Message(subject, payload, {"Nats-Msg-Id": name}))
 
     async def _has_frames(self, run_id: str) -> bool:
         return await tail(self._bus, raw_for(run_id), raw_of_run(run_id)) is not None

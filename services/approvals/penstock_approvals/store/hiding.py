@@ -7,7 +7,7 @@ change or audit record shows the secret, and neither does the event `approval.de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.bus.records import ApprovalRecord, Decided
@@ -27,31 +27,21 @@ def as_shown(record: ApprovalRecord) -> ApprovalRecord:
         item | {"editable": False} if item["item_id"] in fixed and item.get("editable") else item
         for item in record.items
     ]
-    return _without_credentials(record.model_copy(update={"items": items}))
-
-
-def _without_credentials(record: ApprovalRecord) -> ApprovalRecord:
-    if not _secret(record.items):
-        return record
-    update: dict[str, Any] = {
-        "votes": [
+    update: dict[str, Any] = {"items": items}
+    if any(item.get("kind") in SECRET_KINDS for item in record.items):
+        update["votes"] = [
             vote.model_copy(update={"items": items_without_credentials(record, vote.items)})
             for vote in record.votes
         ]
-    }
-    if record.decision is not None:
-        items = items_without_credentials(record, record.decision.items)
-        update["decision"] = record.decision.model_copy(update={"items": items})
+        if (decision := record.decision) is not None:
+            shown = items_without_credentials(record, decision.items)
+            update["decision"] = decision.model_copy(update={"items": shown})
     return record.model_copy(update=update)
 
 
 def items_without_credentials(record: ApprovalRecord, items: Sequence[Decided]) -> list[Decided]:
-    secret = _secret(record.items)
+    secret = {item["item_id"] for item in record.items if item.get("kind") in SECRET_KINDS}
     return [
         item.model_copy(update={"value": None}) if item.item_id in secret else item
         for item in items
     ]
-
-
-def _secret(items: Iterable[dict[str, Any]]) -> frozenset[str]:
-    return frozenset(item["item_id"] for item in items if item.get("kind") in SECRET_KINDS)

@@ -23,8 +23,9 @@ from penstock.bus import Bus, Retry, Stored
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.read.reader import Reader
 from penstock.settings import ConfigurationError
-from penstock_approvals.policy import InvalidPolicy, Policy, from_value, parse
+from penstock_approvals.policy.document import InvalidPolicy, from_value, parse
 from penstock_approvals.policy.model import Source
+from penstock_approvals.policy.rulings import Policy
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,7 @@ RETRY_S: Final = 1.0
 
 
 class StoredPolicy(BaseModel):
-    """The record of the current policy in KV `policies`, under the key `current`.
-
-    The record also names the person who has stored the policy.
-    """
+    """The record in KV `policies`, under the key `current`; `by` has stored the policy."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -47,8 +45,7 @@ class StoredPolicy(BaseModel):
 
 
 class VersionConflict(Exception):
-    """The error for a new policy whose version is not higher than the version of the current
-    policy."""
+    """The error for a new policy whose version is not higher than the current one's."""
 
 
 class Policies:
@@ -63,34 +60,23 @@ class Policies:
         self._path = path
         self._text: str | None = None  # the content of the file at the last read
         self._read: dict[Source, Policy] = {}
-        self._stored: StoredPolicy | None = None
+        self.stored: StoredPolicy | None = None  # None if the policy does not come from KV
         self._has_record = False
-        # maps a source to the reason why the source's newest policy was refused
         self.refused: dict[str, str] = {}
 
     @property
     def current(self) -> Policy:
-        """The current policy.
-
-        Raises:
-            Retry: the record in KV has a mistake, and there is no previous policy.
-        """
+        """The current policy. Raises Retry if the record has a mistake, and none was before."""
         if "kv" in self._read:
             return self._read["kv"]
         if self._has_record:
             raise Retry(RETRY_S)
         return self._read.get("file") or _BUILTIN
 
-    @property
-    def stored(self) -> StoredPolicy | None:
-        """The record of the current policy; None if the policy does not come from KV."""
-        return self._stored
-
     async def load(self) -> None:
         """Read the policy from the file and from KV; wait until the NATS server answers.
 
-        Raises:
-            ConfigurationError: the file cannot be read, or has a mistake.
+        Raises ConfigurationError if the file cannot be read, or has a mistake.
         """
         if self._path is not None:
             try:
@@ -101,7 +87,7 @@ class Policies:
         await until_answered("reading the policy", self._read_record)
 
     async def follow(self) -> None:
-        await Reader(self._bus, f"KV_{BUCKET}", f"$KV.{BUCKET}.{KEY}", 1, self._on_record).run()
+        await Reader(self._bus, f"KV_{BUCKET}", f"$KV.{BUCKET}.{KEY}", 1, self._read_record).run()
 
     async def watch_file(self) -> None:
         while self._path is not None:
@@ -117,12 +103,9 @@ class Policies:
     async def apply(self, value: Any, by: str) -> Policy:
         """Store a new policy.
 
-        If several policies are stored at the same time, only one is accepted.
-
         Raises:
             InvalidPolicy: the policy has a mistake; nothing has changed.
-            VersionConflict: the policy's version is not higher than the version of the current
-                policy, or another policy was stored at the same time.
+            VersionConflict: also if another policy was stored at the same time.
             BusError: the policy was not stored, or it is unknown whether it was stored.
         """
         policy = from_value(value, "kv")
@@ -141,14 +124,11 @@ class Policies:
         await self._read_record()
         return policy
 
-    async def _on_record(self, stored: Stored) -> None:
-        await self._read_record()
-
-    async def _read_record(self) -> None:
+    async def _read_record(self, _: Stored | None = None) -> None:
         entry = await self._bucket.get(KEY)
         self._has_record = entry is not None and bool(entry.value)
         if entry is None or not entry.value:
-            self._stored = None
+            self.stored = None
             if self._read.pop("kv", None) is not None:
                 log.warning(
                     "the record of the policy was deleted; the policy of the file applies, or the "
@@ -159,7 +139,7 @@ class Policies:
         try:
             stored = StoredPolicy.model_validate_json(entry.value)
             self._take(from_value(stored.policy, "kv"))
-            self._stored = stored
+            self.stored = stored
         except ValueError as error:
             self._refuse("kv", str(error))
 
@@ -183,10 +163,7 @@ _BUILTIN: Final = Policy()
 
 
 def _version(value: bytes | None) -> int:
-    """Return the version of a stored policy.
-
-    A policy that cannot be read has the version 0, so that any other policy can replace it.
-    """
+    """Return the version of a stored policy; 0, which any policy replaces, if it is unreadable."""
     try:
         return int(orjson.loads(value or b"{}")["policy"]["version"])
     except (ValueError, LookupError, TypeError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,22 +19,17 @@ BUCKET = "approvals"
 
 
 class UnreadableRecord(Exception):
-    """The error for a record that is not a valid ApprovalRecord.
-
-    An operator must repair or delete the record.
-    """
+    """The error for a record that cannot be parsed. An operator must repair or delete it."""
 
     def __init__(self, approval_id: str, reason: str) -> None:
         super().__init__(
             f"the record of approval {approval_id} in KV {BUCKET} cannot be read ({reason}); "
             "repair or delete it"
         )
-        self.approval_id = approval_id
 
 
-@dataclass(frozen=True, slots=True)
-class StoredApproval:
-    """A record and the entry from which the record was read."""
+class StoredApproval(NamedTuple):
+    """A record and the entry from which it was read."""
 
     record: ApprovalRecord
     entry: Entry
@@ -48,12 +43,11 @@ class ApprovalRecords:
         self._bucket = bus.bucket(BUCKET)
 
     async def find(self, approval_id: str) -> StoredApproval | None:
-        """Return the approval's record and its entry; None if there is no record.
+        """Return the approval's record; None if there is none.
 
         Raises:
             UnreadableRecord: the record cannot be parsed.
-            ObjectGone: the record was too large for KV, and the object that held the record was
-                deleted.
+            ObjectGone: the record was too large for KV, and its object was deleted.
             BusError: the bus does not answer.
         """
         entry = await self._bucket.get(approval_id)
@@ -104,10 +98,6 @@ class ApprovalRecords:
         return StoredApproval(record, entry)
 
     async def _value(self, record: ApprovalRecord) -> bytes:
-        """Return the record's value in KV.
-
-        If the record is too large for a message, the value is a reference to an object.
-        """
         value = record.dump()
         # The object's name is a hash of its content, so that two decisions at the same time do not
         # overwrite each other's object.

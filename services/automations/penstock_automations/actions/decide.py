@@ -29,8 +29,8 @@ from penstock_automations.actions.executor import (
 )
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import DecideAction, filled
+from penstock_automations.rules.check import missing_right
 from penstock_automations.rules.records import CompiledRule, event_of
-from penstock_automations.rules.rights import missing_right
 
 _CODES: Final[Codes] = {
     403: ("final", "not_allowed"),
@@ -96,7 +96,6 @@ def _request(
     owner, data, action = rule.record.owner, event["data"], _action_of(rule)
     name = f"automation {rule.id}"
     return DecideRequest(
-        by=f"{name}, on behalf of {owner.user_id}" if owner.user_id else name,
         decider=Decider(
             name=name,
             roles=owner.roles,

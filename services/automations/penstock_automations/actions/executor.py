@@ -30,11 +30,11 @@ class RequestHead(Record):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one attempt, and whether another attempt can succeed.
+    """The result of one attempt.
 
-    `outcome` is "delivered"; "failed" if another attempt may succeed; "final" if no attempt can
-    succeed; or "gone" if no attempt can succeed and the rule is to be paused. `code` names the
-    error and is empty after success. `text` explains the result to people.
+    `outcome` is "delivered"; "failed" if another attempt may succeed; "final" if none can; or
+    "gone" if none can and the rule is to be paused. `code` names the error and is empty after
+    success. `text` explains the result to people.
     """
 
     outcome: Literal["delivered", "failed", "final", "gone"]
@@ -46,11 +46,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """One attempt of an action.
+    """One attempt of an action, which began `at` this time and took `seconds`.
 
-    `at` is the time at which the attempt began, and `seconds` is how long it took. `answer` has the
-    first bytes of the receiver's answer. `run_id` is the run that the attempt has started. For a
-    workflow's call, `whole_answer` has all bytes of the answer's body that were read, as text.
+    `answer` has the first bytes of the receiver's answer. `run_id` is the run that the attempt has
+    started. For a workflow's call, `whole_answer` has all that was read of the answer's body.
     """
 
     verdict: Verdict
@@ -94,11 +93,8 @@ class ActionExecutor(ABC):
     async def reserve_capacity(
         self, rule: CompiledRule, job: Job
     ) -> AsyncIterator[AttemptDeferred | None]:
-        """Reserve capacity for one attempt of the job.
-
-        The context manager yields None if the attempt may be made now, as for each action that is
-        one short request. If there is no capacity, it yields what the caller does with the job.
-        """
+        """Reserve capacity for one attempt. Yield None if it may be made now, as for each action
+        that is one short request; otherwise, what puts it off."""
         yield None
 
     @abstractmethod
@@ -116,11 +112,10 @@ class ActionExecutor(ABC):
 
     async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
         """Complete an attempt that a killed process began and did not record, and return its
-        result.
+        result; None if there is none, or if attempts of this kind leave no trace here.
 
-        Returns None if there is no such attempt, or if the attempts of this kind of action leave no
-        trace here. This method is called when no attempt can be made, because the rule was deleted
-        or the event has expired. Raises BusError.
+        This is called when no attempt can be made, because the rule was deleted or the event has
+        expired. Raises BusError.
         """
         return None
 
@@ -131,10 +126,7 @@ Codes = Mapping[int, tuple[Literal["failed", "final"], str]]
 
 
 def refused(problem: Problem, codes: Codes) -> Verdict:
-    """Return the result for a refusal. The outcome for an unknown status is "failed".
-
-    A refusal that names a code of its own has this code.
-    """
+    """Return the result for a refusal, with the code that it names itself, if any."""
     outcome, code = codes.get(problem.status, ("failed", f"refused_{problem.status}"))
     return Verdict(outcome, problem.more.get("code", code), problem.detail)
 

@@ -34,8 +34,8 @@ from penstock_automations.actions.executor import (
 )
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import filled, filled_input
+from penstock_automations.rules.check import missing_right
 from penstock_automations.rules.records import CompiledRule, event_of
-from penstock_automations.rules.rights import missing_right
 
 MAX_SESSION_CHARACTERS: Final = 512
 _CODES: Final[Codes] = {
@@ -100,8 +100,7 @@ class StartRunExecutor(ActionExecutor):
         return await self._attempted(started())
 
     async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
-        """Complete the start if the run has a record. Else return None, because no run was
-        started."""
+        """Complete the start if the run has a record. Otherwise no run was started."""
         entry = await self._plans.get(f"run.{job.key}")
         if entry is None:
             return None
@@ -141,9 +140,7 @@ class StartRunExecutor(ActionExecutor):
     async def _plan(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
         """Return the plan of the delivery; the first call makes and stores the plan.
 
-        Raises:
-            Problem, NotAccepted, ExpressionError: the rule cannot start a run for this event.
-            BusError: the plan cannot be read or stored now.
+        Raises Problem, NotAccepted or ExpressionError if the rule cannot start a run for the event.
         """
         key = f"run.{job.key}"
         entry = await self._plans.get(key)

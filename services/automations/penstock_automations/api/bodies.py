@@ -58,20 +58,10 @@ ACT_AS: Final = (
 CHANGED: Final = json("The rule", RULE_AND_SECRETS)
 
 
+_SHOWN: Final = frozenset({"version", "owner", "source", "paused", "created_at", "updated_at"})
 # Fields that only the server sets. If a client sends these fields back with a rule, the server
 # ignores them.
-READ_ONLY: Final = frozenset(
-    {
-        "version",
-        "owner",
-        "source",
-        "paused",
-        "created_at",
-        "updated_at",
-        "new_secrets",
-        "next_times",
-    }
-)
+READ_ONLY: Final = _SHOWN | {"new_secrets", "next_times"}
 EXAMPLE: Final = {
     "id": "ask-slack",
     "subjects": ["approval.requested"],
@@ -118,8 +108,8 @@ class RotateBody(Part):
 
 def shown_rule(record: RuleRecord) -> dict[str, Any]:
     """Return the rule as clients see it, without its secrets."""
-    fields = {"owner", "version", "source", "all_users", "paused", "created_at", "updated_at"}
-    return with_hidden_secrets(record.rule) | record.model_dump(mode="json", include=fields)
+    fields = record.model_dump(mode="json", include={*_SHOWN, "all_users"})
+    return with_hidden_secrets(record.rule) | fields
 
 
 def without_read_only(value: Any) -> Any:

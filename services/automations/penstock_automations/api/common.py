@@ -1,4 +1,4 @@
-"""Helpers of the routes of automations: access to rules, cursors, and responses."""
+"""Helpers of the routes of automations: access to rules, bodies, and responses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import NULLABLE, Json, Operation, a_list, an_object, in_path
 from penstock.web.problems import Problem, invalid
-from penstock_automations.rules.check import InvalidRule
 from penstock_automations.rules.records import CompiledRule, RuleRecord
 from penstock_automations.rules.store import RuleStore
 
-T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -35,28 +33,13 @@ def may_use(who: Identity, record: RuleRecord) -> bool:
 
 
 async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
-    """Return the rule that the request's path names.
-
-    Raises:
-        Problem: 404 if there is no such rule, or if the rule belongs to another user; 503 if the
-            bus does not answer.
-    """
+    """Return the rule that the path names. Raises Problem 404, also for another user's rule."""
     rule_id = request.path_params["rule_id"]
     # A client can send any id, also one with characters that the bus does not allow in a key.
     rule = await store.get(rule_id) if RULE_NAME.fullmatch(rule_id) else None
     if rule is None or not may_use(identity_of(request), rule.record):
         raise Problem(404, f"there is no automation {rule_id}")
     return rule
-
-
-def invalid_rule(error: InvalidRule) -> Problem:
-    """Return a Problem 422 that lists each mistake: field, reason, and position in a condition."""
-    errors = [
-        {"field": each["field"] or "body", "message": each["reason"]}
-        | {name: each[name] for name in ("line", "column") if name in each}
-        for each in error.problems
-    ]
-    return Problem(422, str(error), errors=errors)
 
 
 def a_page(name: str, items: Json) -> Json:

@@ -1,4 +1,5 @@
-"""Serves the routes of deliveries: list them, show one, replay or retry one or many."""
+"""Serves the routes of deliveries: list them, show one, replay or retry one or many, and list the
+receivers that get none for now."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
+from penstock_automations.actions.webhook.mirror import EndpointRecord, endpoints_of
 from penstock_automations.api.common import (
     MAX_BODY_BYTES,
     MAX_PAGE,
@@ -129,6 +131,15 @@ _WHOLE: Final[Json] = {
         an_object(request={"type": ["object", "null"]}, all_attempts=a_list(OBJECT)),
     ]
 }
+
+_ENDPOINT: Final[Json] = an_object(
+    endpoint=TEXT,
+    rule=TEXT,
+    process=TEXT,
+    state=one_of(("open", "half_open")),
+    failures={"type": "integer"},
+    next_at=NULLABLE,
+)
 
 
 def _of_one(do: str, summary: str, description: str = "") -> Operation:
@@ -294,6 +305,26 @@ class Deliveries:
         body = await read_model(request, RetryBody, MAX_BODY_BYTES)
         return await self._each(request, _names(rules), body, status="waiting", result="retried")
 
+    @serves(
+        operation(
+            method="GET",
+            path="/v1/automations/endpoints",
+            summary="Endpoints of the caller's rules that get no requests for now, by process",
+            description="Each rule has circuit breakers of its own. A breaker is open after five "
+            "failures in a row. `next_at` is the time of the next request; it is null if the next "
+            "delivery is sent at once. The calls of workflows have the rule `_call`. With the "
+            "scope administer, the endpoints of all rules.",
+            answers={200: json("The endpoints", an_object(endpoints=a_list(_ENDPOINT)))},
+        )
+    )
+    async def endpoints(self, request: Request) -> Response:
+        who = identity_of(request)
+        found = await endpoints_of(self._bus)
+        everything = who.has_scope("administer")
+        shown = [each for each in found if everything or each.owner == who.user_id]
+        now = timestamp(int(self._bus.clock.time() * 1000))
+        return json_answer({"endpoints": [_shown_endpoint(each, now) for each in shown]})
+
     async def _begin(self, step: Awaitable[object], record: DeliveryRecord, what: str) -> Response:
         try:
             await step
@@ -334,9 +365,7 @@ class Deliveries:
     async def _listed(self, request: Request, rules: Names) -> Response:
         query = read_query(request, Query)
         page = await self._page(request, rules, query, query.status)
-        return json_answer(
-            {"deliveries": [_shown(each) for each in page.deliveries], "next": _next(page)}
-        )
+        return json_answer({"deliveries": list(map(_shown, page.deliveries)), "next": _next(page)})
 
     async def _replay(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
         body = await read_model(request, ReplayBody, MAX_BODY_BYTES)
@@ -375,11 +404,8 @@ class Deliveries:
             return await self._deliveries.page(wanted, after, query.limit)
 
     async def _repeatable(self, request: Request) -> tuple[CompiledRule, DeliveryRecord]:
-        """Return the delivery that the path names, and its rule.
-
-        Raises Problem 404 if the rule or the delivery does not exist, and 409 if the delivery is
-        one of an earlier rule with this id.
-        """
+        """Return the delivery that the path names, and its rule. Raises Problem 404; 409 if the
+        delivery is one of an earlier rule with this id."""
         rule = await found_rule(request, self._store)
         record = await self._found(request)
         if not Selection(_names([rule])).has(record):
@@ -387,10 +413,7 @@ class Deliveries:
         return rule, record
 
     async def _found(self, request: Request) -> DeliveryRecord:
-        """Return the delivery that the path names.
-
-        Raises Problem 404 if there is no such delivery, or if the caller may not see it.
-        """
+        """Return the delivery that the path names, if the caller may see it. Raises Problem 404."""
         rules = await self._visible(request)
         delivery_id = request.path_params["delivery_id"]
         name, _, source = delivery_id.partition(".")
@@ -444,6 +467,11 @@ def _shown(record: DeliveryRecord) -> dict[str, Any]:
         "waits_for": record.waits_for if record.status == "waiting" else None,
         "last": _attempt(last) if last is not None else None,
     }
+
+
+def _shown_endpoint(record: EndpointRecord, now: str) -> dict[str, Any]:
+    fields = record.model_dump(mode="json", exclude={"owner"})
+    return fields | {"next_at": record.next_at if record.next_at > now else None}
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:

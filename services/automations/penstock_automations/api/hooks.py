@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Final, NoReturn
+from typing import Final
 
 import orjson
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from penstock import telemetry
 from penstock.bus import Bus, BusError
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
+from penstock.web.answers import json_answer
 from penstock.web.auth.credentials import header_of
 from penstock.web.bodies import is_deep, read_pieces, require_few_values, require_json
 from penstock.web.operation import (
@@ -31,9 +32,9 @@ from penstock_automations.api.common import RULE_NAME
 from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish_first
 from penstock_automations.matching.evaluations import Evaluations
+from penstock_automations.rules.model import Hook
 from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
-from penstock_automations.rules.triggers import Hook
 from penstock_automations.triggers.firing import job_of
 from penstock_automations.triggers.hook_request import (
     NOBODY,
@@ -76,10 +77,7 @@ _PARAMETERS: Final = (
 
 
 class Hooks:
-    """The handler of the route.
-
-    `max_bytes` is the greatest size of a body in bytes.
-    """
+    """The handler of the route. A body has at most `max_bytes`."""
 
     def __init__(
         self, bus: Bus, rules: CurrentRules, evaluations: Evaluations, max_bytes: int
@@ -164,13 +162,10 @@ class Hooks:
     async def _checked(
         self, rule_id: str, rule: CompiledRule | None, head: HookRequest, request: Request
     ) -> bytes:
-        """Return the body of a request that the rule accepts.
+        """Return the body of a request that the rule accepts now. Raises Problem.
 
         The work and the answer are the same for an unknown rule and for a request that the rule
         does not accept. But only the body of a request that may be accepted is kept.
-
-        Raises:
-            Problem: the rule does not accept the request, or does not accept it now.
         """
         hook = rule.record.rule.hook if rule is not None else None
         check = Check(hook or NOBODY, head)
@@ -185,7 +180,11 @@ class Hooks:
             _count("unknown" if hook is None else str(refusal))
             if not self._refusal_lines.admit(time.monotonic()):
                 log.warning("a request to the hook %.64r is refused: %s", rule_id, refusal)
-            _not_found(rule_id)
+            raise Problem(
+                404,
+                f"there is no hook {rule_id} that accepts this request: check the id, the "
+                "signature or token, and the clock of the sender",
+            )
         self._require_now(rule, hook)
         try:
             require_few_values(body)
@@ -253,22 +252,14 @@ def _document(body: bytes) -> object:
 def _depth(header: str | None) -> int:
     """Return how many rules led to the request. Raises Problem 422 if there are too many.
 
-    Penstock's own webhooks send this number. Without the number, a rule that calls its own hook
-    would fire for ever. The problem 422 is also raised for a header that is no number.
+    Penstock's own webhooks send this number. Without it, a rule that calls its own hook would fire
+    for ever.
     """
     try:
         return depth_of_request(header, MAX_DEPTH - 1)  # the hook's own rule is one more
     except Problem:
         _count("depth")
         raise
-
-
-def _not_found(rule_id: str) -> NoReturn:
-    raise Problem(
-        404,
-        f"there is no hook {rule_id} that accepts this request: check the id, the signature or "
-        "token, and the clock of the sender",
-    )
 
 
 def _unavailable(error: BusError) -> Problem:
@@ -278,8 +269,7 @@ def _unavailable(error: BusError) -> Problem:
 
 def _answer(delivery_id: str, result: str) -> Response:
     _count(result)
-    body = orjson.dumps({"delivery_id": delivery_id, "result": result})
-    return Response(body, 202, media_type="application/json")
+    return json_answer({"delivery_id": delivery_id, "result": result}, 202)
 
 
 def _count(outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""Serves the routes of rules: list, create, show, change, delete, pause, resume."""
+"""Serves the routes of rules: list, create, show, change, delete, pause, resume, new secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.validation import Part
 from penstock.web.answers import cursor_of, cursor_parts, json_answer
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import ignore_body, read_json, read_query
-from penstock.web.operation import OBJECT, Answer, in_query, json, serves
+from penstock.web.operation import OBJECT, Answer, Parameter, in_query, json, one_of, serves
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import (
     ACT_AS,
@@ -25,6 +25,7 @@ from penstock_automations.api.bodies import (
     RULE_AND_SECRETS,
     ApiRule,
     PauseBody,
+    RotateBody,
     merged,
     shown_rule,
 )
@@ -45,8 +46,11 @@ from penstock_automations.api.stored_rules import (
     may_see_all_runs,
     owner_of,
 )
+from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.hidden import made_secrets, with_secrets
-from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import CompiledRule, RuleRecord
+from penstock_automations.rules.secrets import check_secret, new_secret, new_token
 from penstock_automations.rules.store import CurrentRules, VersionConflict
 
 
@@ -58,6 +62,7 @@ class Query(Part):
 
 
 _FILTERS: Final = in_query(Query)
+PREVIOUS: Final = 2  # how many secrets a rule has while a new secret replaces the old one
 
 
 class Rules:
@@ -90,12 +95,8 @@ class Rules:
             begin = bisect.bisect_right(own, last, key=lambda rule: rule.id)
         page = own[begin : begin + query.limit]
         more = len(own) > begin + len(page)
-        return json_answer(
-            {
-                "automations": [shown_rule(rule.record) for rule in page],
-                "next": cursor_of(page[-1].id) if more else None,
-            }
-        )
+        shown = [shown_rule(rule.record) for rule in page]
+        return json_answer({"automations": shown, "next": cursor_of(page[-1].id) if more else None})
 
     @serves(
         operation(
@@ -203,7 +204,7 @@ class Rules:
         try:
             await self._rules.store.delete(rule.id, rule.revision)
         except VersionConflict as error:
-            raise _lost_race(error) from error
+            raise Problem(409, f"{error}: read it again") from error
         await self._rules.changed()
         return Response(status_code=204)
 
@@ -221,8 +222,7 @@ class Rules:
         )
     )
     async def pause(self, request: Request) -> Response:
-        """Pause the rule, even if it comes from the file of rules. Leave a paused rule
-        unchanged."""
+        """Pause the rule, even if it comes from the file. Leave a paused rule unchanged."""
         rule = await found_rule(request, self._rules.store)
         body = await optional_body(request, PauseBody)
         by = identity_of(request).user_id
@@ -246,6 +246,78 @@ class Rules:
         rule = await found_rule(request, self._rules.store)
         await self._rules.store.resume(rule.id, rule.record.uid)
         return await self._rules.respond_with_current(request)
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/{rule_id}/secrets",
+            summary="Begin to replace a secret: both are valid until the previous one is removed",
+            answers={200: CHANGED},
+            parameters=(RULE_ID, IF_MATCH),
+            body=RotateBody,
+            body_required=False,
+            example={"of": "webhook"},
+            sometimes={"act-as": ACT_AS},
+            refusals=(404, 409, 412),
+        )
+    )
+    async def rotate(self, request: Request) -> Response:
+        rule = await self._rules.writable(request)
+        body = await optional_body(request, RotateBody)
+        name, present = _secrets(rule.record.rule, body.of)
+        if len(present) >= PREVIOUS:
+            raise Problem(
+                409,
+                "two secrets are valid already: first remove the previous one (DELETE "
+                f"/v1/automations/{rule.id}/secrets/previous?of={body.of})",
+            )
+        if body.secret is not None and name == "secrets":
+            try:
+                check_secret(body.secret)
+            except ValueError as error:
+                raise _invalid_secret(str(error)) from None
+        secret = body.secret or (new_secret() if name == "secrets" else new_token())
+        changed = _with_secrets(rule, body.of, name, [secret, *present])
+        record = await self._replace_secrets(rule, changed)
+        return await self._rules.respond_with(record, {} if body.secret else {body.of: secret})
+
+    @serves(
+        operation(
+            method="DELETE",
+            path="/v1/automations/{rule_id}/secrets/previous",
+            summary="Remove the previous secret; only the new one is valid then",
+            answers={200: json("The rule", RULE)},
+            parameters=(
+                RULE_ID,
+                IF_MATCH,
+                Parameter("of", "`webhook` (default) or `hook`", one_of(("webhook", "hook"))),
+            ),
+            refusals=(404, 409, 412),
+        )
+    )
+    async def end_rotation(self, request: Request) -> Response:
+        """End a rotation. A single secret is not removed."""
+        await ignore_body(request)
+        rule = await self._rules.changeable(request)
+        of = request.query_params.get("of", "webhook")
+        if of not in ("webhook", "hook"):
+            raise Problem(422, "of: must be webhook or hook")
+        name, present = _secrets(rule.record.rule, of)
+        record = rule.record
+        if len(present) == PREVIOUS:
+            changed = _with_secrets(rule, of, name, present[:1])
+            record = await self._replace_secrets(rule, changed)
+        return await self._rules.respond_with(record, {})
+
+    async def _replace_secrets(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
+        record = rule.record
+        return await self._rules.apply(
+            changed,
+            record.owner,
+            all_users=record.all_users,
+            expected=rule.revision,
+            refusal=f"the rule {rule.id} was changed at the same time: try again",
+        )
 
     async def _change(self, who: Identity, rule: CompiledRule, value: Any) -> Response:
         if isinstance(value, dict):
@@ -273,5 +345,30 @@ class Rules:
         )
 
 
-def _lost_race(error: VersionConflict) -> Problem:
-    return Problem(409, f"{error}: read it again")
+def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) -> Rule:
+    fields = rule.record.rule.model_dump()
+    holder = fields["hook"] if of == "hook" else fields["action"]["webhook"]
+    holder[name] = secrets
+    try:
+        return read_rule(fields, Rule)
+    except InvalidRule as error:
+        raise _invalid_secret(error.problems[0]["reason"]) from None
+
+
+def _secrets(rule: Rule, of: str) -> tuple[str, list[str]]:
+    """Return the name of the field with the secrets of the webhook or the hook, and the secrets.
+
+    Raises Problem 409 if the rule has no webhook or no hook, as `of` says.
+    """
+    if of == "hook":
+        if rule.hook is None:
+            raise Problem(409, "the rule has no hook, so it has no secret for one")
+        name = "tokens" if rule.hook.tokens else "secrets"
+        return name, getattr(rule.hook, name)
+    if rule.action.webhook is None:
+        raise Problem(409, "the rule sends no webhook, so it has no secret for one")
+    return "secrets", rule.action.webhook.secrets
+
+
+def _invalid_secret(reason: str) -> Problem:
+    return Problem(422, f"secret: {reason}", errors=[{"field": "secret", "message": reason}])

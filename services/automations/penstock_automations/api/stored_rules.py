@@ -13,13 +13,12 @@ from penstock.web.answers import json_answer
 from penstock.web.auth import Identity, identity_of
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
-from penstock_automations.api.common import found_rule, invalid_rule
-from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.api.common import found_rule
+from penstock_automations.rules.check import InvalidRule, missing_right, read_rule
 from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.hidden import with_restored_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
-from penstock_automations.rules.rights import missing_right
 from penstock_automations.rules.store import RuleStore, VersionConflict
 
 SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
@@ -29,7 +28,7 @@ class StoredRules:
     """The rules that requests read and write.
 
     `check` raises InvalidRule for a rule that cannot work here. `changed` is awaited after each
-    write, and returns when the stored rules match every new event. `clock` has NATS's time.
+    write, and returns when the stored rules match every new event.
     """
 
     def __init__(
@@ -48,11 +47,7 @@ class StoredRules:
         """Return the rule that the path names, if the caller may change its content.
 
         A rule acts with its owner's rights. So a caller who writes another user's rule acts as that
-        user.
-
-        Raises:
-            Problem: the problems of `changeable`; 403 for another user's rule if the caller does
-                not have the scope act-as.
+        user. Raises Problem as `changeable`; then 403 for another user's rule without act-as.
         """
         rule = await self.changeable(request)
         who = identity_of(request)
@@ -68,9 +63,8 @@ class StoredRules:
     async def changeable(self, request: Request) -> CompiledRule:
         """Return the rule that the path names, if the caller may change it over HTTP.
 
-        Raises:
-            Problem: 404 if there is no such rule; 409 if it comes from the file of rules; 412 if it
-                has changed since the caller read it.
+        Raises Problem, in this order: 404 if there is no such rule; 409 if it comes from the file
+        of rules; 412 if it has changed since the caller read it.
         """
         rule = await found_rule(request, self.store)
         if rule.record.source == "file":
@@ -93,7 +87,12 @@ class StoredRules:
             rule = read_rule(with_restored_secrets(without_read_only(value), earlier), ApiRule)
             self._check(rule)
         except InvalidRule as error:
-            raise invalid_rule(error) from error
+            errors = [
+                {"field": each["field"] or "body", "message": each["reason"]}
+                | {name: each[name] for name in ("line", "column") if name in each}
+                for each in error.problems
+            ]
+            raise Problem(422, str(error), errors=errors) from error
         return rule
 
     async def apply(
@@ -101,9 +100,7 @@ class StoredRules:
     ) -> RuleRecord:
         """Store a rule if it has the revision `expected`; 0 means that there is no such rule.
 
-        Raises:
-            Problem: 403 if the owner does not have a right that the rule needs; 409 with the text
-                `refusal` if the rule has another revision; 503 if the bus does not answer.
+        Raises Problem 403 if the owner lacks a right; 409 `refusal` for another revision.
         """
         if (reason := missing_right(rule, owner)) is not None:
             raise Problem(403, reason)
@@ -111,17 +108,6 @@ class StoredRules:
             return await self.store.apply(rule, owner, all_users=all_users, expected=expected)
         except VersionConflict as error:
             raise Problem(409, refusal) from error
-
-    async def replace_secrets(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
-        text = f"the rule {rule.id} was changed at the same time: try again"
-        record = rule.record
-        return await self.apply(
-            changed,
-            record.owner,
-            all_users=record.all_users,
-            expected=rule.revision,
-            refusal=text,
-        )
 
     async def respond_with(
         self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200
@@ -161,11 +147,9 @@ def owner_of(who: Identity) -> Owner:
 
 
 def matches_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
-    """Return whether a rule matches the runs of all users: `wanted`, or `usual` if `wanted` is
-    None.
+    """Return whether a rule matches the runs of all users: `wanted`, or else `usual`.
 
-    Raises:
-        Problem: 403 if the rule is to match these runs, but its owner may not see them.
+    Raises Problem 403 if the rule is to match these runs, but its owner may not see them.
     """
     everybody = usual if wanted is None else wanted
     if everybody and not may_see_all_runs(owner):

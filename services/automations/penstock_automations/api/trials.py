@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import orjson
 import uuid_utils
@@ -43,7 +42,6 @@ from penstock_automations.api.common import (
 )
 from penstock_automations.jobs.job import EventSource, Job, TriggerKind, TriggerSource
 from penstock_automations.matching.dry_run import MAX_EVENTS, Why, dry_run
-from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.secrets import HIDDEN
 from penstock_automations.rules.store import RuleStore
@@ -197,30 +195,13 @@ _SAMPLE: Final = {"sample": True}  # the body of an imagined request to a hook
 _TYPES: Final[dict[TriggerKind, str]] = {"schedule": "schedule.fired", "hook": "hook.received"}
 
 
-def _of_schedule(rule: Rule, now: str) -> dict[str, Any]:
-    assert rule.schedule is not None
-    return body_of_firing(rule.schedule.times, datetime.fromisoformat(now).timestamp())
-
-
-def _of_hook(rule: Rule, now: str) -> dict[str, Any]:
-    return body_of_request(_SAMPLE, None, now)
-
-
-_BODIES: Final[dict[TriggerKind, Callable[[Rule, str], dict[str, Any]]]] = {
-    "schedule": _of_schedule,
-    "hook": _of_hook,
-}
-
-
 def sample_types(rule: CompiledRule) -> list[str]:
     trigger = rule.record.rule.trigger
     return sorted(rule.types) if trigger == "subjects" else [_TYPES[trigger]]
 
 
 def sample(rule: CompiledRule, type_: str, now: str) -> tuple[Job, Occurrence]:
-    """Return a sample for a rule: a job, and the event or trigger that causes the job.
-
-    `now` becomes the time of the event or trigger, as RFC 3339.
+    """Return a sample for a rule: a job, and the event or trigger at `now` that causes the job.
 
     Each call makes new ids, so that a receiver that ignores repeated ids handles each sample.
     """
@@ -231,7 +212,12 @@ def sample(rule: CompiledRule, type_: str, now: str) -> tuple[Job, Occurrence]:
         body = orjson.loads(example(type_).dump()) | {"run_id": fresh_id, "timestamp": now}
         source: EventSource | TriggerSource = EventSource(fresh_id, body["sequence"], 0, 0)
     else:
-        body = _BODIES[trigger](record.rule, now)
+        schedule = record.rule.schedule
+        body = (
+            body_of_firing(schedule.times, datetime.fromisoformat(now).timestamp())
+            if schedule is not None
+            else body_of_request(_SAMPLE, None, now)
+        )
         source = TriggerSource(trigger, fresh_id, body)
     job = Job(rule.id, record.version, record.uid, type_, source)
     return job, Occurrence(orjson.dumps(body))

@@ -31,7 +31,7 @@ from penstock_automations.actions.executor import (
     Occurrence,
 )
 from penstock_automations.actions.shares import Shares
-from penstock_automations.actions.webhook.answers import GONE
+from penstock_automations.actions.webhook.exchange import GONE
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.failing import FailingRules, warning_of
 from penstock_automations.delivery.outcomes import (
@@ -48,8 +48,8 @@ from penstock_automations.jobs.job import CallSource, EventSource, Job, TriggerS
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import postpone, publish
 from penstock_automations.jobs.return_times import ReturnTimes
+from penstock_automations.rules.actions import ActionKind
 from penstock_automations.rules.calls import CallRefused, CallSecret, rule_of_call
-from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 

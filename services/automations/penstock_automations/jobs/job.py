@@ -146,10 +146,8 @@ class Job:
 
     @property
     def can_be_repeated(self) -> bool:
-        """Whether a replay may succeed. A failure becomes a dead letter only if this is True.
-
-        A call is never replayed: its workflow gets the failure, and decides what to do.
-        """
+        """Whether a replay may succeed, so that a failure becomes a dead letter. A call is never
+        replayed: its workflow gets the failure, and decides what to do."""
         if isinstance(self.source, CallSource):
             return False
         return self.failure is None or self.failure_code == "queue_full"
@@ -206,11 +204,7 @@ class Job:
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """Parse a job that `dump` wrote; unknown fields of later versions are ignored.
-
-        Raises:
-            ValueError: the payload is no job.
-        """
+        """Return the job that `dump` wrote, without unknown fields. Raises ValueError."""
         try:
             fields: dict[str, Any] = orjson.loads(payload)
             source = _SOURCES[fields["source"]](fields)

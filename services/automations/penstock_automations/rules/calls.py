@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -17,15 +17,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from penstock.runs.calls import CALLS, CallJob
 from penstock.settings import ConfigurationError
 from penstock.validation import Part
-from penstock_automations.rules.model import (
-    Action,
-    HeaderAuth,
-    Rule,
-    Webhook,
-    WebhookAuth,
-    fields_of,
-)
-from penstock_automations.rules.operator_files import read_list
+from penstock_automations.rules.actions import Action, HeaderAuth, Webhook, WebhookAuth
+from penstock_automations.rules.check import problems_of
+from penstock_automations.rules.file import read_list
+from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.secrets import Secrets
 
@@ -55,29 +50,24 @@ class CallSecret(Part):
 def read_call_secrets(path: Path) -> dict[str, CallSecret]:
     """Return the secrets of a file by name, with environment variables in place of `${NAME}`.
 
-    Raises:
-        ConfigurationError: the file cannot be read, or a secret is wrong; the text names the field
-            and does not contain the secret.
+    Raises ConfigurationError, whose text names the wrong field and does not contain a secret.
     """
     found: dict[str, CallSecret] = {}
     for number, value in enumerate(read_list(path, "secrets"), 1):
         try:
             secret = CallSecret.model_validate(value)
         except ValidationError as error:
-            raise ConfigurationError(
-                f"{path}: secret {number} is wrong: {_reasons(error)}"
-            ) from None
+            text = f"{path}: secret {number} is wrong: {_reasons(error, CallSecret)}"
+            raise ConfigurationError(text) from None
         if secret.name in found:
             raise ConfigurationError(f"{path}: the name {secret.name} is used twice")
         found[secret.name] = secret
     return found
 
 
-def _reasons(error: ValidationError) -> str:
-    def line(each: Any) -> str:
-        return f"{'.'.join(map(str, each['loc'])) or 'secret'}: {each['msg']}"
-
-    return "; ".join(map(line, error.errors(include_input=False, include_url=False)))
+def _reasons(error: ValidationError, model: type[Part]) -> str:
+    problems = problems_of(error, model)
+    return "; ".join(f"{each['field'] or 'secret'}: {each['reason']}" for each in problems)
 
 
 MAX_HEADERS: Final = 20
@@ -94,12 +84,9 @@ class CallRefused(Exception):
 def rule_of_call(
     call: CallJob, secrets: Mapping[str, CallSecret], user_id: str = ""
 ) -> CompiledRule:
-    """Return a rule whose action is the call, so that the call is delivered like the webhook of a
-    rule. `user_id` is the owner of the workflow's run.
+    """Return a rule whose action is the call. `user_id` is the owner of the workflow's run.
 
-    Raises:
-        CallRefused: the URL or a header cannot be used, there is no secret of this name, or the
-            secret is not meant for this host.
+    Raises CallRefused if the URL, a header or the secret cannot be used.
     """
     try:
         for name, value in call.headers.items():
@@ -108,7 +95,7 @@ def rule_of_call(
             raise CallRefused("not_accepted", f"a call has at most {MAX_HEADERS} headers")
         webhook = Webhook(url=call.url, timeout_s=call.timeout_s, expect=call.expect)
     except ValidationError as error:
-        reasons = "; ".join(f"{each['field']}: {each['reason']}" for each in fields_of(error))
+        reasons = _reasons(error, Webhook)
         raise CallRefused("not_accepted", f"the call cannot be made: {reasons}") from None
     if call.secret is not None:
         webhook = _with_secret(webhook, call.secret, secrets)

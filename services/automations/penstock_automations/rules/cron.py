@@ -28,22 +28,14 @@ _FIRST_LOOK_S, _LOOK_GROWS = 2 * MINUTE_S, 16
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression of five fields, and the name of its time zone.
-
-    Times are Unix seconds. The constructor does not check the texts: see `parse`.
-    """
+    """A cron expression and its time zone, which only `parse` checks. Times are Unix seconds."""
 
     expression: str
     timezone: str = "UTC"
 
     @classmethod
     def parse(cls, expression: str, timezone: str) -> Cron:
-        """Return a checked expression.
-
-        Raises:
-            ValueError: the text is no expression of five fields or has no next time, or there is
-                no such time zone.
-        """
+        """Return a checked expression. Raises ValueError, also for one without a next time."""
         fields = len(expression.split())
         if fields != FIELDS:
             raise ValueError(

@@ -1,21 +1,22 @@
-"""Reads rules from a YAML file, and stores them as rules of the operator."""
+"""Reads the YAML files of the operator, and stores the rules of a file."""
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import yaml
 from pydantic import Field, model_validator
 
 from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.grants import DEFAULT, SCOPES
-from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock.yaml_lines import Place, expanded
+from penstock_automations.rules.check import InvalidRule, check_agent, missing_right, read_rule
 from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.operator_files import read_list
 from penstock_automations.rules.records import Owner, RuleRecord
-from penstock_automations.rules.rights import check_agent, missing_right
 from penstock_automations.rules.store import RuleStore, VersionConflict
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,25 @@ class FileRule(Rule):
         return self
 
 
-def read_rules(path: Path) -> list[FileRule]:
-    """Return the rules of a file, with environment variables in place of `${NAME}`.
+def read_list(path: Path, name: str) -> list[Any]:
+    """Return the list that a YAML file has under its only key, with environment variables in place
+    of `${NAME}`. Raises ConfigurationError."""
+    unset: dict[Place, list[str]] = {}
+    try:
+        content = expanded(yaml.safe_load(path.read_text()) or {}, os.environ, unset)
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"the {name} in {path} cannot be read: {error}") from None
+    for [variable, *_] in unset.values():
+        reason = f"the variable {variable} is not set"
+        raise ConfigurationError(f"the {name} in {path} cannot be read: {reason}")
+    listed = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(listed, list) or set(content) != {name}:
+        raise ConfigurationError(f"{path} must have one key, `{name}`, with a list of {name}")
+    return listed
 
-    Raises:
-        ConfigurationError: the file cannot be read, or a rule is wrong; the text names the field.
-    """
+
+def read_rules(path: Path) -> list[FileRule]:
+    """Return the rules of a file. Raises ConfigurationError, which names a wrong field."""
     found: list[FileRule] = []
     for number, value in enumerate(read_list(path, "rules"), 1):
         try:
@@ -52,14 +66,12 @@ def read_rules(path: Path) -> list[FileRule]:
 
 
 async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
-    """Store the rules of a file. Delete rules that came from an earlier file and are not in this
-    file.
+    """Store the rules of a file. Delete rules that came from an earlier file and are not in it.
 
     A rule that has not changed keeps its version. Rules that were made over HTTP stay.
 
     Raises:
-        ConfigurationError: the file is wrong, or a rule starts runs of an agent that the
-            configuration does not have; no rule was changed.
+        ConfigurationError: the file or the agent of a rule is wrong; no rule was changed.
         BusError: the rules could not be stored.
     """
     wanted = read_rules(path)

@@ -5,32 +5,34 @@ The fields that hold secrets are marked as `WRITE_ONLY` in the models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
 from penstock_automations.rules.check import InvalidRule
-from penstock_automations.rules.model import Rule
+from penstock_automations.rules.model import Hook, Rule
 from penstock_automations.rules.secrets import HIDDEN, WRITE_ONLY, new_secret, new_token, origin_of
-from penstock_automations.rules.triggers import Hook
 
 
 def with_hidden_secrets(model: BaseModel) -> dict[str, Any]:
     """Return the model as JSON, with `(hidden)` in place of each secret."""
     fields: dict[str, Any] = model.model_dump(mode="json", exclude_none=True)
     for path, _ in secrets_of(model):
-        *parents, last = path
-        inner: Any = fields
-        for step in parents:
-            inner = inner[step]
-        inner[last] = HIDDEN
+        set_at(fields, path, HIDDEN)
     return fields
 
 
+def set_at(value: Any, path: Iterable[Any], text: str) -> None:
+    """Set the text at a path of a JSON value."""
+    *parents, last = path
+    for step in parents:
+        value = value[step]
+    value[last] = text
+
+
 def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """Yield each secret of the model with its path; a path consists of field names and list
-    indexes."""
+    """Yield each secret of the model with its path of field names and list indexes."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         path = (*above, name)
@@ -49,9 +51,8 @@ def with_restored_secrets(value: Any, earlier: Rule | None) -> Any:
     the URL changes to another server, hidden signing secrets are left out, so that the rule gets a
     new one.
 
-    Raises:
-        InvalidRule: the earlier rule has no secret at that place, or the credentials would be sent
-            to another server than before.
+    Raises InvalidRule if the earlier rule has no secret there, or if the credentials would be sent
+    to another server than before.
     """
     before = earlier.model_dump(mode="json") if earlier is not None else {}
     value = _without_secrets_of_another_server(value, before)
@@ -61,13 +62,10 @@ def with_restored_secrets(value: Any, earlier: Rule | None) -> Any:
     return found
 
 
-def made_secrets(given: Rule, stored: Rule, earlier: Rule | None) -> dict[str, str]:
-    """Return the secrets that the server has made for a rule, keyed by the part of the rule.
-
-    The parts are `webhook` and `hook`.
-    """
+def made_secrets(asked: Rule, stored: Rule, earlier: Rule | None) -> dict[str, str]:
+    """Return the secrets that the server has made for the parts `webhook` and `hook`."""
     known = {
-        secret for rule in (given, earlier) if rule is not None for _, secret in secrets_of(rule)
+        secret for rule in (asked, earlier) if rule is not None for _, secret in secrets_of(rule)
     }
     return {path[-3]: secret for path, secret in secrets_of(stored) if secret not in known}
 
@@ -134,8 +132,8 @@ def with_secrets(rule: Rule, earlier: Rule | None) -> Rule:
     if webhook is not None and not webhook.secrets:
         before = earlier.action.webhook if earlier is not None else None
         is_same = before is not None and origin_of(before.url) == origin_of(webhook.url)
-        kept = before.secrets if before is not None and is_same else []
-        changed = webhook.model_copy(update={"secrets": kept or [new_secret()]})
+        known = before.secrets if before is not None and is_same else []
+        changed = webhook.model_copy(update={"secrets": known or [new_secret()]})
         action = rule.action.model_copy(update={"webhook": changed})
         rule = rule.model_copy(update={"action": action})
     if rule.hook is not None and not (rule.hook.secrets or rule.hook.tokens):

@@ -62,10 +62,7 @@ class RuleIndex:
     def candidates(
         self, type_: str, owner: str, event: Mapping[str, Any]
     ) -> Iterator[CompiledRule]:
-        """Yield the rules whose condition may hold for an event of the owner's run.
-
-        `event` is the variable of conditions.
-        """
+        """Yield the rules whose condition may hold for an event of the owner's run."""
         groups = self._groups.get(type_, {})
         for key in (_ANYBODY, owner):
             if (group := groups.get(key)) is not None:

@@ -7,30 +7,22 @@ that does more than its author meant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.events import CATALOGUE
-from penstock.expressions import ExpressionError
-from penstock.validation import Part, check_url, did_you_mean, reason_of
-from penstock_automations.rules.actions import DecideAction, RunAction
+from penstock.validation import Part, did_you_mean
+from penstock_automations.rules.actions import Action
+from penstock_automations.rules.cron import Cron
 from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
-from penstock_automations.rules.triggers import Hook, Schedule
 
 _TYPES: Final = frozenset(CATALOGUE)
 # The types that a pattern such as `llm.*` leaves out, because they have very many events and few
 # rules want these events. A rule that wants such a type must name the type.
 MANY: Final = frozenset({"llm.stream", "llm.tool_args"})
 MAX_SUBJECTS = 50
-MAX_TIMEOUT_S = 60.0
+MAX_CATCH_UP_S: Final = 7 * 86400.0
 
 # the type of the only event that the action `decide` can answer
 DECIDED: Final = "approval.requested"
@@ -43,154 +35,81 @@ RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay", "retr
 
 _ID: Final = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 RuleId = Annotated[str, Field(pattern=_ID)]
-_PATTERNS: Final = {_ID: "use up to 63 of a to z, 0 to 9, - and _, with a letter or a digit first"}
+PATTERNS: Final = {_ID: "use up to 63 of a to z, 0 to 9, - and _, with a letter or a digit first"}
+# A token must be too long to be guessed: 24 characters of base64 have 144 bits.
+Token = Annotated[str, Field(min_length=24, max_length=512, pattern=r"^[\x21-\x7e]+$")]
 
 
-class BasicAuth(Part):
-    """A user and a password, for HTTP basic authentication."""
+class Schedule(Part):
+    """A trigger at the times of a cron expression."""
 
-    username: str = Field(description="The user; without a colon.", pattern=r"^[^:\r\n]*$")
-    password: str = Field(
-        description="The password. Penstock never shows it.", json_schema_extra=WRITE_ONLY
-    )
-
-
-class HeaderAuth(Part):
-    """A header with a secret value."""
-
-    name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
-    value: str = Field(
-        description="The header's value. Penstock never shows it.",
-        # No space is allowed at either end. h11 would refuse such a value with an error text that
-        # contains the secret.
-        pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
-        json_schema_extra=WRITE_ONLY,
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _is_free(cls, name: str) -> str:
-        lower = name.lower()
-        if lower in _OWN_HEADERS or lower.startswith(("webhook-", "penstock-")):
-            raise ValueError(f"the header {name} is set by Penstock; choose another")
-        return name
-
-
-_OWN_HEADERS = frozenset(
-    {"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"}
-)
-
-
-class WebhookAuth(Part):
-    """The credentials that a webhook sends besides its signature. Exactly one field is set."""
-
-    bearer: str | None = Field(
-        None,
-        description="A bearer token. Penstock never shows it.",
-        pattern=r"^[\x21-\x7e]+$",
-        json_schema_extra=WRITE_ONLY,
-    )
-    basic: BasicAuth | None = None
-    header: HeaderAuth | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        present = [
-            name for name in ("bearer", "basic", "header") if getattr(self, name) is not None
-        ]
-        if len(present) != 1:
-            raise ValueError("give exactly one of bearer, basic and header")
-        return self
-
-
-class LinkFor(Part):
-    """A person or a group that decides with a one-time link."""
-
-    user: str | None = Field(None, min_length=1, max_length=256, description="The person.")
-    role: str | None = Field(
-        None,
-        min_length=1,
-        max_length=256,
-        description="The person's role; without `user`, the link is for a group.",
-    )
-    lifetime_s: float = Field(
-        86_400.0, ge=1, le=30 * 86_400.0, description="Seconds for which the link is valid."
-    )
-
-    @model_validator(mode="after")
-    def _somebody(self) -> Self:
-        if self.user is None and self.role is None:
-            raise ValueError("give user or role")
-        return self
-
-
-class Webhook(Part):
-    """An HTTP request to a URL, signed as Standard Webhooks describes."""
-
-    url: str = Field(description="The URL that gets a POST for each event.", max_length=2000)
-    secrets: Secrets = Field(
-        [],
-        max_length=2,
-        description="The signing secrets, `whsec_` and base64 of 24 to 64 bytes. Two while one "
-        "replaces the other. Penstock never shows them; without any, it makes one.",
-        json_schema_extra=WRITE_ONLY,
-    )
-    auth: WebhookAuth | None = None
-    timeout_s: float = Field(
-        15.0, ge=1, le=MAX_TIMEOUT_S, description="Seconds that one request may take."
-    )
-    expect: str | None = Field(
-        None,
-        min_length=1,
+    cron: str = Field(
         max_length=200,
-        description="A text that a 2xx answer must contain in its first 64 KiB, or the attempt has "
-        "failed. n8n answers 200 with an empty body when a node fails.",
+        description="A cron expression of five fields: minute, hour, day of the month, month, day "
+        "of the week. So the shortest interval is one minute. Names such as `mon-fri` are allowed.",
     )
-    concurrency: int = Field(
-        4, ge=1, le=32, description="How many requests one process makes to the host at once."
+    timezone: str = Field(
+        "UTC",
+        max_length=100,
+        description="The time zone of the expression, by its name in the IANA database.",
     )
-    rate_per_s: float | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="How many requests per second one process makes to the host at most.",
+    catch_up_s: float = Field(
+        3600.0,
+        ge=60,
+        le=MAX_CATCH_UP_S,
+        description="How late a time may be fired, in seconds, if no service could fire it in "
+        "time. Of several missed times, only the latest is fired.",
     )
-
-    links: list[LinkFor] = Field(
-        [],
-        max_length=10,
-        description="One-time links to the approval, which the body gets as `links`. Only with the "
-        "subjects `approval.requested` and `approval.escalated`, and for an owner with the scope "
-        "`administer`.",
-    )
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, url: str) -> str:
-        check_url(url, "auth")
-        return url
-
-
-ActionKind = Literal["webhook", "run", "decide"]
-ACTIONS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
-
-
-class Action(Part):
-    """What a rule does. Exactly one field is set."""
-
-    webhook: Webhook | None = None
-    run: RunAction | None = None
-    decide: DecideAction | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
-        if sum(getattr(self, kind) is not None for kind in ACTIONS) != 1:
-            raise ValueError(f"give exactly one action of {', '.join(ACTIONS)}")
+    def _has_times(self) -> Self:
+        Cron.parse(self.cron, self.timezone)
         return self
 
     @property
-    def kind(self) -> ActionKind:
-        return next(kind for kind in ACTIONS if getattr(self, kind) is not None)
+    def times(self) -> Cron:
+        return Cron(self.cron, self.timezone)
+
+
+class Hook(Part):
+    """A trigger by a request to `POST /v1/hooks/{id}`, which is signed or has a token."""
+
+    secrets: Secrets = Field(
+        [],
+        max_length=2,
+        description="The secrets of callers that sign as Standard Webhooks describes: `whsec_` and "
+        "base64 of 24 to 64 bytes. Two while one replaces the other. Penstock never shows them; "
+        "without secrets and tokens, it makes a secret.",
+        json_schema_extra=WRITE_ONLY,
+    )
+    tokens: list[Token] = Field(
+        [],
+        max_length=2,
+        description="Tokens of callers that cannot sign, in place of secrets: 24 to 512 printable "
+        "characters, sent as `Authorization: Bearer`. Two while one replaces the other. Penstock "
+        "never shows them.",
+        json_schema_extra=WRITE_ONLY,
+    )
+    token_in_url: bool = Field(
+        False,
+        description="Whether the token may also come as `?token=`, for callers that cannot set "
+        "headers. Proxies may write URLs into their logs. Without tokens, Penstock makes one.",
+    )
+    rate_per_s: float = Field(
+        10.0,
+        gt=0,
+        le=1000,
+        description="How many accepted requests per second one process takes at most; a burst may "
+        "have one second's requests.",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.secrets and self.tokens:
+            raise ValueError("give secrets or tokens, not both: with a token, nobody needs to sign")
+        if self.token_in_url and self.secrets:
+            raise ValueError("token_in_url is for tokens; give tokens in place of secrets")
+        return self
 
 
 class Rule(Part):
@@ -286,11 +205,7 @@ class Rule(Part):
 
 
 def types_of(subject: str) -> frozenset[str]:
-    """Return the types of events that match a subject of a rule.
-
-    Raises:
-        ValueError: there is no such type or category.
-    """
+    """Return the types of events that match a subject of a rule. Raises ValueError for none."""
     category, dot, action = subject.partition(".")
     if dot and action == "*":
         found = {type_ for type_ in _TYPES if type_.startswith(f"{category}.")} - MANY
@@ -304,33 +219,3 @@ def types_of(subject: str) -> frozenset[str]:
             f"category of {categories}"
         )
     return frozenset(found)
-
-
-_FIELDS: Final = {
-    "": Rule.model_fields,
-    "action": Action.model_fields,
-    "action.webhook": Webhook.model_fields,
-}
-
-
-def fields_of(error: ValidationError) -> list[dict[str, Any]]:
-    """Return the problems of a rule: each with its field, its reason and, if known, a position."""
-    return [_problem(each) for each in error.errors(include_input=False, include_url=False)]
-
-
-def _problem(each: Mapping[str, Any]) -> dict[str, Any]:
-    cause = each.get("ctx", {}).get("error")
-    reason = reason_of(each)
-    if each["type"] == "string_pattern_mismatch":
-        reason = _PATTERNS.get(each["ctx"]["pattern"], reason)
-    elif each["type"] == "extra_forbidden":
-        *parents, name = map(str, each["loc"])
-        reason += did_you_mean(name, _FIELDS.get(".".join(parents), ()))
-    problem: dict[str, Any] = {
-        "field": ".".join(str(step) for step in each["loc"]),
-        "reason": reason,
-    }
-    if isinstance(cause, ExpressionError) and cause.position is not None:
-        position = cause.position
-        problem |= {"reason": cause.reason, "line": position.line, "column": position.column}
-    return problem

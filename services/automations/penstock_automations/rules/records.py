@@ -25,10 +25,10 @@ class Pause(Record):
 
 
 class Owner(Record):
-    """The maker of a rule, with the rights that the maker had when the rule was written.
+    """The maker of a rule, with the rights that it had then. A rule acts with these rights only.
 
-    A rule acts with these rights, never with more. A rule of a file that names no user has an empty
-    `user_id`: it is the operator's, and has all scopes.
+    A rule of a file that names no user has an empty `user_id`: it is the operator's, and has all
+    scopes.
     """
 
     user_id: str
@@ -106,10 +106,8 @@ class CompiledRule:
 
 
 def compile_rule(record: RuleRecord, revision: int) -> CompiledRule:
-    """Return the compiled rule. A condition that cannot be compiled fails at each event.
-
-    A rule is checked before it is stored. So a stored condition fails to compile only if a later
-    version supports fewer expressions.
+    """Return the compiled rule. A condition that cannot be compiled fails at each event. A rule is
+    checked before it is stored, so this happens only if a later version allows fewer expressions.
     """
     condition, trouble = None, None
     if record.rule.where is not None:

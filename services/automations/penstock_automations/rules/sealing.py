@@ -19,7 +19,7 @@ import orjson
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock_automations.rules.hidden import secrets_of
+from penstock_automations.rules.hidden import secrets_of, set_at
 from penstock_automations.rules.records import RuleRecord
 from penstock_automations.rules.secrets import HIDDEN
 
@@ -32,10 +32,7 @@ class CannotOpen(ValueError):
 
 
 class RuleKeys:
-    """The operator's keys. The first key encrypts; each key decrypts what it has encrypted.
-
-    Without keys, secrets are stored readable.
-    """
+    """The operator's keys: the first encrypts, all decrypt. Without keys, secrets are readable."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         keys = [hashlib.sha256(b"penstock rules " + text.encode()).digest() for text in texts]
@@ -45,13 +42,12 @@ class RuleKeys:
         return bool(self._keys)
 
     def dump(self, record: RuleRecord) -> bytes:
-        """Return the record as JSON, with its secrets encrypted."""
         secrets = list(secrets_of(record.rule))
         if not self._keys or not secrets:
             return record.dump()
         fields = orjson.loads(record.dump())
         for path, _ in secrets:
-            _put(fields["rule"], path, HIDDEN)
+            set_at(fields["rule"], path, HIDDEN)
         key_id, key = next(iter(self._keys.items()))
         nonce = os.urandom(_NONCE_BYTES)
         sealed = key.encrypt(nonce, orjson.dumps(secrets), _identity(fields))
@@ -61,23 +57,18 @@ class RuleKeys:
     def parse(self, value: bytes) -> RuleRecord:
         """Return the record that `dump` wrote, also with an earlier key or without keys.
 
-        Raises:
-            CannotOpen: none of the keys has encrypted the secrets.
-            ValidationError: the value is no record of a rule.
+        Raises CannotOpen if no key fits, and ValidationError.
         """
         if b'"sealed"' not in value:
             return RuleRecord.model_validate_json(value)
         fields = orjson.loads(value)
         if (sealed := fields.pop(_SEALED, None)) is not None:
             for path, secret in self._open(sealed, _identity(fields)):
-                _put(fields["rule"], path, secret)
+                set_at(fields["rule"], path, secret)
         return RuleRecord.model_validate_json(orjson.dumps(fields))
 
     def is_current(self, record: RuleRecord, value: bytes) -> bool:
-        """Return whether the stored value has the record's secrets encrypted with the first key.
-
-        Without keys, every value counts as current.
-        """
+        """Return whether the value has the secrets as the first key, or no key, encrypts them."""
         if not self._keys or next(secrets_of(record.rule), None) is None:
             return True
         sealed = str(orjson.loads(value).get(_SEALED, ""))
@@ -101,10 +92,3 @@ class RuleKeys:
 
 def _identity(fields: dict[str, Any]) -> bytes:
     return f"{fields['rule']['id']}.{fields['uid']}".encode()
-
-
-def _put(inner: Any, path: Iterable[Any], value: str) -> None:
-    *parents, last = path
-    for step in parents:
-        inner = inner[step]
-    inner[last] = value

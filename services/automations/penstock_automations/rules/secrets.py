@@ -30,11 +30,8 @@ def origin_of(url: str) -> tuple[str, str]:
 
 
 def new_secret() -> str:
-    """Return a new secret, whose bytes are ASCII text.
-
-    The bytes are text because n8n's Crypto node can hold a secret only as text. The 32 letters and
-    digits have 190 bits of entropy.
-    """
+    """Return a new secret of 190 bits. Its bytes are ASCII text, because n8n's Crypto node can hold
+    a secret only as text."""
     text = "".join(secrets.choice(_LETTERS) for _ in range(_MADE_CHARACTERS))
     return PREFIX + base64.b64encode(text.encode()).decode()
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from pydantic import ValidationError
@@ -56,17 +56,13 @@ class RuleStore:
         return [each for each in found if each is not None]
 
     async def get(self, rule_id: str) -> CompiledRule | None:
-        """Return the rule; None if there is no such rule. Raises BusError."""
         entry = await self._bucket.get(rule_id)
         if entry is None:
             return None
         return parse_rule(self._keys, rule_id, entry.value, entry.revision)
 
     async def encrypt(self) -> None:
-        """Write the rules again whose secrets are readable or encrypted with an earlier key.
-
-        Raises BusError.
-        """
+        """Write the rules again whose secrets are not encrypted with the first key."""
         for entry in await self._bucket.entries():
             rule = parse_rule(self._keys, entry.key, entry.value, entry.revision)
             if rule is None or self._keys.is_current(rule.record, entry.value):
@@ -76,12 +72,7 @@ class RuleStore:
                 log.info("rule %s: its secrets are encrypted with the first key", rule.id)
 
     async def put(self, record: RuleRecord, revision: int) -> RuleRecord:
-        """Store a record in place of the given revision, which is 0 for a new rule.
-
-        Raises:
-            VersionConflict: the rule has another revision.
-            BusError: nothing was stored, or it is unknown whether the record was stored.
-        """
+        """Store a record in place of this revision; 0 for a new rule. Raises VersionConflict."""
         if await self._bucket.update(record.rule.id, self._keys.dump(record), revision) is None:
             raise VersionConflict(f"the rule {record.rule.id} was changed at the same time")
         return record
@@ -105,30 +96,29 @@ class RuleStore:
         `expected` is the revision that the rule must have; 0 if there must be no rule with this id.
 
         Raises:
-            VersionConflict: the rule was changed at the same time, or has another revision than
-                expected.
+            VersionConflict: the rule has another revision.
             BusError: nothing was stored, or it is unknown whether the rule was stored.
         """
         earlier = await self.get(rule.id)
         if expected is not None and expected != (earlier.revision if earlier else 0):
             raise VersionConflict(f"the rule {rule.id} was changed at the same time")
         # The earlier rule if it has the same owner. Else None, because the rule counts as new.
-        kept = earlier
-        if kept is not None and not kept.record.has_rights_of(owner, all_users=all_users):
-            await remember_deleted(self._bus, kept.record)
-            kept = None
+        same = earlier
+        if same is not None and not same.record.has_rights_of(owner, all_users=all_users):
+            await remember_deleted(self._bus, same.record)
+            same = None
         now = self._bus.clock.stamp()
         record = RuleRecord.model_validate(
             {
-                "rule": with_secrets(rule, kept.record.rule if kept else None),
-                "uid": kept.record.uid if kept else secrets.token_hex(8),
+                "rule": with_secrets(rule, same.record.rule if same else None),
+                "uid": same.record.uid if same else secrets.token_hex(8),
                 "owner": owner,
                 "all_users": all_users,
                 "version": earlier.record.version + 1 if earlier else 1,
                 "source": source,
-                "begins": await self._begins(rule, kept),
-                "since": self._since(rule, kept),
-                "paused": kept.record.paused if kept and source == "api" else None,
+                "begins": await self._begins(rule, same),
+                "since": self._since(rule, same),
+                "paused": same.record.paused if same and source == "api" else None,
                 "created_at": earlier.record.created_at if earlier else now,
                 "updated_at": now,
             }
@@ -140,18 +130,12 @@ class RuleStore:
 
         With `uid`, a later rule with the same id is not paused. Raises BusError.
         """
-        while (found := await self.get(rule_id)) is not None and found.record.paused is None:
-            if uid is not None and found.record.uid != uid:
-                break
+
+        async def changes() -> dict[str, object]:
             now = self._bus.clock.stamp()
-            paused = Pause(reason=reason, by=by, at=now)
-            record = found.record.model_copy(update={"paused": paused, "updated_at": now})
-            try:
-                await self.put(record, found.revision)
-                return True
-            except VersionConflict:
-                continue
-        return False
+            return {"paused": Pause(reason=reason, by=by, at=now), "updated_at": now}
+
+        return await self._change(rule_id, uid, changes, was_paused=False)
 
     async def resume(self, rule_id: str, uid: str | None = None) -> bool:
         """End the pause of a rule; return False if there is no such rule or it is not paused.
@@ -159,30 +143,38 @@ class RuleStore:
         The rule does not match events that were stored during the pause, and its schedule does not
         make up for times in the pause. Deliveries that were waiting are made. Raises BusError.
         """
-        while (found := await self.get(rule_id)) is not None and found.record.paused is not None:
-            if uid is not None and found.record.uid != uid:
-                break
-            changes = {
+
+        async def changes() -> dict[str, object]:
+            return {
                 "paused": None,
                 "begins": await self._ends(),
                 "since": self._bus.clock.time(),
                 "updated_at": self._bus.clock.stamp(),
             }
-            try:
-                await self.put(found.record.model_copy(update=changes), found.revision)
+
+        return await self._change(rule_id, uid, changes, was_paused=True)
+
+    async def _change(
+        self,
+        rule_id: str,
+        uid: str | None,
+        changes: Callable[[], Awaitable[dict[str, object]]],
+        *,
+        was_paused: bool,
+    ) -> bool:
+        while (found := await self.get(rule_id)) is not None:
+            record = found.record
+            if (record.paused is not None) != was_paused or uid not in (None, record.uid):
+                break
+            with contextlib.suppress(VersionConflict):
+                await self.put(record.model_copy(update=await changes()), found.revision)
                 return True
-            except VersionConflict:
-                continue
         return False
 
     async def delete(self, rule_id: str, expected: int | None = None) -> bool:
-        """Delete a rule; return False if there is no such rule.
+        """Delete a rule; return False if there is no such rule. Raises VersionConflict.
 
         Its deliveries that wait fail. Its owner can read its deliveries until they expire.
-
-        Raises:
-            VersionConflict: the rule has another revision than expected.
-            BusError: the rule could not be read or deleted.
         """
         while (entry := await self._bucket.get(rule_id)) is not None:
             if expected is not None and entry.revision != expected:
@@ -223,7 +215,7 @@ class CurrentRules:
         self._bus = bus
         self._keys = keys or RuleKeys()
         self._rules: dict[str, CompiledRule] = {}
-        self._index = RuleIndex([])
+        self.index = RuleIndex([])
         self._revision = 0  # the revision of the last write that was read
         self._known_s = 0.0  # when the rules in memory were last known to be current
         self._is_stale = True  # whether all rules must be read
@@ -251,7 +243,7 @@ class CurrentRules:
                 return
             self._rules, self._revision = rules, revision
             self._known_s = time.monotonic()
-            self._index = RuleIndex(rules.values())
+            self.index = RuleIndex(rules.values())
         self.on_change()
 
     async def _is_behind(self, revision: int) -> bool:
@@ -297,10 +289,6 @@ class CurrentRules:
     def all(self) -> Iterable[CompiledRule]:
         return self._rules.values()
 
-    @property
-    def index(self) -> RuleIndex:
-        return self._index
-
     def types(self) -> frozenset[str]:
         wanted = (rule.types for rule in self._rules.values() if rule.matches_now)
         return frozenset[str]().union(*wanted)
@@ -312,22 +300,20 @@ class CurrentRules:
 
 def parse_rule(keys: RuleKeys, rule_id: str, value: bytes, revision: int) -> CompiledRule | None:
     """Return the rule of a record. If the record cannot be read, log this and return None."""
+    reason: object
     try:
         return compile_rule(keys.parse(value), revision)
     except ValidationError as error:
-        fields = [".".join(map(str, each["loc"])) for each in error.errors(include_input=False)]
-        log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, fields)
+        reason = [".".join(map(str, each["loc"])) for each in error.errors(include_input=False)]
     except CannotOpen as error:
-        log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, error)
+        reason = error
+    log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, reason)
     return None
 
 
 async def pause_rules_without_owner(store: RuleStore) -> None:
-    """Pause the rules of `anonymous`.
-
-    Such a rule sees the runs of all users. If the rule stayed active, somebody who made it before
-    authentication was configured would still get the events of all users. Raises BusError.
-    """
+    """Pause the rules of `anonymous`, which see the runs of all users. Otherwise somebody who made
+    one before authentication was configured would still get the events of all users."""
     for rule in await store.all():
         record = rule.record
         if record.owner.user_id != ANONYMOUS_USER or record.source != "api":
@@ -345,18 +331,12 @@ class DeletedRule(Record):
 
 
 async def remember_deleted(bus: Bus, record: RuleRecord) -> None:
-    """Remember a rule that is about to be deleted, or to get another owner.
-
-    Raises BusError; repeat the call.
-    """
+    """Remember a rule that is about to be deleted, or to get another owner."""
     rule = DeletedRule(rule=record.rule.id, uid=record.uid, owner=record.owner.user_id)
     await bus.bucket(_HISTORY).put(f"deleted.{rule.rule}.{rule.uid}", rule.dump())
 
 
 async def deleted_rules(bus: Bus, rule_id: str = "*") -> list[DeletedRule]:
-    """Return the deleted rules that had this id; without an id, all deleted rules.
-
-    Raises BusError.
-    """
+    """Return the deleted rules that had this id; without an id, all deleted rules."""
     entries = await bus.bucket(_HISTORY).entries(f"deleted.{rule_id}.*")
     return [DeletedRule.model_validate_json(each.value) for each in entries]

@@ -29,11 +29,7 @@ Outcome = Literal["fired", "caught_up", "missed", "stale", "early"]
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """The next time of a rule's schedule.
-
-    `at` is in Unix seconds. `uid` and `cron` are the values that the rule had when the firing was
-    scheduled.
-    """
+    """The next time of a rule's schedule, in Unix seconds, with the schedule that the rule had."""
 
     rule: str
     uid: str
@@ -59,11 +55,7 @@ class Firing:
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """Parse a firing that `dump` wrote; unknown fields of later versions are ignored.
-
-        Raises:
-            ValueError: the payload is no firing.
-        """
+        """Return the firing that `dump` wrote, without unknown fields. Raises ValueError."""
         try:
             fields: dict[str, Any] = orjson.loads(payload)
             firing = cls(**{name: fields[name] for name in cls.__slots__})
@@ -138,10 +130,7 @@ def due(firing: Firing, rule: CompiledRule | None, now: float) -> DueFiring:
 
 
 def body_of_firing(times: Cron, at: float) -> dict[str, Any]:
-    """Return the JSON of a schedule's firing, in the form of an event.
-
-    The JSON depends on the schedule and the time only, so every process makes the same JSON.
-    """
+    """Return the JSON of a firing, in the form of an event. Every process makes the same JSON."""
     moment = datetime.fromtimestamp(at, UTC)
     local = moment.astimezone(ZoneInfo(times.timezone))
     return {
@@ -164,11 +153,8 @@ def id_of_time(at: float) -> str:
 def job_of(
     match: Match, kind: TriggerKind, trigger_id: str, *, body: dict[str, Any], depth: int = 0
 ) -> Job:
-    """Return the job of a trigger whose rule matches.
-
-    `body` is the JSON of the trigger in the form of an event. If the condition could not be
-    evaluated, the job records this failure and has no other effect.
-    """
+    """Return the job of a trigger whose rule matches. If the condition could not be evaluated, the
+    job records this failure and has no other effect."""
     record = match.rule.record
     return Job(
         rule=match.rule.id,

@@ -16,8 +16,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from penstock_automations.rules.model import Hook
 from penstock_automations.rules.secrets import PREFIX, new_secret, new_token
-from penstock_automations.rules.triggers import Hook
 
 # The greatest allowed difference in seconds between a signature's time and NATS's time, as Standard
 # Webhooks says.
@@ -42,10 +42,7 @@ Refusal = Literal["id", "timestamp", "signature", "token"]
 
 @dataclass(frozen=True, slots=True)
 class HookRequest:
-    """The parts of a request that are checked, besides its body.
-
-    A header that is missing or repeated is None.
-    """
+    """The checked parts of a request. A header that is missing or repeated is None."""
 
     webhook_id: str | None = None
     timestamp: str | None = None
@@ -56,16 +53,12 @@ class HookRequest:
 
     @property
     def id(self) -> str | None:
-        """The id that the caller gave the request, which is the same for each repeat; None if there
-        is none."""
+        """The id that the caller gave the request and its repeats, if any."""
         return self.webhook_id or self.idempotency_key
 
 
 class Check:
-    """Checks one request against a hook.
-
-    Call `add` with each piece of the body, then `refusal`.
-    """
+    """Checks one request against a hook. Call `add` with each piece of the body, then `refusal`."""
 
     def __init__(self, hook: Hook, request: HookRequest) -> None:
         self._hook = hook
@@ -80,10 +73,7 @@ class Check:
 
     @property
     def may_succeed(self) -> bool:
-        """Whether the request is accepted if its signature is correct.
-
-        If this is False, the body need not be kept.
-        """
+        """Whether the request is accepted if its signature is correct. Else, drop its body."""
         return self._has_id and (self._token is None or not self._hook.tokens)
 
     def add(self, piece: bytes) -> None:

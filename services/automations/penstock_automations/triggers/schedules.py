@@ -22,9 +22,9 @@ from penstock.bus.write.schedules import reschedule
 from penstock_automations.jobs.publish import publish_first
 from penstock_automations.matching.evaluations import Evaluations
 from penstock_automations.rules.cron import rfc3339
+from penstock_automations.rules.model import MAX_CATCH_UP_S
 from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
-from penstock_automations.rules.triggers import MAX_CATCH_UP_S
 from penstock_automations.triggers.firing import (
     DueFiring,
     Firing,

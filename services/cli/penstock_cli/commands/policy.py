@@ -13,8 +13,9 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.validation import reason_of
-from penstock_approvals.policy import InvalidPolicy, Policy, Ruling, parse
 from penstock_approvals.policy.cases import Case
+from penstock_approvals.policy.document import InvalidPolicy, parse
+from penstock_approvals.policy.rulings import Policy, Ruling
 from penstock_cli.commands.options import AsJson, client
 from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
@@ -175,7 +176,7 @@ def _as_json(ruling: Ruling) -> dict[str, Any]:
     return {
         "outcome": ruling.outcome,
         "rule": ruling.rule_id,
-        "version": ruling.version,
+        "version": ruling.policy.version,
         **fields,
         "verdicts": {
             result.item_id: [

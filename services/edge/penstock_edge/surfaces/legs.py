@@ -149,7 +149,6 @@ async def decide(
     for answer in reply.answers:
         approval = answer.approval
         request = DecideRequest(
-            by=user_id,
             decider=decider_of(who, surface, user_id),
             # The client has seen only the event approval.requested, not later edits of the items.
             # So the decision has the digest of the items as they were requested. If the items were

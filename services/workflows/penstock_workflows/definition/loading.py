@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from penstock.validation import did_you_mean, reason_of
+from penstock.validation import did_you_mean, fields_at, reason_of
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.compiling import compile
 from penstock_workflows.definition.document import Document, read_document
 from penstock_workflows.definition.model import (
     PATTERNS,
-    Approve,
-    Call,
     Definition,
-    Dispatch,
-    ForEach,
-    Listen,
-    Retry,
-    Run,
-    StepDefinition,
-    SubWorkflow,
 )
 from penstock_workflows.definition.problems import InvalidDefinition, Path, Problem
 
 MAX_PROBLEMS: Final = 20
-
-_PARTS: Final[Mapping[str, type[BaseModel]]] = {
-    "run": Run,
-    "workflow": SubWorkflow,
-    "approve": Approve,
-    "call": Call,
-    "listen": Listen,
-    "for_each": ForEach,
-    "retry": Retry,
-    "dispatch": Dispatch,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +89,7 @@ def _problem(error: Any) -> Problem:
     type_, given = error["type"], error["input"]
     if type_ == "extra_forbidden":
         name = str(path[-1])
-        guess = did_you_mean(name, _fields(path[:-1]))
+        guess = did_you_mean(name, fields_at(Definition, path[:-1]))
         return Problem(path, f"there is no field {name[:64]!r}{guess}", is_key=True)
     reason = "must not be empty" if type_ == "string_too_short" else reason_of(error)
     if type_ == "string_type" and isinstance(given, bool | int | float):
@@ -126,10 +106,3 @@ def _shown(value: str) -> str:
 
 def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
-
-
-def _fields(path: Path) -> list[str]:
-    model: type[BaseModel] = Definition
-    if len(path) >= 2 and path[0] == "steps":
-        model = _PARTS.get(str(path[2]), StepDefinition) if len(path) > 2 else StepDefinition
-    return [field.alias or name for name, field in model.model_fields.items()]

@@ -232,7 +232,7 @@ async def test_its_answer_is_a_decision_and_streams_the_next_leg_alone(
             events, run_id = contents(await stream.rest()), stream.run_id
     assert run_id == paused.run_id
     [decided] = approvals.decisions
-    assert decided.by == "user_123"
+    assert decided.decider.on_behalf_of == "user_123"
     assert [(item.item_id, item.decision) for item in decided.items] == [("C", decision)]
     parts = [part for event in events for part in event["content"]["parts"]]
     assert parts[0]["functionResponse"]["id"] == "F"

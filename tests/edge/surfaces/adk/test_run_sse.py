@@ -417,7 +417,7 @@ async def test_an_answer_is_a_decision_by_its_id_and_streams_the_next_leg(
         await stream.rest()
     assert stream.body == b"data: done\n\n"
     [decision] = approvals.decisions
-    assert decision.by == "user_123"
+    assert decision.decider.on_behalf_of == "user_123"
     assert [(item.item_id, item.decision) for item in decision.items] == [("C", "approve")]
 
 

@@ -31,14 +31,9 @@ class Breaker:
         self._open_s = first_open_s
         self._until = 0.0
         self._failed_at = 0.0
-        self._failures = 0
-
-    @property
-    def failures(self) -> int:
-        return self._failures
+        self.failures = 0
 
     def left_s(self, now: float) -> float:
-        """Return the seconds until the next probe is allowed; 0 if a probe is allowed now."""
         return 0.0 if self.state is State.CLOSED else max(self._until - now, 0.0)
 
     def waits_s(self, now: float, woken: float = 0.0) -> float:
@@ -59,10 +54,9 @@ class Breaker:
         """Return 0 if a request may be made now, otherwise the seconds to wait.
 
         `woken` is when a success, perhaps of another process, showed that the endpoint works. The
-        breaker does not stop such a request until a later request fails. With `math.inf`, the
-        breaker never stops the request. If the result is 0,
-        the caller makes the request and records its result. If a caller never records the result of
-        a probe, another probe is admitted later.
+        breaker does not stop such a request until a later one fails, and with `math.inf` never. If
+        the result is 0, the caller makes the request and records its result. If a caller never
+        records the result of a probe, another probe is admitted later.
         """
         if wait_s := self.waits_s(now, woken):
             return wait_s
@@ -75,16 +69,16 @@ class Breaker:
         """Report that the endpoint answered. Return whether the breaker was not closed."""
         was_stopping = self.state is not State.CLOSED
         self.state = State.CLOSED
-        self._failures = 0
+        self.failures = 0
         self._open_s = self._first_open_s
         return was_stopping
 
     def record_failure(self, now: float) -> None:
-        self._failures += 1
+        self.failures += 1
         self._failed_at = now
         if self.state is State.HALF_OPEN:
             self._open_s = min(self._open_s * 2, MAX_OPEN_S)
-        elif self.state is State.OPEN or self._failures < FAILURES:
+        elif self.state is State.OPEN or self.failures < FAILURES:
             return
         self.state = State.OPEN
         self._until = now + self._open_s

@@ -17,7 +17,7 @@ from penstock.runs.calls import CALLS
 from penstock_automations.actions.executor import AttemptDeferred
 from penstock_automations.actions.shares import Shares
 from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
-from penstock_automations.rules.model import Webhook
+from penstock_automations.rules.actions import Webhook
 from penstock_automations.rules.records import CompiledRule
 
 MAX_KNOWN = 1000
@@ -37,8 +37,7 @@ class Endpoint:
     """A receiver of one rule's webhooks, with the limits of the rule's requests to it.
 
     `url` is the receiver's scheme, host and port. `busy` is the number of deliveries that are under
-    way or wait for their turn. `concurrency` is the number of requests that may be made at once.
-    `concurrency` may change while requests are under way.
+    way or wait for their turn. `concurrency` may change while requests are under way.
     """
 
     def __init__(self, rule: str, owner: str, url: str) -> None:
@@ -58,11 +57,8 @@ class Endpoint:
 
     @property
     def max_deliveries(self) -> int:
-        """The number of deliveries that may be under way or wait for their turn.
-
-        Only a few deliveries to a slow endpoint may wait, because many would fill the memory. Many
-        deliveries to a fast endpoint may wait, because each waits only for a short time.
-        """
+        """How many deliveries may be under way or wait for their turn. To a slow endpoint, many
+        would fill the memory; to a fast one, each waits only for a short time."""
         limit = MAX_AHEAD if self._usual_s is not None else MAX_UNKNOWN
         return self.concurrency + min(int(self._per_s * AHEAD_S), limit)
 
@@ -90,7 +86,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def request_capacity(self) -> AsyncIterator[None]:
-        """Wait until one more request may be made, and count the request until the context ends."""
+        """Wait until one more request may be made, and count it until the context ends."""
         await self._enter()
         begun = time.monotonic()
         self._first_turn_at = self._first_turn_at or begun
@@ -138,10 +134,8 @@ class Endpoints:
         self._hosts: dict[str, Shares] = {}
 
     def of(self, rule: CompiledRule, webhook: Webhook) -> Endpoint:
-        """Return the endpoint of a rule; the calls of one user to one host have one endpoint.
-
-        The webhook's concurrency and rate replace the endpoint's earlier concurrency and rate.
-        """
+        """Return the endpoint of a rule, with the webhook's present limits; the calls of one user
+        to one host have one endpoint."""
         url, owner = origin(webhook.url), rule.record.owner.user_id
         key = f"{rule.id} {owner if rule.id == CALLS else rule.record.uid} {url}"
         endpoint = self._known.get(key)
@@ -166,8 +160,7 @@ class Endpoints:
 
     @asynccontextmanager
     async def place_at_host(self, endpoint: Endpoint) -> AsyncIterator[None]:
-        """Wait until the host may get one more request for the endpoint's owner, and count the
-        request until the context ends."""
+        """Wait until the host may get one more request of the endpoint's owner, and count it."""
         host = self._hosts.setdefault(endpoint.url, Shares(self._per_host))
         try:
             async with host.place(endpoint.owner):

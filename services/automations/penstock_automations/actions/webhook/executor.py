@@ -20,12 +20,11 @@ from penstock_automations.actions.executor import (
     Attempted,
     Occurrence,
 )
-from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
 from penstock_automations.actions.webhook.endpoints import Endpoints, admit
-from penstock_automations.actions.webhook.exchange import Sender
+from penstock_automations.actions.webhook.exchange import Answer, NoAnswer, Sender, is_up, verdict
 from penstock_automations.actions.webhook.preparing import Request, request_of
 from penstock_automations.jobs.job import CallSource, Job
-from penstock_automations.rules.model import LinkFor, Webhook
+from penstock_automations.rules.actions import LinkFor, Webhook
 from penstock_automations.rules.records import CompiledRule, Owner
 
 MAX_TEST_S = 20.0
@@ -56,7 +55,6 @@ class WebhookExecutor(ActionExecutor):
     async def reserve_capacity(
         self, rule: CompiledRule, job: Job
     ) -> AsyncIterator[AttemptDeferred | None]:
-        """Reserve capacity at the endpoint. If there is none, yield when to try again."""
         endpoint = self.endpoints.of(rule, _webhook_of(rule))
         if endpoint.busy >= endpoint.max_deliveries:
             yield AttemptDeferred(endpoint.reserve_wait_s(time.monotonic()))
@@ -99,10 +97,10 @@ class WebhookExecutor(ActionExecutor):
     async def test(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence
     ) -> tuple[Request, Attempted]:
-        """Send a webhook that is marked as a test; the breaker and the rate are ignored.
+        """Send a webhook that is marked as a test, past the breaker and the rate, within 20 s.
 
         Nothing is counted or recorded. If the endpoint works, deliveries that the breaker stopped
-        are made. The request has to end within 20 s.
+        are made.
         """
         webhook = _webhook_of(rule)
         limited = webhook.model_copy(update={"timeout_s": min(webhook.timeout_s, MAX_TEST_S)})
@@ -114,10 +112,8 @@ class WebhookExecutor(ActionExecutor):
         return request, attempted
 
     def _woken(self, job: Job) -> float:
-        """Return on the monotonic clock when the job was woken.
-
-        If a person asked for the attempt, no failure is later: the breaker never stops it.
-        """
+        """Return on the monotonic clock when the job was woken. If a person asked for the attempt,
+        no failure is later: the breaker never stops it."""
         if job.is_asked_for:
             return math.inf
         return time.monotonic() - (self._bus.clock.time() - job.woken_at) if job.woken_at else 0.0
@@ -164,11 +160,8 @@ def _webhook_of(rule: CompiledRule) -> Webhook:
 async def links_of(
     bus: Bus, webhook: Webhook, owner: Owner, occurrence: Occurrence
 ) -> list[dict[str, Any]]:
-    """Return the links for the webhook's body.
-
-    Each entry names a person or a group. The entry also has the `url` of the link for this person
-    or group, or the reason why no link was made. Raises BusError.
-    """
+    """Return the links for the webhook's body: for each person or group, the `url`, or the reason
+    why no link was made. Raises BusError."""
     if not webhook.links:
         return []
     approval_id = str(orjson.loads(occurrence.payload)["data"]["approval_id"])

@@ -65,10 +65,7 @@ class Mirror:
                 log.debug("the states of endpoints are written later: %s", error)
 
     async def update(self) -> None:
-        """Write the breakers that have changed, and delete the entries of closed breakers.
-
-        Raises BusError; repeat the call.
-        """
+        """Write the breakers that have changed, and delete the entries of closed breakers."""
         now = time.monotonic()
         present = self._endpoints.not_closed()
         for key, endpoint in present.items():

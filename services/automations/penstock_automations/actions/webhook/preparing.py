@@ -14,7 +14,8 @@ from standardwebhooks.webhooks import Webhook
 
 from penstock_automations.actions.executor import Occurrence, RequestHead
 from penstock_automations.jobs.job import CallSource, Job
-from penstock_automations.rules.model import Rule, WebhookAuth
+from penstock_automations.rules.actions import WebhookAuth
+from penstock_automations.rules.model import Rule
 
 _REFERENCE = ("run_id", "sequence", "session_id", "leg", "event")
 
@@ -58,10 +59,8 @@ class Request:
 
     @property
     def secrets(self) -> list[str]:
-        """All secrets of the request: values of headers that `head` leaves out, and links.
-
-        A value that begins with a scheme, such as `Bearer`, is listed with and without the scheme.
-        """
+        """The values of headers that `head` leaves out, also without a scheme such as `Bearer`, and
+        the links."""
         hidden = [value for name, value in self.headers.items() if name not in self.head.headers]
         parts = (value.partition(" ")[2] for value in hidden if " " in value)
         return [*hidden, *parts, *(url.rpartition("/")[2] for url in self.links)]
@@ -135,9 +134,7 @@ def _authorization(auth: WebhookAuth | None) -> dict[str, str]:
 
 
 def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) -> dict[str, str]:
-    """Return the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`.
-
-    `webhook-signature` has a signature for each secret; without a secret, this header is missing.
+    """Return the headers of Standard Webhooks; without a secret, there is no signature.
 
     Each attempt gets a new timestamp and signature, because receivers refuse a timestamp that is
     five minutes old.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock_approvals.policy import NotEditable, check_edit
+from penstock_approvals.outcomes.rules import DecisionMismatch, check_edit
 
 ASKED: dict[str, Any] = {"to": "x", "amount": 5, "memo": "a", "tags": ["a"], "at": {"h": 1, "m": 2}}
 
@@ -41,6 +41,6 @@ def test_only_allowed_arguments_change(
     if refused is None:
         check_edit(ASKED, {**ASKED, **changes}, allowed)
     else:
-        with pytest.raises(NotEditable) as error:
+        with pytest.raises(DecisionMismatch) as error:
             check_edit(ASKED, {**ASKED, **changes}, allowed)
         assert refused in str(error.value)

@@ -1,1 +1,0 @@
-"""Refuses connections to addresses that a webhook must not reach, at the socket."""
