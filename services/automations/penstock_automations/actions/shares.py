@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
+
+# Seconds after which a published job counts no longer as coming: another process has it.
+COMING_S: Final = 1.0
+MAX_COMING: Final = 64  # how many jobs of one owner stand before another owner's in DELIVERIES
 
 
 class Shares:
@@ -18,12 +24,33 @@ class Shares:
     def __init__(self, places: int) -> None:
         self._free = places
         self._taken: Counter[str] = Counter()
+        # by owner: when jobs were published that no process is known to have got
+        self._coming: defaultdict[str, deque[float]] = defaultdict(deque)
         # by owner, in the order in which the places came: the tasks that wait for a place
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     def room(self, owner: str) -> int:
         """Return how many more places the owner could take now."""
         return max((self._free - self._taken[owner] + 1) // 2, 0)
+
+    def publishable(self, owner: str) -> int:
+        """Return how many more jobs of the owner should be published now."""
+        coming, since = self._coming[owner], time.monotonic() - COMING_S
+        while coming and coming[0] < since:
+            coming.popleft()
+        count = len(coming)
+        if not coming:
+            del self._coming[owner]
+        return max(min(self.room(owner), MAX_COMING) - count, 0)
+
+    def expect(self, owner: str) -> None:
+        """Note that a job of the owner is being published, and will want a place."""
+        self._coming[owner].append(time.monotonic())
+
+    def note_arrival(self, owner: str) -> None:
+        """Note that a job of the owner has come, and wants a place."""
+        if coming := self._coming.get(owner):
+            coming.popleft()
 
     def take(self, owner: str) -> bool:
         """Take a place; return False if the owner can get none now."""

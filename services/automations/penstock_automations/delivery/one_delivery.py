@@ -226,6 +226,7 @@ class Delivery:
 
     async def _attempt_with_place(self, rule: CompiledRule) -> Result:
         owner, places = rule.record.owner.user_id, self._parts.places
+        places.note_arrival(owner)
         if not places.take(owner):
             return AttemptDeferred(self._parts.times.reserve_wait_s(owner, time.monotonic()))
         try:

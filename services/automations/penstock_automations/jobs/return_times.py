@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-RETURNS_PER_S: Final = 100  # how much of one owner returns in a second
+RETURNS_PER_S: Final = 100  # how many deliveries of one owner return in a second
 _MAX_KNOWN: Final = 10_000
 
 
@@ -13,7 +13,8 @@ class ReturnTimes:
     and stand before what other owners have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, per_s: int = RETURNS_PER_S) -> None:
+        self._per_s = per_s
         # by owner: the time on the monotonic clock up to which the owner's queue is full
         self._full_until: dict[str, float] = {}
 
@@ -27,6 +28,6 @@ class ReturnTimes:
         """
         if len(self._full_until) > _MAX_KNOWN:
             self._full_until = {k: at for k, at in self._full_until.items() if at > now}
-        until = max(self._full_until.get(owner, 0.0), now + soonest_s) + count / RETURNS_PER_S
+        until = max(self._full_until.get(owner, 0.0), now + soonest_s) + count / self._per_s
         self._full_until[owner] = until
         return until - now

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 SERVICE: Final = "automations-events"  # the service's name in subjects in SCHEDULES
 AT_MOST: Final = 100  # how many events one scheduled message names
+EVENTS_PER_S: Final = 500  # how many events of one owner return in a second
 # The TTL in seconds of a message that is due. By default, events are kept for a week, and later
 # there is nothing to match.
 DUE_TTL_S: Final = 8 * 86_400.0
@@ -63,18 +64,18 @@ class Backlog:
         self,
         bus: Bus,
         match: Callable[[Stored], Awaitable[None]],
-        is_full: Callable[[str], bool],
+        has_room: Callable[[str], bool],
         give_up: GiveUp,
     ) -> None:
-        """`is_full` returns whether an owner can have no more events in memory."""
+        """`has_room` returns whether more events of an owner can be matched now."""
         self._bus = bus
         self._match = match
-        self._is_full = is_full
+        self._has_room = has_room
         self._give_up = give_up
-        self._times = ReturnTimes()
+        self._times = ReturnTimes(EVENTS_PER_S)
 
     async def put(self, owner: str, stream: str, sequences: Sequence[int]) -> None:
-        """Have these events come again. Each second, `RETURNS_PER_S` events of an owner come.
+        """Have these events come again. Each second, `EVENTS_PER_S` events of an owner come.
 
         After a repeated call, the events come twice, which does no harm. Raises BusError.
         """
@@ -97,7 +98,7 @@ class Backlog:
         except ValueError as error:
             await self._give_up(stored, error)
             return
-        if self._is_full(waiting.owner):  # so the events need not be read
+        if not self._has_room(waiting.owner):  # so the events need not be read
             await self.put(waiting.owner, waiting.stream, waiting.sequences)
             return
         events = await asyncio.gather(

@@ -35,6 +35,9 @@ class Lanes(Generic[T]):
     def is_full(self, owner: str) -> bool:
         return len(self._waiting.get(owner, ())) >= MAX_WAITING
 
+    def is_half_free(self, owner: str) -> bool:
+        return len(self._waiting.get(owner, ())) <= MAX_WAITING // 2
+
     def add(self, owner: str, item: T) -> None:
         """Have an event handled after the user's earlier events. The lane must not be full."""
         waiting = self._waiting.get(owner)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 # user's lane, and the seconds after which other tasks of the process may run.
 TURN_S: Final = 0.02
 LOOP_S: Final = 0.005
+ROOM_CHECK_S: Final = 0.05  # seconds between two looks whether jobs of a lane may be published
 # An ordered rule also matches the run's earlier events that no process has matched yet. Beside
 # other users' events, this is done for so many events of the stream; in a lane, for all.
 MAX_BETWEEN: Final = 10_000
@@ -108,8 +109,8 @@ class _Work:
 class _Batch:
     """What has become of the events of a batch. Those in a lane are not here.
 
-    `full` has, by owner and stream, the events for which the owner's lane is full, and `used_s` the
-    seconds that an owner's events have taken.
+    `full` has, by owner and stream, the events for which the owner's lane is full. `used_s` has the
+    seconds that an owner's events have taken, and `jobs` how many jobs of his rules they have.
     """
 
     quick: list[_Work] = field(default_factory=list)
@@ -118,6 +119,7 @@ class _Batch:
         default_factory=lambda: defaultdict(list)
     )
     used_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    jobs: Counter[str] = field(default_factory=Counter)
 
 
 class Matcher:
@@ -149,7 +151,7 @@ class Matcher:
         self._batch = batch
         self._facts = Facts(bus)
         self._lanes = Lanes(self._match_slowly)
-        self.backlog = Backlog(bus, self.handle, self._lanes.is_full, give_up)
+        self.backlog = Backlog(bus, self.handle, self._lanes.is_half_free, give_up)
         self._arrived: list[_Arrival] = []
         self._matching: asyncio.Task[None] | None = None
 
@@ -210,6 +212,11 @@ class Matcher:
         if batch.used_s[owner] < TURN_S and not self._lanes.is_busy(owner):
             jobs = self._match_quickly(event)
             batch.used_s[owner] += time.perf_counter() - begun
+            # What is published stands before the jobs of others, so not too much is at once.
+            own = self._count_of(owner, jobs) if jobs else 0
+            if own and batch.jobs[owner] >= self._places.publishable(owner):
+                jobs = None
+            batch.jobs[owner] += own
         if jobs is not None:
             batch.quick.append(_Work(arrival, event, jobs))
         else:
@@ -280,6 +287,9 @@ class Matcher:
             rules = [rule for rule in self._candidates(event) if event.may_fire(rule)]
             found = await self._matched_in_turns(rules, event)
             jobs = [job_of(event, match) for match in found]
+            owner = event.facts.owner
+            while self._count_of(owner, jobs) and not self._places.publishable(owner):
+                await asyncio.sleep(ROOM_CHECK_S)
             await self._store_jobs(jobs, self._between_in_turns)
         except Exception as error:
             slow.arrival.end(error)
@@ -324,6 +334,14 @@ class Matcher:
                 telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
         return unfinished
 
+    def _owner_of(self, job: Job) -> str:
+        rule = self._rules.get(job.rule)
+        return rule.record.owner.user_id if rule is not None else ""
+
+    def _count_of(self, owner: str, jobs: Sequence[Job]) -> int:
+        """Count the jobs of the owner's rules. Of ordered jobs, few are published at once."""
+        return sum(not job.ordered and self._owner_of(job) == owner for job in jobs)
+
     def _entries(self, jobs: Iterable[Job]) -> Iterator[Awaitable[None]]:
         """Yield a write for each job. A job whose owner has no room now is scheduled.
 
@@ -331,10 +349,10 @@ class Matcher:
         """
         room: dict[str, int] = {}
         for job in jobs:
-            rule = self._rules.get(job.rule)
-            owner = rule.record.owner.user_id if rule is not None else ""
+            owner = self._owner_of(job)
             room[owner] = room.get(owner, self._places.room(owner)) - 1
             if room[owner] >= 0:
+                self._places.expect(owner)
                 yield publish(self._bus, job)
             else:
                 wait_s = self._times.reserve_wait_s(owner, time.monotonic())
