@@ -22,18 +22,23 @@ from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
-ASKS = {"agno": "confirm A note", "adk": "confirm"}
+ASKS = {"agno": "confirm A note", "adk": "confirm", "pydantic-ai": "Please delete report.txt"}
 # The reads and writes of an approval. Each is the first request about one of the approvals.
 FIRST = ("", "/audit", "/lines", "/links", "/decision", "/decision")
 
 
 @pytest.fixture
 async def penstock(
-    fresh_nats: NatsServer, tmp_path: Path, agno_server: Upstream, adk_server: Upstream
+    fresh_nats: NatsServer,
+    tmp_path: Path,
+    agno_server: Upstream,
+    adk_server: Upstream,
+    pydantic_ai_server: Upstream,
 ) -> AsyncIterator[Deployment]:
     agents = [
         {"id": "agno", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"},
         {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
+        {"id": "pydantic-ai", "protocol": "agui", "url": f"{pydantic_ai_server.url}/approval"},
     ]
     services = {"normalizer": 1, "approvals": 1, "automations": 1, "connector": 1, "edge": 1}
     async with deployment(

@@ -210,6 +210,31 @@ async def test_a_signed_in_browser_starts_and_decides_through_the_one_port(
         await says(page, f"{card} .state", "completed with event")
 
 
+# Decides with the code of the page when the event arrives, faster than a person could click.
+DECIDE_AT_ONCE = """(async () => {
+  const { post } = await import("/assets/api.js");
+  const run = await post("/v1/runs", { agent: "vana", message: "Please delete report.txt" });
+  const stream = new EventSource(`/v1/runs/${run.run_id}/events`);
+  const { data } = JSON.parse(
+    await new Promise((seen) => stream.addEventListener("approval.requested", (m) => seen(m.data))),
+  );
+  stream.close();
+  const items = data.items.map(({ item_id }) => ({ item_id, decision: "approve" }));
+  const path = `/v1/approvals/${data.approval_id}/decision`;
+  return (await post(path, { items, digest: data.digest })).status;
+})()"""
+
+
+async def test_a_browser_that_sees_a_request_decides_it_at_once(scene: Scene, url: str) -> None:
+    async with page_at(f"{url}/") as page:
+        await page.until("!document.querySelector('#sign-in').hidden")
+        await page.fill("#token", scene.token())
+        await page.click("#sign-in button")
+        await says(page, "#who span", "Signed in as alice")
+        found = [await page.value(DECIDE_AT_ONCE) for _ in range(5)]
+    assert found == ["decided"] * 5
+
+
 async def says(page: Page, selector: str, words: str) -> None:
     await page.until(
         f"document.querySelector({json.dumps(selector)}).textContent.includes({json.dumps(words)})"

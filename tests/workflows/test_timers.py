@@ -78,6 +78,22 @@ async def test_a_cancelled_timer_is_never_due(bus: Bus) -> None:
 TEN_WAITS = "steps:\n" + "".join(
     f"  w{n}: {{wait: 10ms{f', needs: [w{n - 1}]' if n else ''}}}\n" for n in range(10)
 )
+RETRIES = """
+steps:
+  r:
+    run: {agent: worker, message: '"fails"'}
+    retry: {attempts: 10, backoff: 10ms, factor: 1, codes: [broken]}
+    on_failure: continue
+"""
+
+
+def ten_runs(message: str, more: str = "") -> str:
+    steps = [f"run: {{agent: worker, message: '\"{message}\"'}}{more}" for _ in range(10)]
+    return "steps:\n" + "".join(
+        f"  s{n}: {{{step}{f', needs: [s{n - 1}]' if n else ''}}}\n" for n, step in enumerate(steps)
+    )
+
+
 SHORT_WAIT = """
 steps:
   w: {wait: 1s}
@@ -100,6 +116,30 @@ async def test_short_waits_are_not_rounded_up_to_seconds(nats_server: NatsServer
             return bool(state["messages"] == 1)  # the removal of the journal
 
         await eventually(no_timer_is_left)
+
+
+@pytest.mark.parametrize(
+    "text", [RETRIES, ten_runs("never", ", timeout: 100ms, on_failure: continue")]
+)
+async def test_short_retries_and_timeouts_are_not_rounded_up_either(
+    nats_server: NatsServer, text: str
+) -> None:
+    """NATS alone would add up to 10 s to what ten runs of an agent take on this machine."""
+    async with counting() as server, workflows(nats_server.url, server) as penstock:
+        waits: list[str] = []  # attempts and steps that failed
+
+        async def seconds(text: str) -> float:
+            await define(penstock.bus, definition(text))
+            begin = time.monotonic()
+            events = await penstock.ended(await start_workflow(penstock.bus, "flow"))
+            assert events[-1].type == "lifecycle.completed"
+            failed = ("lifecycle.retrying", "workflow.step_failed")
+            waits.extend(event.type for event in events if event.type in failed)
+            return time.monotonic() - begin
+
+        alone_s = await seconds(ten_runs("hello"))
+        assert await seconds(text) - alone_s < 4
+        assert len(waits) == 10
 
 
 async def test_a_short_timer_of_a_process_that_has_ended_is_handled_by_another(
