@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.bus import Bus
+from penstock.dialects.agui.encode import PROFILES
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
@@ -27,7 +28,7 @@ from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.responses.event_stream import EventStream
 from penstock_edge.stream.saved_cursors import SavedCursors
 from penstock_edge.views.agui import AguiViews
-from penstock_edge.views.dialects import RunViews
+from penstock_edge.views.dialects import run_view
 from penstock_edge.views.framing import NAMED_SSE, Framing
 from penstock_edge.views.run_tree import Child
 from penstock_edge.views.trees import TreeViews
@@ -118,7 +119,9 @@ class Edge:
         """
         if children:
             return self.tree(run_id).whole(dialect, framing, types)
-        return RunViews(self.agui).of_run(run_id, dialect, framing, types)
+        if dialect in PROFILES:
+            return self.agui.of_run(run_id, dialect, framing)
+        return run_view(run_id, dialect, framing, types)
 
     def tree(
         self, root: str, known: tuple[Child, ...] = (), answered: Iterable[str] = ()

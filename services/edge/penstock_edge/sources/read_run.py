@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -37,6 +37,18 @@ class Allowance:
     def is_spent(self) -> bool:
         late = time.monotonic() - self._begun >= self.time_s
         return late or self.events <= 0 or self.size_bytes <= 0
+
+
+# The limits of one request that reads the events of a session's last runs, the newest first, until
+# one of these limits is reached.
+RUNS_READ: Final = 50
+EVENTS_READ: Final = 50_000
+BYTES_READ: Final = 32 * 1024 * 1024
+READ_S: Final = 20.0
+
+
+def session_allowance() -> Allowance:
+    return Allowance(EVENTS_READ, BYTES_READ, READ_S)
 
 
 Take = Callable[[str, dict[str, Any]], None]

@@ -13,7 +13,7 @@ from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.base import ClientDialect
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.sse import Frame
-from penstock_edge.views.agui import CUT, AguiViews
+from penstock_edge.views.agui import CUT
 from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.framing import NAMED_SSE, Framing, Sse
 from penstock_edge.views.items import (
@@ -30,20 +30,6 @@ from penstock_edge.views.view import ReadFrom, RunEvents, RunFrames, View
 
 RAW_DIALECT: Final = "raw"
 DIALECTS: Final = (*CLIENT_DIALECTS, *PROFILES, RAW_DIALECT)
-
-
-@dataclass(frozen=True, slots=True)
-class RunViews:
-    """Makes the view of a whole run in any of `DIALECTS`."""
-
-    agui: AguiViews
-
-    def of_run(
-        self, run_id: str, dialect: str, framing: Framing, types: frozenset[str] | None = None
-    ) -> View:
-        if dialect in PROFILES:
-            return self.agui.of_run(run_id, dialect, framing)
-        return run_view(run_id, dialect, framing, types)
 
 
 def run_view(

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import AdkAgent, Config
+from penstock_edge.sources import read_run
 from penstock_edge.surfaces.adk import servers as adk_server
-from penstock_edge.surfaces.adk import session_store as adk_sessions
 from support.drive.clients import Client, MakeEdge
 from support.fakes.adk_server import AdkSessionsServer
 from support.fakes.pretend import PretendRun
@@ -348,7 +348,7 @@ async def test_other_methods_media_types_and_sizes_are_refused(
 async def test_of_a_session_that_is_too_long_the_last_runs_are_shown(
     edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adk_sessions, "EVENTS_READ", 12)
+    monkeypatch.setattr(read_run, "EVENTS_READ", 12)
     session_id = f"long-{uuid.uuid4()}"
     runs = []
     for number in range(4):

@@ -23,7 +23,7 @@ from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.locate import lifecycle_of
-from penstock_edge.sources.read_run import Allowance, read_run
+from penstock_edge.sources.read_run import RUNS_READ, Allowance, read_run, session_allowance
 from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import (
     CREATED_AT,
@@ -34,13 +34,6 @@ from penstock_edge.sources.sessions import (
     run_records,
 )
 from penstock_edge.views.items import type_of
-
-# The limits of the response that shows a session. ADK's API has no pages for a session. So only the
-# session's last runs are read, the newest first, until one of these limits is reached.
-RUNS_READ: Final = 50
-EVENTS_READ: Final = 50_000
-BYTES_READ: Final = 32 * 1024 * 1024
-READ_S: Final = 20.0
 
 _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
 
@@ -84,7 +77,7 @@ class SessionStore:
             raise Problem(404, "Session not found")
         shown = _shown(named, record, await run_records(self._bus, record.runs[-1:]))
         runs = await run_records(self._bus, record.runs[-RUNS_READ:])
-        allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
+        allowance = session_allowance()
         read: list[list[Any]] = []
         for run in reversed(runs):
             events = await self._events(run, allowance, turn)

@@ -34,7 +34,7 @@ from penstock.web.operation import (
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.records import run_of
-from penstock_edge.sources.read_run import Allowance, read_run
+from penstock_edge.sources.read_run import RUNS_READ, read_run, session_allowance
 from penstock_edge.sources.session_list import ListedSession, SortedBy
 from penstock_edge.sources.sessions import Session, create_session, records_of, run_records
 from penstock_edge.surfaces import parameters as by
@@ -58,12 +58,6 @@ SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 1000
 MAX_PAGE: Final = 1_000_000
-# The limits of one request, which reads the events of a session's last runs until one of these
-# limits is reached.
-RUNS_READ: Final = 50
-EVENTS_READ: Final = 50_000
-BYTES_READ: Final = 32 * 1024 * 1024
-READ_S: Final = 20.0
 
 Run = tuple[RunRecord, AgentConfig]
 
@@ -355,7 +349,7 @@ class Sessions:
         The runs are read from the newest run backwards, until a limit is reached. A run is left out
         if not all of its events could be read.
         """
-        allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
+        allowance = session_allowance()
         turn = self._edge.turns.for_caller(who)
         outputs: dict[str, dict[str, Any]] = {}
         for record, agent in reversed(runs[-RUNS_READ:]):
