@@ -84,6 +84,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_edge/surfaces/v1/events.py": EVERY,
     "penstock_normalizer/partitions": EVERY,
     "penstock_normalizer/recovery/abandoned_runs.py": ("%s, partition %d: the frames",),
+    "penstock_normalizer/prices/prices.py": EVERY,
     "penstock_normalizer/service.py": EVERY,
     "penstock_workflows/effects/listens.py": ("unused types are removed",),
     "penstock_workflows/registry.py": EVERY,

@@ -111,7 +111,10 @@ def agno(name: str, **fields: Any) -> Frame:
 TEXT = [agno(CHUNK), agno(CITED), agno("RunContentCompleted"), agno("RunCompleted")]
 BEFORE = [agno("RunStarted"), agno(CHUNK, content="")]
 TOOL = [agno("ToolCallStarted"), agno("ToolCallCompleted")]
-ENDS = ["llm.message_started", "llm.stream", "llm.message_completed", "lifecycle.completed"]
+ENDS = [
+    *("llm.message_started", "llm.stream", "llm.message_completed"),
+    *("llm.usage", "lifecycle.completed"),
+]
 # The frames of the paused tool after its confirmation. They are the examples' tool call, with the
 # id, name and arguments of the call in `RunPaused`.
 [PAUSED] = [tool for tool in AGNO["RunPaused"]["tools"] if tool["tool_call_id"] == ASKED]
