@@ -83,6 +83,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_edge/surfaces/adk/servers.py": EVERY,
     "penstock_edge/surfaces/v1/events.py": EVERY,
     "penstock_normalizer/partitions": EVERY,
+    "penstock_normalizer/prices": EVERY,  # the table of prices
     "penstock_normalizer/recovery/abandoned_runs.py": ("%s, partition %d: the frames",),
     "penstock_normalizer/prices/prices.py": EVERY,
     "penstock_normalizer/service.py": EVERY,
