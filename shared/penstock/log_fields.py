@@ -51,7 +51,6 @@ def bind(run_id: str | None) -> None:
 
 @contextmanager
 def within_run(run_id: str) -> Iterator[None]:
-    """Set the run of this task within the context."""
     token = _run.set(run_id)
     try:
         yield
@@ -61,19 +60,14 @@ def within_run(run_id: str) -> Iterator[None]:
 
 def run_of(subject: str) -> dict[str, str]:
     """Return the argument `extra` for a line about a subject, a pattern, a path or a key that
-    contains a run id.
-
-    The result is empty if the text has no run id.
-    """
+    contains a run id. The result is empty if the text has no run id."""
     found = _IN_SUBJECT.search(subject)
     return {"run_id": found[1]} if found is not None else {}
 
 
 def traced(run_id: str, traceparent: str | None) -> None:
-    """Remember the trace of a run.
-
-    `traceparent` is the W3C header; None if the trace is unknown.
-    """
+    """Remember the trace of a run. `traceparent` is the W3C header; None if the trace is
+    unknown."""
     if traceparent is not None:
         _keep(_traces, run_id, traceparent[3:35])
 
@@ -84,10 +78,8 @@ def approval_of(run_id: str, approval_id: str) -> None:
 
 
 def add_fields(_logger: Any, _method: str, line: EventDict) -> EventDict:
-    """Add the fields to a line of the standard library's logging.
-
-    This function is a processor of structlog.
-    """
+    """Add the fields to a line of the standard library's logging. This function is a processor of
+    structlog."""
     record: LogRecord = line["_record"]
     fields = _named(record.msg, line.pop("positional_args", ()))
     run_id = (
@@ -122,10 +114,8 @@ def _keep(kept: dict[str, str], key: str, value: str) -> None:
 
 
 def _named(template: object, values: object) -> dict[str, Any]:
-    """Return the fields of a line.
-
-    The words in the line's format say which of the line's values are fields.
-    """
+    """Return the fields of a line. The words in the line's format say which of the line's values
+    are fields."""
     if not isinstance(template, str) or not isinstance(values, tuple):
         return {}
     found = {field: values[at] for at, field in _places(template) if at < len(values)}
@@ -136,7 +126,7 @@ def _named(template: object, values: object) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _places(template: str) -> tuple[tuple[int, str], ...]:
-    """Return the index of each value that is a field, with the name of the field."""
+    """Return the index of each value that is a field, with the field's name."""
     conversions = [found for found in _CONVERSION.finditer(template) if found[2] != "%"]
     return tuple(
         (at, _FIELDS[found[1]]) for at, found in enumerate(conversions) if found[1] in _FIELDS

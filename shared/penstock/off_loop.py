@@ -21,11 +21,8 @@ SWITCH_S: Final = 0.001  # Python's own interval is 5 ms, for which each callbac
 
 
 class FairThread:
-    """A thread that runs one call at a time.
-
-    Each owner's calls run in their order. An owner with many calls delays another owner's call by
-    one call.
-    """
+    """A thread that runs one call at a time. Each owner's calls run in their order. An owner with
+    many calls delays another owner's call by one call."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(

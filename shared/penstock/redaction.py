@@ -150,12 +150,8 @@ def redacted(text: str, hosts: Sequence[str] = ()) -> str:
 
 
 def redacted_value(value: Any, hosts: Sequence[str] = (), levels: int = MAX_LEVELS) -> Any:
-    """Return a JSON value with all texts redacted.
-
-    If a key is the name of a secret, the key's value is redacted, too.
-
-    A value that is nested deeper than `levels` becomes `[redacted]`.
-    """
+    """Return a JSON value with all texts redacted. If a key is the name of a secret, the key's
+    value is redacted, too. A value that is nested deeper than `levels` becomes `[redacted]`."""
     if isinstance(value, str):
         return redacted(value, hosts)
     if not isinstance(value, dict | list):

@@ -54,10 +54,8 @@ class FrameTooLarge(ValueError):
 
 @dataclass(slots=True)
 class Frame:
-    """One complete event of the stream.
-
-    `data` has the contents of its data lines, in UTF-8 and joined by LF.
-    """
+    """One complete event of the stream. `data` has the contents of its data lines, in UTF-8 and
+    joined by LF."""
 
     data: bytes
     event: str | None = None
@@ -66,10 +64,8 @@ class Frame:
 
 
 class Parser:
-    """Parses bytes in any chunking into frames.
-
-    The parser discards a frame without a `data` line, as the specification demands.
-    """
+    """Parses bytes in any chunking into frames. The parser discards a frame without a `data` line,
+    as the specification demands."""
 
     __slots__ = (
         "_after_cr",
@@ -264,12 +260,8 @@ def at(id: str) -> bytes:
 
 
 def retry(ms: int) -> bytes:
-    """Return a frame with only a retry line.
-
-    The line sets how many milliseconds a client waits before it reconnects.
-
-    The client gets no event.
-    """
+    """Return a frame with only a retry line. The line sets how many milliseconds a client waits
+    before it reconnects. The client gets no event."""
     return b"retry: %d\n\n" % ms
 
 

@@ -66,11 +66,8 @@ _DATA: Final = frozenset(
 
 
 def refuse_answers(document: Any) -> None:
-    """Check the document of a surface that passes no fields to the agent server.
-
-    Raises:
-        NotAccepted: a field could answer a pause.
-    """
+    """Raise NotAccepted if a field could answer a pause, in the document of a surface that passes
+    no fields to the agent server."""
     if found := [Refusal(where, _ANSWER) for where in _answers(document, ANSWERS)]:
         raise NotAccepted(found)
 
@@ -120,20 +117,14 @@ def check_body(protocol: str, accepts: Sequence[str], body: bytes | str) -> None
 
 
 def accepted_session(accepts: Sequence[str], given: Mapping[str, Any]) -> JsonObject:
-    """Return the fields with which an ADK session may be created, besides the session's id.
-
-    Raises:
-        NotAccepted: a field may not be used to create a session.
-    """
+    """Return the fields with which an ADK session may be created, besides its id. Raises
+    NotAccepted."""
     return _accepted(_SESSION, _Setting("adk", frozenset(accepts)), given)
 
 
 def check_setting(protocol: str, accepts: Sequence[str]) -> None:
-    """Check an agent's setting `accepts`.
-
-    Raises:
-        ValueError: the setting allows an answer to a pause, or a field that Penstock sets itself.
-    """
+    """Raise ValueError if an agent's setting `accepts` allows an answer to a pause, or a field that
+    Penstock sets itself."""
     for name in accepts:
         first, _, rest = name.partition(".")
         parts = [first] if folded_name(first) in _DATA else [first, *rest.split(".")]
@@ -169,10 +160,8 @@ class _Setting:
     accepts: frozenset[str]
 
     def has(self, *path: str) -> bool:
-        """Return whether the setting accepts the field at `path`.
-
-        For ADK, the spelling of the field may be either of the two.
-        """
+        """Return whether the setting accepts the field at `path`. For ADK, the spelling of the
+        field may be either of the two."""
         names = {".".join(path)}
         if self.protocol == "adk":
             names |= {".".join((spelled, *path[1:])) for spelled in _spellings(path[0])}
@@ -187,10 +176,8 @@ def _anything(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
 
 
 def _empty_answers(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Allow an empty `resume`.
-
-    An empty `resume` answers nothing, and some clients always send one.
-    """
+    """Allow an empty `resume`. An empty `resume` answers nothing, and some clients always send
+    one."""
     if value:
         yield Refusal(where, _ANSWER)
 
@@ -280,13 +267,10 @@ _SHARED: Final = ("app:", "user:")
 
 
 def _state(name: str, *, own: bool) -> Check:
-    """Return the check for ADK's state.
+    """Return the check for ADK's state, which has keys of the session and shared keys (`_SHARED`).
 
-    The state has keys of the session and shared keys (`_SHARED`).
-
-    The check accepts keys of the session if `own` is true, or if `accepts` has `name`. The check
-    accepts a shared key if `accepts` names this key, or names all keys with this key's prefix (such
-    as `stateDelta.app:*`).
+    It accepts keys of the session if `own` is true, or if `accepts` has `name`; and a shared key if
+    `accepts` names it, or all keys with its prefix (such as `stateDelta.app:*`).
     """
 
     def check(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
@@ -319,7 +303,6 @@ class _Table:
     both_spellings: bool = False  # whether fields may be in snake_case as well as camelCase
 
     def check(self, name: str) -> Check | None:
-        """Return the check for a field; None for an unknown field."""
         return self.fields.get(_camel(name) if self.both_spellings else name)
 
 
@@ -428,7 +411,6 @@ def _answers(document: Any, names: frozenset[str], data: frozenset[str] = _DATA)
 
 
 def _spellings(name: str) -> set[str]:
-    """Return the name in camelCase and in snake_case."""
     return {_camel(name), re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()}
 
 

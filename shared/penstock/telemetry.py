@@ -38,12 +38,11 @@ class MeasuredGauge(Gauge):
     _is_set = False
 
     def set(self, value: float) -> None:
-        """Set the value."""
         super().set(value)
         self._is_set = True
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metric, which has no sample before the first `set`."""
+        """Return the metric, without a sample before the first `set`."""
         for metric in super().collect():
             if not self._is_set:
                 metric.samples = []
@@ -311,13 +310,12 @@ def name_agents(ids: Iterable[str]) -> None:
 
 
 def agent_label(id: str) -> str:
-    """Return the value of the label `agent` for this agent; `other` if the agent has no value of
-    its own."""
+    """Return the label's value for an agent; `other` if it has none of its own."""
     return id if id in _agent_labels else OTHER
 
 
 def model_label(name: str) -> str:
-    """Return the value of the label for a model; `other` for all models beyond the first ones."""
+    """Return the label's value for a model; `other` beyond the first ones."""
     name = name[:100]
     if name not in _model_labels:
         if len(_model_labels) >= MAX_MODEL_LABELS:
@@ -338,7 +336,6 @@ def count_runs_from_zero(outcomes: Iterable[str]) -> None:
 
 
 def name_process(agents: Iterable[str]) -> None:
-    """Set the metric that shows which version runs, and name the configured agents."""
     name_agents(agents)
     BUILD.labels(version("penstock"), platform.python_version()).set(1)
 

@@ -16,9 +16,7 @@ REPEATED_KEY: Final = "the key is there twice"
 
 def line_of(root: Node | None, path: Sequence[int | str]) -> int:
     """Return the line of the node at a path, or of the nearest node above it; 0 without nodes.
-
-    Lines count from 1.
-    """
+    Lines count from 1."""
     if root is None:
         return 0
     node = root
@@ -42,10 +40,8 @@ def _is_key(key: Node, step: int | str) -> bool:
 
 
 def repeated_keys(root: Node | None) -> Iterator[tuple[str, int]]:
-    """Yield each repeated key and its line.
-
-    The YAML parser itself would silently use the last value.
-    """
+    """Yield each repeated key and its line. The YAML parser itself would silently use the last
+    value."""
     nodes, seen = [root] if root is not None else [], set[int]()
     while nodes:
         node = nodes.pop()
@@ -67,10 +63,8 @@ def repeated_keys(root: Node | None) -> Iterator[tuple[str, int]]:
 def expanded(
     value: Any, variables: Mapping[str, str], unset: dict[Place, list[str]], place: Place = ()
 ) -> Any:
-    """Return the value with the variables in place of `${NAME}` in all its texts.
-
-    A text that names unset variables stays as it is, and `unset` gets its place with these names.
-    """
+    """Return the value with the variables in place of `${NAME}` in all its texts. A text that names
+    unset variables stays as it is, and `unset` gets its place with these names."""
     if isinstance(value, str):
         missing = [name for name in _VARIABLE.findall(value) if name not in variables]
         if missing:

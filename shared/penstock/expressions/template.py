@@ -99,10 +99,8 @@ class Template:
         return "".join(filled)
 
     def value(self, data: Mapping[str, Any], max_bytes: int = MAX_RESULT_BYTES) -> Any:
-        """Return the filled text; if the template is only a placeholder, return its value.
-
-        For example, `"{{ event.sequence }}"` gives a number, not a text. Raises as `fill` does.
-        """
+        """Return the filled text; if the template is only a placeholder, return its value. For
+        example, `"{{ event.sequence }}"` gives a number, not a text. Raises as `fill` does."""
         match self.parts:
             case (Path() as path,):
                 self.fill(data, max_bytes)  # raises an error if the value is too large

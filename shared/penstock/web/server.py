@@ -106,9 +106,7 @@ class BindRefused(Exception):
 
 def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
     """Raise BindRefused for an address that is not loopback if callers are not authenticated.
-
-    `asks` says whether callers are authenticated. With `insecure`, the operator allows it.
-    """
+    `asks` says whether callers are authenticated. With `insecure`, the operator allows it."""
     if is_loopback(host) or asks:
         return
     if insecure:

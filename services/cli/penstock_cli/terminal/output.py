@@ -99,11 +99,8 @@ class Output:
         print(clean(text), file=sys.stderr, flush=True)
 
     def ask(self, question: str) -> str | None:
-        """Return the person's answer; None at the end of the input.
-
-        Text that was typed before the question is discarded, because it cannot be meant as the
-        answer.
-        """
+        """Return the person's answer; None at the end of the input. Text that was typed before the
+        question is discarded, because it cannot be meant as the answer."""
         if sys.stdin.isatty():
             termios.tcflush(sys.stdin, termios.TCIFLUSH)
         try:

@@ -86,8 +86,8 @@ def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iter
 def misread(
     reads: Iterable[ReadPath], definition: Definition, kind: StepKind | None
 ) -> Iterator[str]:
-    """Yield an error text for each read of a field that cannot exist. `kind` is the kind of the
-    step that has the expression; None for the workflow's own `output`."""
+    """Yield an error text for each read of a field that cannot exist. `kind` is that of the
+    expression's step; None for the workflow's `output`."""
     for variable, *fields in sorted(reads):
         known: Collection[str] | None = None
         owner = variable

@@ -91,7 +91,6 @@ class Frames:
         return run.last_frame_position
 
     async def _make_writer(self, run: RunInMemory) -> None:
-        """Make the run's writer, and drop the frames that are written already."""
         if await self.find_last_frame(run) != BEFORE_FIRST_FRAME:
             return
         # RAW has no frame of the run. The run may have waited for longer than RAW keeps frames. Or

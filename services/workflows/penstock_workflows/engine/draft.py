@@ -40,7 +40,7 @@ class StepError(Exception):
 
 
 class RunStepsUsed(StepError):
-    """The decisions about the run have taken all steps that the run may take."""
+    """The decisions about the run have taken all its steps."""
 
     def __init__(self, what: str, expression: ValueExpression, run_steps: int) -> None:
         reason = f"the decisions about the run have taken {run_steps} steps, and may take no more"

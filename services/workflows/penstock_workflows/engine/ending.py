@@ -174,7 +174,7 @@ def stop_run(
 
 
 def end_stopped(draft: Draft, *, now: bool = False) -> None:
-    """End a stopped run if all its children have ended; with `now`, do not wait for them."""
+    """End a stopped run whose children have ended; with `now`, do not wait for them."""
     state = draft.state
     stop = state.stop
     if stop is None or state.end is not None or (state.abandoned_children and not now):

@@ -72,11 +72,8 @@ class Grant:
         return EVERYBODY in self.users or user_id in self.users
 
     def check_run(self, run_id: str, session_id: str) -> None:
-        """Check that the token may follow all events of this run.
-
-        Raises Problem 404 for a run that it may not follow, 403 if it may follow only some
-        subjects.
-        """
+        """Check that the token may follow all events of this run. Raises Problem 404 for a run that
+        it may not follow, 403 if it may follow only some subjects."""
         foreign = (self.runs and run_id not in self.runs) or (
             self.sessions and session_id not in self.sessions
         )
