@@ -78,7 +78,9 @@ class Careless:
         return self._ran(request)
 
     @serves(
-        operation(path="/refused", scopes=(), public=True, errors=DETAIL, given={"kind": "cats"}),
+        operation(
+            path="/refused", scopes=(), public=True, errors=DETAIL, constants={"kind": "cats"}
+        ),
     )
     async def refused(self, request: Request) -> Response:
         raise Problem(418, request.path_params["kind"])

@@ -87,7 +87,7 @@ class Operation:
     websocket: bool = False  # Whether the operation is a WebSocket; OpenAPI shows it as a GET.
     # Maps names of parameters that `path` does not contain to their values. The handler gets these
     # as path parameters.
-    given: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
     published: bool = True  # whether the OpenAPI document contains the operation
 
     def __post_init__(self) -> None:

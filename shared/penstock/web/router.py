@@ -193,7 +193,7 @@ class Router:
             if route is None or operation is None:
                 await self._not_served(path, scope, receive, send)
                 return
-            scope["path_params"] = {**values, **operation.given} if operation.given else values
+            scope["path_params"] = {**values, **operation.constants}
             try:
                 if spans.is_on() and operation.method not in SAFE_METHODS:
                     requests.begin(requests.header_of(scope["headers"]))

@@ -360,7 +360,7 @@ def _show_dry_run(output: Output, found: Record) -> None:
     if output.as_json:
         output.json_line(found)
         return
-    counts = ", ".join(f"{count} {why}" for why, count in found["counts"].items() if count)
+    counts = ", ".join(f"{count} {result}" for result, count in found["counts"].items() if count)
     more = "" if found["complete"] else "; there are more events than these"
     output.text(f"{found['looked_at']} events: {counts or 'none'}{more}")
     rows = [

@@ -130,8 +130,8 @@ def _show(output: Output, current: Mapping[str, Any]) -> None:
     who = f", stored by {current['by']} at {current['at']}" if current.get("by") else ""
     output.pieces([(f"# {current['source']}, {current['digest']}{who}\n", "dim")])
     output.pieces([(yaml.safe_dump(current["policy"], sort_keys=False, allow_unicode=True), "")])
-    for source, why in current.get("refused", {}).items():
-        output.notice(f"a newer policy ({source}) is refused: {why}")
+    for source, reason in current.get("refused", {}).items():
+        output.notice(f"a newer policy ({source}) is refused: {reason}")
 
 
 def _explain(output: Output, name: str, ruling: Ruling, differences: list[str]) -> None:

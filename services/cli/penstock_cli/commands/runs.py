@@ -205,11 +205,11 @@ def run(
     return follower.follow(run_id)
 
 
-def answer_of(given: bool | None, output: Output) -> Answer | None:
-    """Return the function that answers approvals. The function gives the answer `given` to all
+def answer_of(approved: bool | None, output: Output) -> Answer | None:
+    """Return the function that answers approvals. The function gives the same answer to all
     approvals, or asks the person at the terminal. Return None if nobody can be asked."""
-    if given is not None:
-        return partial(approvals.decided, decision="approve" if given else "reject")
+    if approved is not None:
+        return partial(approvals.decided, decision="approve" if approved else "reject")
     return partial(approvals.ask, output) if output.is_interactive else None
 
 

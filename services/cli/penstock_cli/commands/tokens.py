@@ -109,8 +109,8 @@ def _row(token: Record) -> tuple[object, ...]:
 
 
 def _limits(token: Record) -> str:
-    given = {name: token[name] for name in _LIMITS if token[name]}
+    limits = {name: token[name] for name in _LIMITS if token[name]}
     return " ".join(
         f"{name}={each if isinstance(each, str) else ','.join(map(render.short, each))}"
-        for name, each in given.items()
+        for name, each in limits.items()
     )

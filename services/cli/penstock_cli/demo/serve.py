@@ -20,10 +20,12 @@ def main() -> None:
     parser.add_argument("--fd", type=int)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
-    given = parser.parse_args()
-    app = importlib.import_module(given.app).app
-    config = uvicorn.Config(app, host=given.host, port=given.port, timeout_graceful_shutdown=2)
-    sockets = [socket.socket(fileno=given.fd)] if given.fd is not None else None
+    arguments = parser.parse_args()
+    app = importlib.import_module(arguments.app).app
+    config = uvicorn.Config(
+        app, host=arguments.host, port=arguments.port, timeout_graceful_shutdown=2
+    )
+    sockets = [socket.socket(fileno=arguments.fd)] if arguments.fd is not None else None
     uvicorn.Server(config).run(sockets)
 
 

@@ -264,12 +264,12 @@ def write_private(file: Path, text: str) -> None:
 def password(file: Path) -> str:
     """Return the password in the file; make a missing one."""
     try:
-        kept = file.read_text().strip()
+        stored = file.read_text().strip()
     except FileNotFoundError:
-        kept = ""
-    if kept:
+        stored = ""
+    if stored:
         file.chmod(0o600)
-        return kept
+        return stored
     made = secrets.token_urlsafe(_PASSWORD_BYTES)
     write_private(file, f"{made}\n")
     return made

@@ -280,7 +280,7 @@ _DIAGNOSIS = '{"topologyId": 123, "userMessage": "Analyze system state and healt
 
 
 def _settings(options: Options) -> Settings:
-    given: dict[str, Any] = {
+    options_set: dict[str, Any] = {
         "config": options.config,
         "host": options.host,
         "port": options.port,
@@ -288,7 +288,7 @@ def _settings(options: Options) -> Settings:
         "nats_url": options.nats,
         "nats_wait_s": 0.0,  # do not wait for NATS, because a person waits for the result
     }
-    return Settings(**{name: value for name, value in given.items() if value is not None})
+    return Settings(**{name: value for name, value in options_set.items() if value is not None})
 
 
 def _agents(options: Options, settings: Settings) -> list[AgentConfig]:

@@ -166,13 +166,13 @@ class Api:
         succeeds within two minutes.
         """
         path = path_of("runs", run_id, "events")
-        given = {"dialect": dialect} | ({"include": "children"} if children else {})
+        query = {"dialect": dialect} | ({"include": "children"} if children else {})
         cursor = after
         patience = _RetryLimit(self.url, self._notice, GIVE_UP_S)
         while True:
             any_frame = False
             try:
-                for frame in self._connection(path, given, cursor, patience):
+                for frame in self._connection(path, query, cursor, patience):
                     cursor, any_frame = frame.id or cursor, True
                     yield frame
             except _Finished:
@@ -275,12 +275,12 @@ class Api:
         kind = {"Accept": "application/json"}
         if yaml is not None:
             kind["Content-Type"] = "application/yaml"
-        given = {k: str(v) for k, v in (params or {}).items() if v is not None}
+        query = {k: str(v) for k, v in (params or {}).items() if v is not None}
         patience = _RetryLimit(self.url, self._notice, CALL_GIVE_UP_S)
         while True:
             try:
                 response = self._http.request(
-                    method, path, params=given, json=body, content=yaml, headers=kind
+                    method, path, params=query, json=body, content=yaml, headers=kind
                 )
             except (httpx.ConnectError, httpx.TimeoutException) as error:
                 raise self._unreachable(error) from error
@@ -347,16 +347,16 @@ class _RetryLimit:
         self.untried = False
         self._failures = 0
 
-    def spend(self, why: str) -> None:
+    def spend(self, failure: str) -> None:
         """Report a failure and wait before the next try. Raises Unreachable after `give_up_s`."""
         self.untried = False
         if not self._failures:
             self._since = time.monotonic()
         elif time.monotonic() - self._since > self._give_up_s:
-            raise Unreachable(f"{self._url} does not answer since {self._give_up_s:g} s: {why}")
+            raise Unreachable(f"{self._url} does not answer since {self._give_up_s:g} s: {failure}")
         pause_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
         self._failures += 1
-        self._notice(f"connection lost ({why}); trying again in {pause_s:g} s")
+        self._notice(f"connection lost ({failure}); trying again in {pause_s:g} s")
         time.sleep(pause_s)
 
 

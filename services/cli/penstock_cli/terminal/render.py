@@ -63,7 +63,7 @@ class _Text:
     run: str | None  # the id of a step's or worker's run; None for the followed run itself
     who: str | None
     style: str
-    held: str = ""
+    unshown: str = ""
 
 
 class View:
@@ -77,7 +77,7 @@ class View:
     def __init__(self) -> None:
         self._open: _Text | None = None  # The text whose line has not ended yet.
         # Texts that wait until the open line ends, by their keys.
-        self._held: dict[str, _Text] = {}
+        self._waiting: dict[str, _Text] = {}
         self._steps: dict[str, str] = {}  # The first step in which an agent spoke, by its name.
         self._shown: set[object] = set()  # Ids of messages whose text was shown.
         self._has_spoken = False  # Whether a text of the followed run itself was shown.
@@ -102,7 +102,7 @@ class View:
             case "llm.reasoning":
                 key = f"{name} {run} {data.get('reasoning_id')}"
                 return self._text(_Text(key, run, who, _THOUGHT), data["thought"])
-            case "llm.message_completed" if self._open and self._open.run == run and self._held:
+            case "llm.message_completed" if self._open and self._open.run == run and self._waiting:
                 return self._released()
             case "lifecycle.completed" if self._needs_summary(data.get("summary")):
                 summary = self._text(_Text(name, None, None, ""), data["summary"])
@@ -135,7 +135,7 @@ class View:
             return []
         opened = self._open
         if opened is not None and text.run and opened.run and opened.run != text.run:
-            self._held.setdefault(text.key, text).held += more
+            self._waiting.setdefault(text.key, text).unshown += more
             return []
         if opened is not None and opened.key == text.key:
             self._latest += more
@@ -152,10 +152,10 @@ class View:
         """Return the pieces of all held texts, each on a line of its own. The last line stays
         open."""
         pieces: list[Piece] = []
-        for text in self._held.values():
-            pieces += [("\n", ""), *self._begin(text, text.held)]
-            text.held = ""
-        self._held.clear()
+        for text in self._waiting.values():
+            pieces += [("\n", ""), *self._begin(text, text.unshown)]
+            text.unshown = ""
+        self._waiting.clear()
         return pieces
 
     def _line(self, piece: Piece | None, who: str | None) -> list[Piece]:

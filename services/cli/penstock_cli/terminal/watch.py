@@ -227,10 +227,10 @@ class Watch:
         more = ", [i]tem by item" * (len(items) > 1)
         more += ", [e]dit" * any(item.get("editable") for item in items)
         question = f"\n[a]pprove, [r]eject, [s]kip{more}, [q]uit; then a note if you like: "
-        given = self._output.ask(question)
-        if given is None:
+        answer = self._output.ask(question)
+        if answer is None:
             return Step.QUIT  # the person has ended the input
-        letter, note = parse_answer(given)
+        letter, note = parse_answer(answer)
         match letter:
             case "a":
                 decided = self._approved(approval, edits)
@@ -272,9 +272,9 @@ class Watch:
                 continue
             self._output.pieces([(f"{render.item(item)}\n", "bold")])
             args = dict(edits.get(item["item_id"], item.get("args") or {}))
-            while given := self._output.ask("NAME=VALUE, JSON or text (empty: done) "):
+            while answer := self._output.ask("NAME=VALUE, JSON or text (empty: done) "):
                 try:
-                    args |= [approvals.parse_value_of(given)]
+                    args |= [approvals.parse_value_of(answer)]
                 except ValueError as error:
                     self._output.notice(str(error))
             if args != (item.get("args") or {}):

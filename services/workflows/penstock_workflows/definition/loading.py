@@ -86,23 +86,16 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 def _problem(error: Any) -> Problem:
     path: Path = tuple(each for each in error["loc"] if each != "[key]")
-    type_, given = error["type"], error["input"]
+    type_, value = error["type"], error["input"]
     if type_ == "extra_forbidden":
         name = str(path[-1])
         guess = did_you_mean(name, fields_at(Definition, path[:-1]))
         return Problem(path, f"there is no field {name[:64]!r}{guess}", is_key=True)
     reason = "must not be empty" if type_ == "string_too_short" else reason_of(error)
-    if type_ == "string_type" and isinstance(given, bool | int | float):
-        reason = f'must be a text: write "{_json(given)}" in quotes'
+    if type_ == "string_type" and isinstance(value, bool | int | float):
+        reason = f'must be a text: write "{orjson.dumps(value).decode()}" in quotes'
     if type_ == "string_pattern_mismatch":
         pattern = error["ctx"]["pattern"]
-        reason = f"{_shown(given)} is not allowed: {PATTERNS.get(pattern, pattern)}"
+        shown = value if len(value) <= 64 else f"{value[:64]}…"
+        reason = f"{shown!r} is not allowed: {PATTERNS.get(pattern, pattern)}"
     return Problem(path, reason, is_key="[key]" in error["loc"])
-
-
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= 64 else f"{value[:64]}…")
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()

@@ -22,7 +22,7 @@ from penstock_workflows.engine.plan import Plan
 from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import Json, JsonObject, Record
 from penstock_workflows.engine.state import Key, State, fold
-from penstock_workflows.engine.values import Stored, kept
+from penstock_workflows.engine.values import Stored, divided
 
 
 class SliceUsed(Exception):
@@ -116,7 +116,7 @@ class Draft:
         A large output is added to `stored`, and the result is None, its reference, and 0. Raises
         NotStorable.
         """
-        inline, ref, size, stored = kept(output, self.state.inline_bytes)
+        inline, ref, size, stored = divided(output, self.state.inline_bytes)
         self.output_bytes += size if stored is None else len(stored.payload)
         if stored is not None:
             self.stored.append(stored)

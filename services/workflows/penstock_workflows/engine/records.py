@@ -284,28 +284,28 @@ _NAMES: Final = {cls: name for name, cls in _TYPES.items()}
 
 def as_json(record: Record) -> JsonObject:
     """Return the record as JSON, without the fields that are None."""
-    given: JsonObject = {"record": _NAMES[type(record)]}
+    members: JsonObject = {"record": _NAMES[type(record)]}
     for name in _FIELDS[type(record)]:
         value = getattr(record, name)
         if value is not None:
-            given[name] = value
-    return given
+            members[name] = value
+    return members
 
 
-def from_json(given: Mapping[str, Any]) -> Record:
+def from_json(members: Mapping[str, Any]) -> Record:
     """Return the record of a JSON object. Unknown fields are ignored.
 
     Raises:
         UnknownRecord: the record has an unknown type or lacks a field.
     """
-    cls = _TYPES.get(str(given.get("record")))
+    cls = _TYPES.get(str(members.get("record")))
     if cls is None:
         raise UnknownRecord(
-            f"the journal has a record of the unknown type {given.get('record')!r}; "
+            f"the journal has a record of the unknown type {members.get('record')!r}; "
             "a newer version of Penstock may have written it"
         )
     try:
-        record: Record = cls(**{name: given[name] for name in _FIELDS[cls] if name in given})
+        record: Record = cls(**{name: members[name] for name in _FIELDS[cls] if name in members})
     except TypeError as error:
         raise UnknownRecord(f"a record of the journal cannot be read: {error}") from None
     return record
@@ -318,8 +318,8 @@ def encode(records: Sequence[Record]) -> bytes:
 
 def decode(payload: bytes) -> list[Record]:
     """Return the records of one message of the journal. Raises UnknownRecord."""
-    given = orjson.loads(payload)
-    if not isinstance(given, dict) or given.get("v") != VERSION:
+    members = orjson.loads(payload)
+    if not isinstance(members, dict) or members.get("v") != VERSION:
         raise UnknownRecord("a message of the journal has another version than 1")
-    listed: Iterable[Mapping[str, Any]] = given["records"]
+    listed: Iterable[Mapping[str, Any]] = members["records"]
     return [from_json(each) for each in listed]

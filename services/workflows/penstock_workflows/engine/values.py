@@ -47,7 +47,7 @@ def reference(payload: bytes) -> JsonObject:
     return {"digest": digest, "size": len(payload)}
 
 
-def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, Stored | None]:
+def divided(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, Stored | None]:
     """Return what a record has of an output, and what the service stores besides.
 
     For a small output: the output itself, None, its size in bytes, and None. For a large output:

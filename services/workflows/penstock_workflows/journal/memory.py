@@ -138,23 +138,23 @@ class Values:
 
     def __init__(self, journals: Journals) -> None:
         self._journals = journals
-        self._kept: OrderedDict[str, tuple[Json, int]] = OrderedDict()
+        self._values: OrderedDict[str, tuple[Json, int]] = OrderedDict()
         self._bytes = 0
 
     async def load(self, run_id: str, digests: Iterable[str], into: dict[str, Json]) -> None:
         for digest in digests:
-            kept = self._kept.get(digest)
-            if kept is None:
+            found = self._values.get(digest)
+            if found is None:
                 payload = await self._journals.value(run_id, digest)
-                kept = orjson.loads(payload), len(payload)
-                self._keep(digest, *kept)
-            into[digest] = kept[0]
+                found = orjson.loads(payload), len(payload)
+                self._keep(digest, *found)
+            into[digest] = found[0]
 
     def _keep(self, digest: str, value: Json, size_bytes: int) -> None:
-        self._kept[digest] = value, size_bytes
+        self._values[digest] = value, size_bytes
         self._bytes += size_bytes
         while self._bytes > MAX_KEPT_BYTES:
-            _, (_, dropped) = self._kept.popitem(last=False)
+            _, (_, dropped) = self._values.popitem(last=False)
             self._bytes -= dropped
 
     async def with_values(self, run_id: str, call: Callable[[dict[str, Json]], Awaitable[T]]) -> T:

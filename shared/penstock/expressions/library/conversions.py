@@ -59,7 +59,7 @@ def to_integer(budget: Budget, value: Any) -> int:
             return int(in_range(int(value)))
         case datetime():
             return math.floor(value.timestamp())
-    raise ExpressionError(f"int() cannot convert {_given(value)}")
+    raise ExpressionError(f"int() cannot convert {_named(value)}")
 
 
 def to_double(budget: Budget, value: Any) -> float:
@@ -68,7 +68,7 @@ def to_double(budget: Budget, value: Any) -> float:
             return float(value)
         case str() if len(value) <= 64 and _NUMBER.fullmatch(value):
             return float(value)
-    raise ExpressionError(f"double() cannot convert {_given(value)}")
+    raise ExpressionError(f"double() cannot convert {_named(value)}")
 
 
 def to_boolean(budget: Budget, value: Any) -> bool:
@@ -79,7 +79,7 @@ def to_boolean(budget: Budget, value: Any) -> bool:
             return True
         case "false" | "False" | "FALSE" | "f" | "0":
             return False
-    raise ExpressionError(f"bool() cannot convert {_given(value)}")
+    raise ExpressionError(f"bool() cannot convert {_named(value)}")
 
 
 def to_time(budget: Budget, value: Any) -> datetime:
@@ -94,7 +94,7 @@ def to_time(budget: Budget, value: Any) -> datetime:
                 return datetime.fromisoformat(value).astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         pass
-    raise ExpressionError(f"timestamp() cannot convert {_given(value)}")
+    raise ExpressionError(f"timestamp() cannot convert {_named(value)}")
 
 
 def to_duration(budget: Budget, value: Any) -> timedelta:
@@ -108,10 +108,10 @@ def to_duration(budget: Budget, value: Any) -> timedelta:
                 return timedelta(seconds=-seconds if value[0] == "-" else seconds)
     except OverflowError:
         pass
-    raise ExpressionError(f"duration() cannot convert {_given(value)}")
+    raise ExpressionError(f"duration() cannot convert {_named(value)}")
 
 
-def _given(value: Any) -> str:
+def _named(value: Any) -> str:
     return f'"{value[:60]}"' if isinstance(value, str) else kind_of(value)
 
 
@@ -134,30 +134,30 @@ def plain_json(value: Any, max_bytes: int, budget: Budget | None = None) -> Any:
             This check stops at the limit, however large the value is.
         TooMuch: the value has more parts than `budget` has steps.
     """
-    left = max_bytes
+    room = max_bytes
 
     def plain(value: Any) -> Any:
-        nonlocal left
+        nonlocal room
         if budget is not None:
             budget.take()
         found = value
         match value:
             case str():
-                left -= len(value)
+                room -= len(value)
             case float() if not math.isfinite(value):
                 raise ExpressionError(f"the value {value} is no JSON")
             case datetime():
                 found = time_text(value)
             case timedelta():
                 found = to_text(Budget(), value)
-        left -= 2
-        if left < 0:
+        room -= 2
+        if room < 0:
             raise ExpressionError(f"the value is larger than {max_bytes} bytes")
         match value:
             case list():
                 found = [plain(each) for each in value]
             case dict():
-                left -= sum(map(len, value))
+                room -= sum(map(len, value))
                 found = {name: plain(each) for name, each in value.items()}
         return found
 

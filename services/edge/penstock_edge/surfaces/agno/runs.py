@@ -67,7 +67,7 @@ def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
             summary=summary.format(kind=kind),
             tag="agno",
             errors=DETAIL,
-            given={"kind": kind},
+            constants={"kind": kind},
             **declared,
         )
         for kind in KINDS
