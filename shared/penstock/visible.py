@@ -1,4 +1,4 @@
-"""Shows text of strangers so that nothing in it is hidden. Pure.
+"""Shows texts and values of strangers so that nothing in them is hidden. Pure.
 
 The page of a one-time link and the terminal show what a person decides about. A character that
 cannot be seen, or that changes the reading order, could hide what is asked.
@@ -6,10 +6,11 @@ cannot be seen, or that changes the reading order, could hide what is asked.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 # The categories of characters that are invisible or change the order of visible characters:
 # control, format, unassigned and private characters, surrogates, and separators of lines and
@@ -23,6 +24,22 @@ _IGNORABLE: Final = frozenset(
     + "".join(map(chr, range(0xE0100, 0xE01F0)))
 )
 _PLAIN: Final = re.compile(r"[ -~]*")
+MAX_DEPTH: Final = 30  # Values that are nested more deeply are written as JSON.
+
+
+class TooLarge(ValueError):
+    """The error for a value that is too large to be shown completely.
+
+    A person must then not decide about it.
+    """
+
+
+class Member(NamedTuple):
+    """A member of a JSON value. Its `text` is None if its own members follow."""
+
+    depth: int
+    name: str
+    text: str | None
 
 
 def visible(text: str, show: Callable[[str], str] = str, mark: Callable[[str], str] = str) -> str:
@@ -45,3 +62,28 @@ def _is_unseen(character: str) -> bool:
     if " " <= character <= "~":
         return False
     return unicodedata.category(character) in _UNSEEN or character in _IGNORABLE
+
+
+def members(value: Any, depth: int = 0) -> Iterator[Member]:
+    """Yield the members of an object or a list, sorted by name, each before its own members.
+
+    The names and texts may have characters that cannot be seen. Raises TooLarge.
+    """
+    named = sorted(value.items()) if isinstance(value, dict) else enumerate(value)
+    for key, each in named:
+        name = key if isinstance(key, str) else f"[{key}]"
+        if isinstance(each, dict | list) and each and depth < MAX_DEPTH:
+            yield Member(depth, name, None)
+            yield from members(each, depth + 1)
+        else:
+            yield Member(depth, name, text_of(each))
+
+
+def text_of(value: Any) -> str:
+    """Return a value as JSON; a text as it is, in quotes. Raises TooLarge."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    try:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    except RecursionError:
+        raise TooLarge from None

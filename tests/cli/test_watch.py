@@ -19,8 +19,8 @@ import pytest
 
 from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
-from penstock.visible import visible
-from penstock_cli.terminal.watch import TooLarge, described, lines, parse_answer
+from penstock.visible import TooLarge, visible
+from penstock_cli.terminal.watch import described, lines, parse_answer
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline
 from support.drive.waiting import eventually

@@ -20,7 +20,7 @@ from penstock.settings import Settings
 from penstock.tracing import requests
 from penstock.web.operation import operations_of
 from penstock_approvals.api.approvals import Api
-from penstock_approvals.api.links import LinkMaking, LinkPages
+from penstock_approvals.api.links import LinkRoutes
 from penstock_approvals.api.policy import PolicyApi
 from penstock_approvals.api.requests import Requests
 from penstock_approvals.audit.anchors import Anchors, AuditLosses
@@ -51,7 +51,7 @@ class ApprovalsService(Service):
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
-    operations = operations_of(Api, LinkPages, LinkMaking, PolicyApi)
+    operations = operations_of(Api, LinkRoutes, PolicyApi)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -77,8 +77,7 @@ class ApprovalsService(Service):
         self._requests = Requests(self.bus, self._approvals, self._take_vote, url)
         self.routes = routes_on_bus(
             Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote),
-            LinkPages(self.bus, self._approvals, self._take_vote),
-            LinkMaking(self.bus, self._approvals, url),
+            LinkRoutes(self.bus, self._approvals, self._take_vote, url),
             PolicyApi(self._policies),
             statuses={UnreadableRecord: 500},
         )

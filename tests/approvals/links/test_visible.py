@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_approvals.links.html import LONG, MAX_CHARS, TooLarge, tree, visible
+from penstock.visible import TooLarge
+from penstock_approvals.links.page import LONG, MAX_CHARS, tree, visible
 
 
 def read_back(shown: str) -> str:

@@ -39,7 +39,6 @@ from penstock_approvals.links.store import (
     Links,
     State,
     state_of,
-    url_of,
 )
 
 log = logging.getLogger(__name__)
@@ -90,14 +89,20 @@ _LINK: Final = an_object(id=TEXT, url=TEXT, expires_at=TEXT)
 _LINK["properties"] |= {"user": NULLABLE, "role": NULLABLE}
 
 
-class LinkPages:
-    """The page of a link. A GET never decides: a mail scanner that opens the link cannot decide."""
+class LinkRoutes:
+    """The page of a link, and the handlers of administrators, who make and revoke links.
 
-    def __init__(self, bus: Bus, approvals: Approvals, take_vote: TakeVote) -> None:
+    A GET never decides, so a mail scanner that opens the link cannot decide. People reach the
+    service at `public_url`; without it, links are paths.
+    """
+
+    def __init__(
+        self, bus: Bus, approvals: Approvals, take_vote: TakeVote, public_url: str | None
+    ) -> None:
         self._bus = bus
         self._approvals = approvals
         self._take_vote = take_vote
-        self._links = Links(bus)
+        self._links = Links(bus, public_url)
 
     @serves(
         _page(
@@ -156,40 +161,6 @@ class LinkPages:
         after = await self._view(link, problem=reply.detail, refused=sent)
         return _html(after, reply.status)
 
-    async def _link(self, request: Request) -> LinkRecord:
-        link = await self._links.find(request.path_params["secret"])
-        if link is None:
-            raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
-        return link
-
-    async def _view(
-        self, link: LinkRecord, problem: str | None = None, refused: form.Form | None = None
-    ) -> View:
-        record = await self._approvals.records.get(link.approval_id)
-        state = state_of(link, record, self._bus.clock.now())
-        is_open = state is State.OPEN and record is not None
-        lines = await last_lines(self._bus, record.run_id) if is_open and record else ()
-        return View(link, state, record, lines, problem, refused.fields() if refused else None)
-
-    async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
-        try:
-            await self._links.note_use(link, sent.decision)
-        except BusError as error:
-            # The vote is counted, so the link cannot be used again, although its use is not
-            # recorded. The page then says that the approval was decided, or that the person has
-            # voted, but not that this link was used.
-            log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
-
-
-class LinkMaking:
-    """The handlers that make and revoke links, for administrators."""
-
-    def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
-        """Take the address at which people reach this service; without it, links are paths."""
-        self._links = Links(bus)
-        self._approvals = approvals
-        self._public_url = public_url
-
     @serves(
         Operation(
             method="POST",
@@ -209,12 +180,12 @@ class LinkMaking:
         body = await read_model(request, LinkRequestBody, MAX_FORM_BYTES)
         maker = decider_of(identity_of(request), "api")
         try:
-            secret, link = await self._links.make(maker, record, **body.model_dump())
+            url, link = await self._links.make(maker, record, **body.model_dump())
         except LinkRefused as refused:
             raise Problem(refused.status, str(refused)) from refused
         shown = {
             "id": link.id,
-            "url": url_of(self._public_url, secret),
+            "url": url,
             "expires_at": time_text(link.expires_at),
             "user": link.user,
             "role": link.role,
@@ -240,6 +211,30 @@ class LinkMaking:
         if not await self._links.revoke(record.approval_id, link_id):
             raise Problem(404, "there is no such link")
         return Response(status_code=204)
+
+    async def _link(self, request: Request) -> LinkRecord:
+        link = await self._links.find(request.path_params["secret"])
+        if link is None:
+            raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
+        return link
+
+    async def _view(
+        self, link: LinkRecord, problem: str | None = None, refused: form.Form | None = None
+    ) -> View:
+        record = await self._approvals.records.get(link.approval_id)
+        state = state_of(link, record, self._bus.clock.now())
+        is_open = state is State.OPEN and record is not None
+        lines = await last_lines(self._bus, record.run_id) if is_open and record else ()
+        return View(link, state, record, lines, problem, refused.fields() if refused else None)
+
+    async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
+        try:
+            await self._links.note_use(link, sent.decision)
+        except BusError as error:
+            # The vote is counted, so the link cannot be used again, although its use is not
+            # recorded. The page then says that the approval was decided, or that the person has
+            # voted, but not that this link was used.
+            log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
 
 
 async def _form(request: Request) -> form.Form:

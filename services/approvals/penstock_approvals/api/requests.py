@@ -13,7 +13,7 @@ from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.web.answers import time_text
 from penstock_approvals.api.common import TakeVote
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.links.store import LinkRefused, Links, url_of
+from penstock_approvals.links.store import LinkRefused, Links
 from penstock_approvals.store.hiding import as_shown
 from penstock_approvals.store.records import UnreadableRecord
 
@@ -33,8 +33,7 @@ class Requests:
         self._bus = bus
         self._approvals = approvals
         self._take_vote = take_vote
-        self._links = Links(bus)
-        self._public_url = public_url
+        self._links = Links(bus, public_url)
 
     async def on_vote(self, msg: Msg) -> None:
         await self._answer(msg, self._vote, DecideReply)
@@ -79,16 +78,7 @@ class Requests:
         record = await self._approvals.shown_to(request.maker.name, approval_id, lambda _: True)
         if record is None:
             raise LinkRefused(404, f"there is no approval {approval_id}")
-        secret, link = await self._links.make(
-            request.maker,
-            record,
-            user=request.user,
-            role=request.role,
-            lifetime_s=request.lifetime_s,
-        )
-        return LinkReply(
-            status=201,
-            id=link.id,
-            url=url_of(self._public_url, secret),
-            expires_at=time_text(link.expires_at),
-        )
+        whom = request.model_dump(include={"user", "role", "lifetime_s"})
+        url, link = await self._links.make(request.maker, record, **whom)
+        expires_at = time_text(link.expires_at)
+        return LinkReply(status=201, id=link.id, url=url, expires_at=expires_at)

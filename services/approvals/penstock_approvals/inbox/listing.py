@@ -63,7 +63,7 @@ _CONDITIONS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class ListPosition:
     """The place of an approval in the list, from which the next page continues.
 
@@ -86,6 +86,9 @@ class ListPosition:
     def parse(cls, text: str) -> ListPosition:
         """Return the place that a cursor contains. Raises Problem 422."""
         return cls(*cursor_parts(text, int, bool, int, int, int))
+
+
+Place = tuple[ListPosition, str]  # the place of an approval, and its key
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,35 +229,34 @@ class ApprovalRows(IndexRows):
         [(count, age)] = self.rows(f"SELECT count(*), max(age) FROM approvals WHERE {_PENDING}")
         return count, None if age is None else -age
 
-    def urgent(
-        self, selection: Selection, after: ListPosition, limit: int
-    ) -> list[tuple[int, int, int, str]]:
-        """Return approvals that were urgent at `after.last_urgency_end_ns`, as (deadline, age, tie,
-        key)."""
+    def urgent(self, selection: Selection, after: ListPosition, limit: int) -> list[Place]:
+        """Return approvals that were urgent at `after.last_urgency_end_ns`."""
         view, conditions = selection.view, selection.conditions.values()
         values = _values(selection, after, limit)
         place = "(deadline, age, tie) > (:deadline, :age, :tie)"
         queries = [(view.urgent, ["urgent"])]
         if "status" not in selection.wanted:
             queries.append((view.ended, ["closed", "closed > :since"]))
-        found: list[tuple[int, int, int, str]] = []
+        found: list[Place] = []
         for index, of_index in queries:
             where = " AND ".join([*of_index, place, *conditions])
-            found += self.rows(
+            rows = self.rows(
                 f"SELECT deadline, age, tie, key FROM approvals INDEXED BY {index}"
                 f" WHERE {where} ORDER BY 1, 2, 3 LIMIT :limit",
                 values,
             )
+            for deadline, age, tie, key in rows:
+                found.append((replace(after, deadline=deadline, age=age, tie=tie), key))
         return found
 
     def others(
         self, selection: Selection, after: ListPosition, limit: int
-    ) -> tuple[list[tuple[int, int, str]], ListPosition | None]:
+    ) -> tuple[list[Place], ListPosition | None]:
         """Search a part of the approvals that were not urgent at `after.last_urgency_end_ns`, the
         newest first.
 
-        Returns the approvals that the selection has, as (age, tie, key), and the place from which
-        to continue; None if there are no more approvals.
+        Returns the approvals that the selection has, and the place from which to continue; None if
+        there are no more approvals.
         """
         view, conditions = selection.view, selection.conditions
         values = _values(selection, after, limit)
@@ -273,14 +275,13 @@ class ApprovalRows(IndexRows):
                 further.append("(age, tie) <= (:last_age, :last_tie)")
         if "status" not in selection.wanted:
             further.append("closed <= :since")
-        found = self.rows(
+        rows = self.rows(
             f"SELECT age, tie, key {table} AND {' AND '.join(further)}"
             " ORDER BY age, tie LIMIT :limit",
             values,
         )
-        if len(found) == limit:
-            to = replace(after, age=found[-1][0], tie=found[-1][1])
-        return found, to
+        found = [(replace(after, age=age, tie=tie), key) for age, tie, key in rows]
+        return found, found[-1][0] if len(found) == limit else to
 
     def _rows(self, change: Change) -> list[dict[str, Any]]:
         try:
@@ -380,35 +381,29 @@ class ApprovalList:
 
     async def _places(
         self, selections: Sequence[Selection], after: ListPosition, limit: int
-    ) -> list[tuple[ListPosition, str]]:
-        """Return the places and keys of the next approvals, `limit` unless there are fewer."""
-        found: list[tuple[ListPosition, str]] = []
+    ) -> list[Place]:
+        """Return the next approvals, `limit` unless there are fewer."""
+        # An approval can have several rows for the caller, one for the name and one for each role.
+        # `set` removes the duplicates.
+        urgent: set[Place] = set()
         if after.urgent:
-            urgent: list[tuple[int, int, int, str]] = []
             for selection in selections:
                 if selection.wanted.get("status", "pending") == "pending":
-                    urgent += self.rows.urgent(selection, after, limit)
-            # An approval can have several rows for the caller, one for the name and one for each
-            # role. `set` removes the duplicates.
-            for deadline, age, tie, key in sorted(set(urgent))[:limit]:
-                found.append(
-                    (ListPosition(after.last_urgency_end_ns, True, deadline, age, tie), key)
-                )
-        others: list[tuple[int, int, str]] = []
-        start = replace(after, urgent=False, age=-NEVER, tie=-1) if after.urgent else after
+                    urgent.update(self.rows.urgent(selection, after, limit))
+            after = replace(after, urgent=False, deadline=0, age=-NEVER, tie=-1)
+        found = sorted(urgent)[:limit]
+        others: set[Place] = set()
         for selection in selections if len(found) < limit else ():
-            place: ListPosition | None = start
+            place: ListPosition | None = after
             seen = 0
             while place is not None and seen < limit:
                 some, place = self.rows.others(selection, place, limit - seen)
                 seen += len(some)
-                others += some
+                others.update(some)
                 # A filter that matches few approvals reads many rows. So other tasks may run
                 # between two reads.
                 await asyncio.sleep(0)
-        for age, tie, key in sorted(set(others))[: limit - len(found)]:
-            found.append((ListPosition(after.last_urgency_end_ns, False, 0, age, tie), key))
-        return found
+        return found + sorted(others)[: limit - len(found)]
 
     async def _read(self, keys: Sequence[str]) -> dict[str, ApprovalRecord]:
         records = {}

@@ -1,22 +1,25 @@
 """Write the page of a link as HTML. Pure.
 
-The page loads no other files, runs no script, and hides nothing.
+The page loads no other files, runs no script, and hides nothing. Texts and JSON values of strangers
+are no markup in it.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from penstock import visible as characters
 from penstock.bus.records import ApprovalRecord
+from penstock.visible import TooLarge, members, text_of
 from penstock_approvals.inbox.last_lines import Line
 from penstock_approvals.links.form import MAX_NOTE, VALUE, can_reject
-from penstock_approvals.links.html import TooLarge, tree, visible
 from penstock_approvals.links.store import LinkRecord, State
 from penstock_approvals.policy.model import NEEDS_VALUE
 
@@ -41,6 +44,8 @@ HEADERS: Final[Mapping[str, str]] = {
     "cross-origin-opener-policy": "same-origin",
     "x-robots-tag": "noindex",
 }
+LONG: Final = 600  # A text with more characters is folded, but the page has the whole text.
+MAX_CHARS: Final = 1_000_000
 _OUTCOMES: Final = {"approved": "approved", "rejected": "rejected", "mixed": "decided in parts"}
 
 
@@ -228,3 +233,48 @@ def _time(stamp: str) -> str:
 
 def _name(text: str | None) -> str:
     return f"<bdi>{visible(text or '', lines=False)}</bdi>"
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    """Return the text as HTML. A mark with the character's code replaces each character that cannot
+    be seen; without `lines`, also each line break."""
+    parts = text.split("\n") if lines else [text]
+    return "\n".join(characters.visible(part, escape, "<mark>{}</mark>".format) for part in parts)
+
+
+def tree(value: Any) -> str:
+    """Return the value as HTML. Raises TooLarge for more than `MAX_CHARS` characters."""
+    pieces: list[str] = []
+    size = 0
+    for piece in _pieces(value):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_CHARS:
+            raise TooLarge
+    return "".join(pieces)
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    if not (isinstance(value, dict | list) and value):
+        yield _text(text_of(value))
+        return
+    yield "<ul>"
+    depth = 0
+    for member in members(value):
+        yield "</ul></li>" * (depth - member.depth)
+        depth = member.depth
+        yield f'<li><bdi class="key">{visible(member.name, lines=False)}</bdi> '
+        if member.text is None:
+            yield "<ul>"
+            depth += 1
+        else:
+            yield f"{_text(member.text)}</li>"
+    yield "</ul></li>" * depth + "</ul>"
+
+
+def _text(text: str) -> str:
+    kind = "text" if text.startswith('"') else "value"
+    shown = f'<bdi class="{kind}">{visible(text)}</bdi>'
+    if len(text) <= LONG:
+        return shown
+    return f"<details><summary>{len(text)} characters</summary>{shown}</details>"

@@ -115,7 +115,9 @@ class LinkRefused(Exception):
 class Links:
     """Makes and finds the links of all approvals. Times come from the NATS server."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, public_url: str | None = None) -> None:
+        """Take the address of the service for people; without it, links are only paths."""
+        self._public_url = (public_url or "").rstrip("/")
         self._records = TokenRecords(
             bus.bucket("tokens"),
             LinkRecord,
@@ -135,7 +137,7 @@ class Links:
         role: str | None,
         lifetime_s: float,
     ) -> tuple[str, LinkRecord]:
-        """Make a link, which expires at the approval's deadline or earlier; return its secret.
+        """Make a link, which expires at the approval's deadline or earlier; return its address.
 
         Raises:
             LinkRefused: in this order: 403, the maker is no administrator; 409, the approval is not
@@ -172,7 +174,7 @@ class Links:
         if (reason := may_decide(record, link.decider())) is not None:
             raise LinkRefused(422, f"the link could not decide: {reason}")
         await self._records.add(secret, link)
-        return secret.text, link
+        return f"{self._public_url}/d/{secret.text}", link
 
     async def find(self, secret: str) -> LinkRecord | None:
         found = await self._records.find(secret)
@@ -192,8 +194,3 @@ class Links:
             return False
         await self._records.delete(link_id)
         return True
-
-
-def url_of(public_url: str | None, secret: str) -> str:
-    """Return the address of a link's page; without `public_url`, only its path."""
-    return f"{(public_url or '').rstrip('/')}/d/{secret}"

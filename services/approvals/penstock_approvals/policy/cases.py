@@ -49,19 +49,12 @@ class Case(Strict):
 
     def question(self) -> Question:
         items = self.items or [CaseItem(kind=self.kind, tool=self.tool, args=self.args)]
+        facts = self.model_dump(exclude={"items", "tool", "args", "kind", "expect", "now"})
+        numbered = enumerate(items, 1)
         return Question(
-            agent=self.agent,
-            user=self.user,
-            items=[
-                {"item_id": str(number), **item.model_dump()}
-                for number, item in enumerate(items, 1)
-            ],
+            items=[{"item_id": str(number), **item.model_dump()} for number, item in numbered],
             now=self.now or datetime.now(UTC),
-            session_id=self.session_id,
-            protocol=self.protocol,
-            roles=self.roles,
-            depth=self.depth,
-            run=self.run,
+            **facts,
         )
 
     def differences(self, ruling: Ruling) -> list[str]:
