@@ -15,8 +15,8 @@ from penstock.web.auth.grants import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules import store as store_module
 from penstock_automations.rules.file import apply_file, read_rules
+from penstock_automations.rules.hidden import RuleKeys
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
-from penstock_automations.rules.sealing import RuleKeys
 from penstock_automations.rules.secrets import check_secret
 from penstock_automations.rules.store import (
     CurrentRules,

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from penstock.bus import Bus
 from penstock_automations.rules.check import read_rule
+from penstock_automations.rules.hidden import CannotOpen, RuleKeys
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord
-from penstock_automations.rules.sealing import CannotOpen, RuleKeys
 from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
 from support.drive.automations import automations

@@ -23,7 +23,7 @@ from penstock_approvals.api.approvals import Api
 from penstock_approvals.api.links import LinkRoutes
 from penstock_approvals.api.policy import PolicyApi
 from penstock_approvals.api.requests import Requests
-from penstock_approvals.audit.anchors import Anchors, AuditLosses
+from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.lifecycle.deadlines import DUE, approval_of
@@ -64,9 +64,6 @@ class ApprovalsService(Service):
         self._policies = Policies(self.bus, settings.policy)
         self._approvals = Approvals(
             self.bus, context.pod, audit, self._policies, require_digest=settings.require_digest
-        )
-        self._audit_losses = AuditLosses(
-            self.bus, audit, self._anchors, self._approvals.records.all
         )
         self._restore = Restore(self.bus, self._approvals)
         self._listening: list[Subscription] = []
@@ -190,7 +187,7 @@ class ApprovalsService(Service):
         anchored_s = -ANCHOR_S
         while True:
             try:
-                await self._audit_losses.after_losses()
+                await self._anchors.after_losses(self._approvals.audit, self._approvals.records.all)
                 if time.monotonic() - anchored_s >= ANCHOR_S:
                     await self._anchors.daily()
                     anchored_s = time.monotonic()

@@ -51,8 +51,8 @@ from penstock_automations.rules.actions import ActionKind
 from penstock_automations.rules.calls import read_call_secrets
 from penstock_automations.rules.check import check_action
 from penstock_automations.rules.file import apply_file
+from penstock_automations.rules.hidden import RuleKeys
 from penstock_automations.rules.records import CompiledRule
-from penstock_automations.rules.sealing import RuleKeys
 from penstock_automations.rules.store import CurrentRules, RuleStore, pause_rules_without_owner
 from penstock_automations.settings import AutomationsSettings
 from penstock_automations.triggers.firing import SERVICE as SCHEDULES_OF

@@ -41,6 +41,7 @@ class Anchors:
     def __init__(self, bus: Bus, keys: tuple[bytes, ...] = ()) -> None:
         self._bus = bus
         self._keys = keys
+        self._handled = 0  # the number of losses of AUDIT that were handled
 
     async def daily(self) -> bool:
         """Write today's anchor, unless it exists, or no run got a record since the last anchor;
@@ -59,19 +60,35 @@ class Anchors:
     async def last(self) -> Link | None:
         return (await self._last())[0]
 
-    async def lost(self, losses: Sequence[Loss]) -> None:
-        """Add a record to the chain of anchors for each of these losses of AUDIT, unless the chain
-        has the record already.
-        """
-        for each in losses:
-            while await self.unnamed([each]):
-                last, sequence = await self._last()
-                record = loss_record(
-                    *_facts(each), at=self._bus.clock.stamp(), last=last, keys=self._keys
-                )
-                await self._append(record, sequence)
+    async def after_losses(
+        self, audit: ApprovalAudit, records: Callable[[], Awaitable[list[ApprovalRecord]]]
+    ) -> None:
+        """Handle each loss of AUDIT once, also one from before this process began.
 
-    async def unnamed(self, losses: Sequence[Loss]) -> list[Loss]:
+        The lost records that can be made from the approvals are written again, then the loss is
+        recorded in the chain of anchors. If the process ends before that, another process repeats
+        all steps.
+        """
+        losses = self._bus.continuity.of(AUDIT)
+        if len(losses) == self._handled:
+            return
+        if unnamed := await self._unnamed(losses):
+            for record in await records():
+                await audit.follow(record)
+            for each in unnamed:
+                while await self._unnamed([each]):
+                    last, sequence = await self._last()
+                    at = self._bus.clock.stamp()
+                    lost = loss_record(*_facts(each), at=at, last=last, keys=self._keys)
+                    await self._append(lost, sequence)
+            log.error(
+                "NATS has lost records of the audit. Records about requests, votes and decisions "
+                "were made again from the approvals; others (viewed, sent, ran) are gone. The "
+                "chain of anchors names the loss"
+            )
+        self._handled = len(losses)
+
+    async def _unnamed(self, losses: Sequence[Loss]) -> list[Loss]:
         """Return the losses for which the chain of anchors has no record."""
         named = set()
         for stored in await complete(self._bus, AUDIT, SUBJECT):
@@ -144,42 +161,6 @@ class Anchors:
             log.error("AUDIT, sequence %d: the last anchor is damaged: %s", stored.sequence, error)
             n = sum([1 async for _ in direct.replay(self._bus, AUDIT, SUBJECT)])
             return Link(n, GENESIS, {}), stored.sequence
-
-
-class AuditLosses:
-    """Handles each loss of AUDIT once, also a loss that is older than this process."""
-
-    def __init__(
-        self,
-        bus: Bus,
-        audit: ApprovalAudit,
-        anchors: Anchors,
-        records: Callable[[], Awaitable[list[ApprovalRecord]]],
-    ) -> None:
-        """Take the audit, its anchors, and a function that returns the records of all approvals."""
-        self._bus = bus
-        self._audit = audit
-        self._anchors = anchors
-        self._records = records
-        self._handled = 0
-
-    async def after_losses(self) -> None:
-        """Write again the lost audit records that can be made from the approvals; then record the
-        loss. If the process ends before that, another process repeats all steps.
-        """
-        losses = self._bus.continuity.of(AUDIT)
-        if len(losses) == self._handled:
-            return
-        if unnamed := await self._anchors.unnamed(losses):
-            for record in await self._records():
-                await self._audit.follow(record)
-            await self._anchors.lost(unnamed)
-            log.error(
-                "NATS has lost records of the audit. Records about requests, votes and decisions "
-                "were made again from the approvals; others (viewed, sent, ran) are gone. The "
-                "chain of anchors names the loss"
-            )
-        self._handled = len(losses)
 
 
 def _facts(lost: Loss) -> tuple[int, int, str]:

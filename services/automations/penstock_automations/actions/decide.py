@@ -8,7 +8,7 @@ refuses the decision if the request for approval has changed since the event.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -28,7 +28,7 @@ from penstock_automations.actions.executor import (
     unfilled,
 )
 from penstock_automations.jobs.job import Job
-from penstock_automations.rules.actions import DecideAction, filled
+from penstock_automations.rules.actions import filled
 from penstock_automations.rules.check import missing_right
 from penstock_automations.rules.records import CompiledRule, event_of
 
@@ -69,45 +69,32 @@ class DecideExecutor(ActionExecutor):
         return Attempted(verdict, at, time.monotonic() - begun)
 
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
-        record = rule.record
-        action = _action_of(rule)
+        record, action = rule.record, rule.record.rule.action.decide
+        assert action is not None, "the delivery chooses the executor by the kind of action"
         if (reason := missing_right(record.rule, record.owner)) is not None:
             raise Problem(403, reason)
         event = event_of(orjson.loads(occurrence.payload))
         approval_id = str(event["data"]["approval_id"])
-        trace = occurrence.traceparent if spans.is_on() else None
-        request = _request(rule, job, event, traceparent=trace)
+        owner, data = record.owner, event["data"]
+        decider = Decider(
+            name=f"automation {rule.id}",
+            roles=owner.roles,
+            scopes=owner.scopes,
+            channel="automation",
+            on_behalf_of=owner.user_id or None,
+        )
+        request = DecideRequest(
+            decider=decider,
+            note=filled(action.note, event) if action.note is not None else None,
+            digest=data["digest"],
+            items=[
+                Decided(item_id=item["item_id"], decision=action.decision) for item in data["items"]
+            ],
+            idempotency_key=job.webhook_id,
+            traceparent=occurrence.traceparent if spans.is_on() else None,
+        )
         approval = await forward_decision(self._bus, approval_id, request)
         text = f"{_DONE[action.decision]} approval {approval_id}"
         if approval is not None and approval.status == "pending":
             text = f"voted to {action.decision} approval {approval_id}, which needs more votes"
         return Verdict("delivered", text=text)
-
-
-def _action_of(rule: CompiledRule) -> DecideAction:
-    action = rule.record.rule.action.decide
-    assert action is not None, "the delivery chooses the executor by the kind of action"
-    return action
-
-
-def _request(
-    rule: CompiledRule, job: Job, event: dict[str, Any], *, traceparent: str | None
-) -> DecideRequest:
-    owner, data, action = rule.record.owner, event["data"], _action_of(rule)
-    name = f"automation {rule.id}"
-    return DecideRequest(
-        decider=Decider(
-            name=name,
-            roles=owner.roles,
-            scopes=owner.scopes,
-            channel="automation",
-            on_behalf_of=owner.user_id or None,
-        ),
-        note=filled(action.note, event) if action.note is not None else None,
-        digest=data["digest"],
-        items=[
-            Decided(item_id=item["item_id"], decision=action.decision) for item in data["items"]
-        ],
-        idempotency_key=job.webhook_id,
-        traceparent=traceparent,
-    )

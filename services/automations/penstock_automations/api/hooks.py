@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import orjson
@@ -118,17 +120,18 @@ class Hooks:
     )
     async def receive(self, request: Request) -> Response:
         rule_id = request.path_params["rule_id"]
-        try:
+        with _counted("not_json"):
             require_json(request)
-        except Problem:
-            _count("not_json")
-            raise
         rule = await self._rule(rule_id)
         head = _head(request)
         body = await self._checked(rule_id, rule, head, request)
         assert rule is not None
-        data = _document(body)
-        depth = _depth(header_of(request.scope, HEADER.encode()))
+        with _counted("invalid"):
+            data = _document(body)
+        with _counted("depth"):
+            # Penstock's own webhooks send this number. Without it, a rule that calls its own hook
+            # would fire for ever. The hook's own rule is one more.
+            depth = depth_of_request(header_of(request.scope, HEADER.encode()), MAX_DEPTH - 1)
         token = trigger_id(rule.record.uid, head.id)
         found = body_of_request(data, head.id, self._bus.clock.stamp())
         match = await self._evaluations.matched(rule, event_of(found))
@@ -186,26 +189,19 @@ class Hooks:
                 "signature or token, and the clock of the sender",
             )
         self._require_now(rule, hook)
-        try:
-            require_few_values(body)
-        except Problem:
-            _count("invalid")
-            raise
         return body
 
     def _require_now(self, rule: CompiledRule, hook: Hook) -> None:
         if not rule.matches_now:
             _count("paused")
-            problem = Problem(503, "the rule is paused or disabled; send the request again later")
-            problem.headers = {"retry-after": str(PAUSED_RETRY_S)}
-            raise problem
+            text = "the rule is paused or disabled; send the request again later"
+            raise Problem(503, text, {"retry-after": str(PAUSED_RETRY_S)})
         rate = self._rates.setdefault(rule.id, Rate(hook.rate_per_s))
         rate.per_s = hook.rate_per_s
         if wait_s := rate.admit(time.monotonic()):
             _count("limited")
-            problem = Problem(429, f"more than {hook.rate_per_s:g} requests per second; send fewer")
-            problem.headers = {"retry-after": str(int(wait_s) + 1)}
-            raise problem
+            text = f"more than {hook.rate_per_s:g} requests per second; send fewer"
+            raise Problem(429, text, {"retry-after": str(int(wait_s) + 1)})
 
     async def _store(self, job: Job, *, has_id: bool) -> bool:
         """Store the job of a request; return False if the request is a repeat.
@@ -238,27 +234,23 @@ def _head(request: Request) -> HookRequest:
 
 
 def _document(body: bytes) -> object:
+    require_few_values(body)
     try:
         data: object = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        _count("invalid")
         raise Problem(422, f"the body is not JSON: {error}") from None
     if not isinstance(data, dict | list) or is_deep(data):
-        _count("invalid")
         raise Problem(422, "the body must be a JSON object or list, nested at most 100 levels")
     return data
 
 
-def _depth(header: str | None) -> int:
-    """Return how many rules led to the request. Raises Problem 422 if there are too many.
-
-    Penstock's own webhooks send this number. Without it, a rule that calls its own hook would fire
-    for ever.
-    """
+@contextmanager
+def _counted(outcome: str) -> Iterator[None]:
+    """Count a refusal in the context under this outcome."""
     try:
-        return depth_of_request(header, MAX_DEPTH - 1)  # the hook's own rule is one more
+        yield
     except Problem:
-        _count("depth")
+        _count(outcome)
         raise
 
 

@@ -19,11 +19,10 @@ from penstock.bus.records import Record
 from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
 from penstock.web.auth.identity import ANONYMOUS_USER
-from penstock_automations.rules.hidden import with_secrets
+from penstock_automations.rules.hidden import CannotOpen, RuleKeys, with_secrets
 from penstock_automations.rules.index import RuleIndex
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleRecord, compile_rule
-from penstock_automations.rules.sealing import CannotOpen, RuleKeys
 
 log = logging.getLogger(__name__)
 
