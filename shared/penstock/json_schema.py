@@ -391,10 +391,8 @@ def _is_texts(value: Any) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal; unlike in Python, true is not equal to 1.
-
-    At least one of the values must be a simple value, which is neither an object nor a list.
-    """
+    """Return whether two JSON values are equal; unlike in Python, true is not equal to 1. At least
+    one of the values must be a simple value, which is neither an object nor a list."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     return bool(one == other)

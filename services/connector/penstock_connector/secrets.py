@@ -14,10 +14,8 @@ MIN_CHARACTERS: Final = 6
 
 
 def without_secrets(agent: ServerAgent, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of a lost leg without the agent's credentials.
-
-    The facts are stored in a source frame, and clients with the scope `raw` can read source frames.
-    """
+    """Return the facts of a lost leg without the agent's credentials. The facts are stored in a
+    source frame, and clients with the scope `raw` can read source frames."""
     secrets = _secrets(agent)
     return {
         name: without(value, secrets) if isinstance(value, str) else value

@@ -17,10 +17,8 @@ def _flag(value: Any) -> bool:
 
 
 class EdgeSettings(StartSettings):
-    """The settings of the edge. The environment variable of each setting is `PENSTOCK_<NAME>`.
-
-    Only `ENABLE_ADK_CANONICAL_STREAM` has another name, which adk-streaming.md prescribes.
-    """
+    """The settings of the edge. The environment variable of each setting is `PENSTOCK_<NAME>`. Only
+    `ENABLE_ADK_CANONICAL_STREAM` has another name, which adk-streaming.md prescribes."""
 
     model_config = SettingsConfigDict(populate_by_name=True)
 

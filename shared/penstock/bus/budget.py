@@ -44,10 +44,8 @@ class Budget:
 
 @dataclass(slots=True)
 class Gate:
-    """Admits callers while there is room, in the order of arrival.
-
-    A request that is larger than the whole limit is admitted alone.
-    """
+    """Admits callers while there is room, in the order of arrival. A request that is larger than
+    the whole limit is admitted alone."""
 
     limit_bytes: int
     inside_bytes: int = 0

@@ -128,9 +128,7 @@ class Bus:
     @property
     def unavailable_reason(self) -> str:
         """The reason why nothing can be sent now, without addresses; empty while sending works.
-
-        Clients may see this text.
-        """
+        Clients may see this text."""
         return self.client.held_back if self.client.is_connected else "not connected to NATS"
 
     @property

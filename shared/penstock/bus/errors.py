@@ -32,10 +32,8 @@ class OutcomeUnknown(BusError):
 
 
 class FenceConflict(BusError):
-    """Another writer stored a message first (err_code 10071, or 10164 from a replica).
-
-    Read the tail again, and decide again.
-    """
+    """Another writer stored a message first (err_code 10071, or 10164 from a replica). Read the
+    tail again, and decide again."""
 
 
 class HistoryLost(FenceConflict):

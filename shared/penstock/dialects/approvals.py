@@ -42,10 +42,7 @@ def difference(
     call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
 ) -> JsonObject | None:
     """Return the data of `system.warning` for a call that differs from the approved call; else
-    None.
-
-    `approved` and `ran` are pairs of a tool's name and the arguments.
-    """
+    None. `approved` and `ran` are pairs of a tool's name and the arguments."""
     if ran[0] == approved[0] and have_same_args(approved[1], ran[1]):
         return None
     return {
@@ -61,11 +58,8 @@ def difference(
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Return whether two JSON values are equal.
-
-    The agent server decides how deeply the values are nested, and a recursion could exceed Python's
-    limit.
-    """
+    """Return whether two JSON values are equal. The agent server decides how deeply the values are
+    nested, and a recursion could exceed Python's limit."""
     pairs = [(one, other)]
     while pairs:
         left, right = pairs.pop()

@@ -32,10 +32,8 @@ MAX_COUNT: Final = 2**53
 
 
 class LimitReached(ValueError):
-    """The error for an agent server that exceeds a limit of the decoder.
-
-    The decoder catches this error and ends the run with the code `limit`.
-    """
+    """The error for an agent server that exceeds a limit of the decoder. The decoder catches this
+    error and ends the run with the code `limit`."""
 
     @classmethod
     def check(cls, count: int, limit: int, what: str) -> None:
@@ -44,11 +42,8 @@ class LimitReached(ValueError):
 
 
 def short(name: str) -> str:
-    """Return a name or id in at most `MAX_NAME_CHARS` characters.
-
-    A longer name is cut, and a digest of the whole name is added, so that two long names stay
-    distinct.
-    """
+    """Return a name or id in at most `MAX_NAME_CHARS` characters. A longer name is cut, and a
+    digest of the whole name is added, so that two long names stay distinct."""
     if len(name) <= MAX_NAME_CHARS:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
@@ -113,10 +108,8 @@ class Subrun(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Draft:
-    """A canonical event before the normalizer adds its sequence and timestamp.
-
-    `type` is `category.action`; `data` has the fields of that type in `penstock.events`.
-    """
+    """A canonical event before the normalizer adds its sequence and timestamp. `type` is
+    `category.action`; `data` has the fields of that type in `penstock.events`."""
 
     type: str
     data: JsonObject
@@ -139,10 +132,8 @@ PauseKind = Literal[
 
 @dataclass(slots=True)
 class PauseItem:
-    """One question that a person or a client must answer before the upstream continues.
-
-    `item_id` is the upstream's id of the question. The id is unique within the pause.
-    """
+    """One question that a person or a client must answer before the upstream continues. `item_id`
+    is the upstream's id of the question. The id is unique within the pause."""
 
     item_id: str
     kind: PauseKind
@@ -158,11 +149,8 @@ class PauseItem:
 
 @dataclass(slots=True)
 class Pause:
-    """A stop of the run at which the upstream waits for answers.
-
-    `resume` has the data of the agent server, unchanged, that the adapter needs to continue the
-    run.
-    """
+    """A stop of the run at which the upstream waits for answers. `resume` has the data of the agent
+    server, unchanged, that the adapter needs to continue the run."""
 
     items: list[PauseItem]
     resume: JsonObject
@@ -223,11 +211,8 @@ class Decoder(Protocol):
         ...
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """End a leg whose response was cut off.
-
-        Return the drafts that close all open parts. The caller then reports why the response was
-        cut off.
-        """
+        """End a leg whose response was cut off. Return the drafts that close all open parts. The
+        caller then reports why the response was cut off."""
         ...
 
     def snapshot(self) -> JsonObject: ...

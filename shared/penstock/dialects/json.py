@@ -54,10 +54,8 @@ def parsed(content: str) -> Json:
 
 
 def dumped(value: JsonValue) -> str:
-    """Return the value as compact JSON, or as `str(value)` if orjson refuses it.
-
-    orjson writes every value that `loads` returned.
-    """
+    """Return the value as compact JSON, or as `str(value)` if orjson refuses it. orjson writes
+    every value that `loads` returned."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:

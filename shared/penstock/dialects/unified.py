@@ -58,9 +58,7 @@ CATEGORY_OF: Final[Mapping[str, str]] = {
 
 def selected_types(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
     """Return the types that are in one of the categories and also among the types; none means all.
-
-    Raise ValueError for an unknown category or type.
-    """
+    Raise ValueError for an unknown category or type."""
     known = set(CATEGORY_OF.values())
     if unknown := sorted({*categories} - known):
         raise ValueError(
@@ -225,11 +223,8 @@ class UnifiedEncoder:
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """End a message.
-
-        If no piece of the content was sent before, as with structured output, the whole content
-        becomes one delta.
-        """
+        """End a message. If no piece of the content was sent before, as with structured output, the
+        whole content becomes one delta."""
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)

@@ -21,11 +21,8 @@ _LIMIT: Final = MAX_COUNT // 4  # a field adds up to three counts, and must be b
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """How a server counts tokens.
-
-    `names` maps the fields of `llm.usage` to the server's names. `adds` maps a field to further
-    fields that the server counts apart from it.
-    """
+    """How a server counts tokens. `names` maps the fields of `llm.usage` to the server's names.
+    `adds` maps a field to further fields that the server counts apart from it."""
 
     names: Mapping[str, str]
     adds: Mapping[str, tuple[str, ...]]

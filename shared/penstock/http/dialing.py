@@ -30,10 +30,8 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 
 async def dial(host: str, port: int, resolve: Resolve) -> socket.socket:
-    """Connect to the first address of the host that answers, and return the socket.
-
-    Without one, the text of the OSError has no address, because clients may see it.
-    """
+    """Connect to the first address of the host that answers, and return the socket. Without one,
+    the text of the OSError has no address, because clients may see it."""
     addresses = await resolve(host, port)
     if len(addresses) == 1:
         return await _connect(addresses[0])
@@ -62,11 +60,8 @@ async def dial(host: str, port: int, resolve: Resolve) -> socket.socket:
 
 
 async def resolve(host: str, port: int) -> list[Address]:
-    """Return the addresses of the host, those of IPv4 and IPv6 in turn.
-
-    Decimal, hexadecimal and short forms of IPv4 addresses are resolved, too. OSError means that the
-    host has no address.
-    """
+    """Return the addresses of the host, those of IPv4 and IPv6 in turn. Decimal, hexadecimal and
+    short forms of IPv4 addresses are resolved, too. OSError means that the host has no address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)

@@ -32,10 +32,8 @@ _VALUE: Final = re.compile(rb"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^
 
 
 def new_client(connect_timeout_s: float) -> httpx.AsyncClient:
-    """Return the client of a process; it uses the proxies and certificates of the environment.
-
-    All connections share one TLS context, because a context takes about 900 KiB.
-    """
+    """Return the client of a process; it uses the proxies and certificates of the environment. All
+    connections share one TLS context, because a context takes about 900 KiB."""
     context = httpx.create_ssl_context()
     context.set_alpn_protocols(["http/1.1"])
     return httpx.AsyncClient(

@@ -108,11 +108,8 @@ class Called(Record):
 
 
 async def publish_call(bus: Bus, job: CallJob) -> None:
-    """Store a call for the automations service. This may be called again for the same job.
-
-    If the call already has an outcome, the call is not made again, but the outcome is published
-    again.
-    """
+    """Store a call for the automations service. This may be called again for the same job. If the
+    call already has an outcome, the call is not made again, but the outcome is published again."""
     subject = subjects.delivery_of(f"{CALLS}.{job.token}")
     payload = orjson.dumps({"source": "call", "call": job.model_dump(exclude_none=True)})
     message = Message(subject, payload, {"Nats-Msg-Id": job.webhook_id})

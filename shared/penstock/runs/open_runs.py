@@ -81,10 +81,8 @@ class _User:
 
 
 class OpenRuns:
-    """Counts the runs of each user that have not ended, and checks the limits; 0 means no limit.
-
-    A paused run is not open. Runs of the user `anonymous` are not counted.
-    """
+    """Counts the runs of each user that have not ended, and checks the limits; 0 means no limit. A
+    paused run is not open. Runs of the user `anonymous` are not counted."""
 
     def __init__(self, bus: Bus, max_open: int, max_queued: int, max_paused: int = 0) -> None:
         self._bus = bus
@@ -207,10 +205,8 @@ class OpenRuns:
             self._note(run_id, entry.value)
 
     async def _is_lost(self, run_id: str, value: bytes) -> bool:
-        """Return whether the run can never begin, because its command was not published.
-
-        The result is also True if the run's record cannot be read.
-        """
+        """Return whether the run can never begin, because its command was not published. The result
+        is also True if the run's record cannot be read."""
         try:
             record = RunRecord.model_validate_json(value)
         except ValidationError as error:

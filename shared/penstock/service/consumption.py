@@ -18,11 +18,8 @@ _OF_SHARD: Final[Mapping[str, Callable[[int], str]]] = {
 
 
 class Consumption:
-    """The processing of one durable consumer's messages by one process.
-
-    If the consumer's stream is RAW or EVENTS, the messages of all shards are processed, also of
-    shards that are made later.
-    """
+    """The processing of one durable consumer's messages by one process. If the consumer's stream is
+    RAW or EVENTS, the messages of all shards are processed, also of shards that are made later."""
 
     def __init__(
         self,
@@ -59,10 +56,8 @@ class Consumption:
                     group.create_task(self._queues[-1].run())
 
     async def take_up(self, upto: int | None = None) -> int:
-        """Handle messages that processes which have ended held: see `WorkQueue.take_up`.
-
-        This is only for a stream without shards, because `upto` is a sequence of one stream.
-        """
+        """Handle messages that processes which have ended held: see `WorkQueue.take_up`. This is
+        only for a stream without shards, because `upto` is a sequence of one stream."""
         [queue] = self._queues
         return await queue.take_up(upto)
 

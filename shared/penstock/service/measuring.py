@@ -44,10 +44,8 @@ async def measure(services: Sequence[Service]) -> None:
 
 
 async def measure_turns() -> None:
-    """Measure how long the event loop of this process takes for one turn, until cancelled.
-
-    While the loop computes, nobody else is served. A process that gets no CPU time looks the same.
-    """
+    """Measure how long the event loop of this process takes for one turn, until cancelled. While
+    the loop computes, nobody else is served. A process that gets no CPU time looks the same."""
     loop = asyncio.get_running_loop()
     before = longest = 0.0
     window_end = loop.time() + WINDOW_S

@@ -246,10 +246,8 @@ def tune_collector() -> None:
 
 
 def main(service_type: type[Service]) -> None:
-    """Run the process of one service, which takes no arguments except `--help`.
-
-    If the service cannot start, the exit code is 2, and stderr says why.
-    """
+    """Run the process of one service, which takes no arguments except `--help`. If the service
+    cannot start, the exit code is 2, and stderr says why."""
     argparse.ArgumentParser(
         prog=f"python -m penstock_{service_type.name}",
         description="Run this service until SIGTERM. Its settings are environment variables "

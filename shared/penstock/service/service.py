@@ -186,9 +186,7 @@ class Service(ABC):
 
     async def stop_consuming(self, *consumptions: Consumption) -> None:
         """Take no more messages of these consumers, or of all consumers, and wait for the handlers.
-
-        `Consumer.finish_s` limits this time. Unfinished messages are given back.
-        """
+        `Consumer.finish_s` limits this time. Unfinished messages are given back."""
         stopping = [
             # a second cancellation would cut the handlers short
             self.cancel(each.name, again_s=each.finish_s + CANCEL_AGAIN_S)

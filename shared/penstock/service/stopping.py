@@ -65,11 +65,8 @@ class Stop:
 
 
 def stop_on_signals() -> Stop:
-    """Return a `Stop` whose events are set by SIGTERM and SIGINT.
-
-    The first signal sets `asked`, and the second signal sets `at_once`. A third signal ends the
-    process.
-    """
+    """Return a `Stop` whose events are set by SIGTERM and SIGINT. The first signal sets `asked`,
+    and the second signal sets `at_once`. A third signal ends the process."""
     stop = Stop()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)

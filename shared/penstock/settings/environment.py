@@ -78,10 +78,8 @@ def _settings_types(settings_type: type[BaseSettings]) -> Iterable[type[BaseSett
 
 
 def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]) -> str:
-    """Return `PENSTOCK_<NAME>: ` for a problem of one variable, else an empty text.
-
-    The message of a problem of several variables names these variables itself.
-    """
+    """Return `PENSTOCK_<NAME>: ` for a problem of one variable, else an empty text. The message of
+    a problem of several variables names these variables itself."""
     if not place:
         return ""
     name = str(place[0])

@@ -29,10 +29,8 @@ LARGE_AGAIN_S: Final = 1.0  # seconds before an unanswered request for a large e
 
 
 class Account:
-    """A subscriber's connection to NATS, with the rights of the subscriber's NATS user.
-
-    Requests raise StartUpError if the user may not make them, and BusError if they fail.
-    """
+    """A subscriber's connection to NATS, with the rights of the subscriber's NATS user. Requests
+    raise StartUpError if the user may not make them, and BusError if they fail."""
 
     def __init__(self, nats: Nats, name: str) -> None:
         self._settings = nats.bus_settings(name)

@@ -17,10 +17,8 @@ PAUSE_S: Final = 1.0  # Seconds that a subscriber waits after a failed request.
 
 
 class EventBroker(NatsBroker):
-    """A FastStream broker whose subscribers are added at its start: only NATS knows the shards.
-
-    The broker calls `begin` after it has connected, and `end` before it closes the connection.
-    """
+    """A FastStream broker whose subscribers are added at its start: only NATS knows the shards. The
+    broker calls `begin` after it has connected, and `end` before it closes the connection."""
 
     def __init__(
         self,

@@ -36,10 +36,8 @@ class Received(Generic[D_co]):
 
 
 class Reject(Exception):
-    """A handler raises `Reject` for an event that the handler can never handle.
-
-    The event is not delivered again, and becomes a dead letter with the exception's text.
-    """
+    """A handler raises `Reject` for an event that the handler can never handle. The event is not
+    delivered again, and becomes a dead letter with the exception's text."""
 
 
 class Later(Exception):

@@ -135,10 +135,8 @@ class Subscriber:
                 log.error("%s", error)
 
     async def _follow_shards(self) -> None:
-        """Follow each shard that is not followed yet.
-
-        StartUpError means that a durable is missing, or cannot deliver what a handler wants.
-        """
+        """Follow each shard that is not followed yet. StartUpError means that a durable is missing,
+        or cannot deliver what a handler wants."""
         for shard in range(self._followed, await self.broker.account.shards()):
             stream = events_of(shard)
             config = await self._consumer(stream)

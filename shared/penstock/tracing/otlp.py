@@ -238,11 +238,8 @@ def _queue_size() -> int:
 
 
 async def _in_thread(work: Callable[[], object], timeout_s: float) -> bool:
-    """Call `work` in a new thread; return whether it has ended within `timeout_s` seconds.
-
-    A thread of asyncio's executor is not used, because the process could not end while `work`
-    hangs.
-    """
+    """Call `work` in a new thread; return whether it has ended within `timeout_s` seconds. A thread
+    of asyncio's executor is not used, because the process could not end while `work` hangs."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:

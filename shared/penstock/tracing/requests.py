@@ -26,10 +26,8 @@ _request: ContextVar[_Request | None] = ContextVar("request span", default=None)
 
 
 def header_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return the valid `traceparent` among the headers of an ASGI request, or None.
-
-    As W3C Trace Context requires, an invalid header is ignored, and so are several of them.
-    """
+    """Return the valid `traceparent` among the headers of an ASGI request, or None. As W3C Trace
+    Context requires, an invalid header is ignored, and so are several of them."""
     values = [value for name, value in headers if name == b"traceparent"]
     header = values[0].decode("latin-1") if len(values) == 1 else None
     return header if context.parse(header) is not None else None

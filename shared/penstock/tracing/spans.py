@@ -70,9 +70,7 @@ def is_on() -> bool:
 
 def decide(parent: str | None) -> TraceContext | None:
     """Return a new context with the sampler's decision about the trace; None while tracing is off.
-
-    `parent` is a valid `traceparent`. If it is None, the context begins a new trace.
-    """
+    `parent` is a valid `traceparent`. If it is None, the context begins a new trace."""
     recorder = _State.recorder
     if recorder is None:
         return None

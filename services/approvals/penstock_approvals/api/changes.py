@@ -48,11 +48,8 @@ def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any
 def response(
     request: Request, feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
 ) -> StreamingResponse:
-    """Return the stream of the approvals' changes after a sequence of the bucket.
-
-    The stream ends when the client leaves, when the client's credential ends, or when the process
-    stops.
-    """
+    """Return the stream of the approvals' changes after a sequence of the bucket. The stream ends
+    when the client leaves, when the client's credential ends, or when the process stops."""
     frames = _while_valid(request, _frames(feed, shows, after))
     return StreamingResponse(frames, headers=_HEADERS)
 

@@ -17,10 +17,8 @@ TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 async def found(
     approvals: Approvals, request: Request, sees: Callable[[ApprovalRecord], bool]
 ) -> ApprovalRecord:
-    """Return the approval whose id is in the path.
-
-    Raises Problem 404 if there is no such approval, or if the caller does not see it.
-    """
+    """Return the approval whose id is in the path. Raises Problem 404 if there is no such approval,
+    or if the caller does not see it."""
     approval_id, caller = request.path_params["approval_id"], identity_of(request).user_id
     record = await approvals.shown_to(caller, approval_id, sees)
     if record is None:

@@ -94,10 +94,8 @@ class Verifier:
         return self._anchors.last if self._anchors.hashes else None
 
     def take(self, chain: str, payload: bytes, sequence: int) -> Link | None:
-        """Verify the next message of the stream; return its record, or None if it is none.
-
-        `chain` is the second token of the message's subject.
-        """
+        """Verify the next message of the stream; return its record, or None if it is none. `chain`
+        is the second token of the message's subject."""
         state = self._anchors if chain == ANCHOR else self._chains.setdefault(chain, _Chain())
         self.records += chain != ANCHOR
         self.newer = self.newer + 1 if chain != ANCHOR else 0

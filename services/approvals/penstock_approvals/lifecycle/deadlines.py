@@ -33,9 +33,7 @@ class Deadlines:
 
     async def schedule(self, record: ApprovalRecord, after: datetime | None = None) -> None:
         """Schedule a message for the deadline and for each escalation, if it is later than `after`.
-
-        Raises BusError.
-        """
+        Raises BusError."""
         payload = orjson.dumps({"approval_id": record.approval_id})
         for step, at in _steps(record):
             if after is not None and at <= after.timestamp():

@@ -120,9 +120,7 @@ class Outbox:
 
     async def sweep(self) -> None:
         """Handle every entry. An entry that cannot be handled does not block the other entries.
-
-        Raises BusError if the bus does not answer at all; the next sweep handles the rest.
-        """
+        Raises BusError if the bus does not answer at all; the next sweep handles the rest."""
         stuck: dict[str, int] = {}
         for entry in await self._bucket.entries(f"{_PREFIX}*"):
             try:

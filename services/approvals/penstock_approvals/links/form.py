@@ -39,10 +39,8 @@ class Form:
 
 
 def parse(body: bytes) -> Form:
-    """Return the form in a body of the type `application/x-www-form-urlencoded`.
-
-    Raises InvalidForm if a field is missing, wrong, or there twice.
-    """
+    """Return the form in a body of the type `application/x-www-form-urlencoded`. Raises InvalidForm
+    if a field is missing, wrong, or there twice."""
     try:
         pairs = parse_qs(
             body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=MAX_FIELDS

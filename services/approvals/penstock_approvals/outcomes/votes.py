@@ -267,11 +267,8 @@ def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> Approv
 
 
 def decided_items(record: ApprovalRecord) -> list[Decided] | None:
-    """Return the decision on each item; None while an item is still open.
-
-    A rejection in a void vote still counts: a person who rejected an item has not approved the
-    changed item either.
-    """
+    """Return the decision on each item; None while an item is still open. A rejection in a void
+    vote still counts: a person who rejected an item has not approved the changed item either."""
     decided = []
     for asked in record.items:
         decisions = [(vote, _item_of(vote, asked["item_id"])) for vote in record.votes]
@@ -291,10 +288,8 @@ def _item_of(vote: Vote, item_id: str) -> Decided:
 
 
 def _rejected(vote: Vote, item: Decided, last: Vote) -> Decided:
-    """Return the rejection with the note of its vote.
-
-    The last vote's note is not added, because that note becomes the note of the whole decision.
-    """
+    """Return the rejection with the note of its vote. The last vote's note is not added, because
+    that note becomes the note of the whole decision."""
     if vote is last or item.note is not None:
         return item
     return item.model_copy(update={"note": vote.note})

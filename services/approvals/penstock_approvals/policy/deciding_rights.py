@@ -55,10 +55,8 @@ def earlier_vote(record: ApprovalRecord, who: Decider) -> Vote | None:
 
 
 def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
-    """Return why the person may not decide the approval; None if the person may decide.
-
-    The result says nothing about the approval's status, its deadline, or earlier votes.
-    """
+    """Return why the person may not decide the approval; None if the person may decide. The result
+    says nothing about the approval's status, its deadline, or earlier votes."""
     if (reason := _beyond_limits(record, decider)) is not None:
         return reason
     for group, deciders in enumerate(record.deciders):

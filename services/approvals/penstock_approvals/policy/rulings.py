@@ -79,10 +79,8 @@ PAUSE_STEPS: Final = 10 * MAX_STEPS  # of all conditions about one pause; about 
 
 @dataclass(slots=True)
 class _PauseBudget:
-    """The steps that the conditions about a pause may still take.
-
-    `is_final` says that a condition which needs more steps counts as failed.
-    """
+    """The steps that the conditions about a pause may still take. `is_final` says that a condition
+    which needs more steps counts as failed."""
 
     steps: int
     is_final: bool

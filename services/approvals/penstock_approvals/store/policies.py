@@ -49,10 +49,8 @@ class VersionConflict(Exception):
 
 
 class Policies:
-    """Keeps the current policy up to date.
-
-    `refused` maps each source to the reason why the source's newest policy was refused.
-    """
+    """Keeps the current policy up to date. `refused` maps each source to the reason why the
+    source's newest policy was refused."""
 
     def __init__(self, bus: Bus, path: Path | None = None) -> None:
         self._bus = bus
@@ -74,10 +72,8 @@ class Policies:
         return self._read.get("file") or _BUILTIN
 
     async def load(self) -> None:
-        """Read the policy from the file and from KV; wait until the NATS server answers.
-
-        Raises ConfigurationError if the file cannot be read, or has a mistake.
-        """
+        """Read the policy from the file and from KV; wait until the NATS server answers. Raises
+        ConfigurationError if the file cannot be read, or has a mistake."""
         if self._path is not None:
             try:
                 self._text = self._path.read_text()

@@ -78,9 +78,7 @@ class AttemptDeferred:
 @dataclass(frozen=True, slots=True)
 class Occurrence:
     """A canonical event on which a rule acts, or the JSON of a trigger in the form of an event.
-
-    `payload` is a JSON object with `timestamp`, `event` and `data`.
-    """
+    `payload` is a JSON object with `timestamp`, `event` and `data`."""
 
     payload: bytes
     traceparent: str | None = None

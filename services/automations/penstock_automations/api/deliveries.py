@@ -339,9 +339,7 @@ class Deliveries:
 
     async def _visible(self, request: Request) -> Names:
         """Return the rules with the id in the path that the caller may see, also deleted rules.
-
-        Raises Problem 404 if there are none.
-        """
+        Raises Problem 404 if there are none."""
         rule_id = request.path_params["rule_id"]
         deleted = Names()
         if RULE_NAME.fullmatch(rule_id):

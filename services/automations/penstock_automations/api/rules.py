@@ -357,9 +357,7 @@ def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) ->
 
 def _secrets(rule: Rule, of: str) -> tuple[str, list[str]]:
     """Return the name of the field with the secrets of the webhook or the hook, and the secrets.
-
-    Raises Problem 409 if the rule has no webhook or no hook, as `of` says.
-    """
+    Raises Problem 409 if the rule has no webhook or no hook, as `of` says."""
     if of == "hook":
         if rule.hook is None:
             raise Problem(409, "the rule has no hook, so it has no secret for one")

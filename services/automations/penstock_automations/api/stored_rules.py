@@ -99,9 +99,7 @@ class StoredRules:
         self, rule: Rule, owner: Owner, *, all_users: bool, expected: int, refusal: str
     ) -> RuleRecord:
         """Store a rule if it has the revision `expected`; 0 means that there is no such rule.
-
-        Raises Problem 403 if the owner lacks a right; 409 `refusal` for another revision.
-        """
+        Raises Problem 403 if the owner lacks a right; 409 `refusal` for another revision."""
         if (reason := missing_right(rule, owner)) is not None:
             raise Problem(403, reason)
         try:
@@ -147,10 +145,8 @@ def owner_of(who: Identity) -> Owner:
 
 
 def matches_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
-    """Return whether a rule matches the runs of all users: `wanted`, or else `usual`.
-
-    Raises Problem 403 if the rule is to match these runs, but its owner may not see them.
-    """
+    """Return whether a rule matches the runs of all users: `wanted`, or else `usual`. Raises
+    Problem 403 if the rule is to match these runs, but its owner may not see them."""
     everybody = usual if wanted is None else wanted
     if everybody and not may_see_all_runs(owner):
         raise Problem(

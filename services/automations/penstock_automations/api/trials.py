@@ -202,9 +202,7 @@ def sample_types(rule: CompiledRule) -> list[str]:
 
 def sample(rule: CompiledRule, type_: str, now: str) -> tuple[Job, Occurrence]:
     """Return a sample for a rule: a job, and the event or trigger at `now` that causes the job.
-
-    Each call makes new ids, so that a receiver that ignores repeated ids handles each sample.
-    """
+    Each call makes new ids, so that a receiver that ignores repeated ids handles each sample."""
     fresh_id = str(uuid_utils.uuid7())
     trigger = rule.record.rule.trigger
     record = rule.record

@@ -82,10 +82,8 @@ class Announcements:
         type_: str,
         data: Mapping[str, Any],
     ) -> bool:
-        """Write a source event unless the delivery has written this kind of event before.
-
-        Returns whether this call wrote the event. Raises BusError; repeat the call.
-        """
+        """Write a source event unless the delivery has written this kind of event before. Returns
+        whether this call wrote the event. Raises BusError; repeat the call."""
         key = f"{job.webhook_id} {job.replay} {what}"
         payload = orjson.dumps({"type": type_, "data": data})
         async with self._turns[hash(timeline.run_id) % _LOCKS]:

@@ -117,10 +117,8 @@ class DeliveryList:
         self._follow: Callable[[BucketIndex], None] | None = follow
 
     async def page(self, wanted: Selection, after: tuple[int, int] | None, limit: int) -> Page:
-        """Return up to `limit` deliveries, the newest first, and the place to continue from.
-
-        Raises BusError.
-        """
+        """Return up to `limit` deliveries, the newest first, and the place to continue from. Raises
+        BusError."""
         if self._follow is not None:
             self._follow(self._index)
             self._follow = None

@@ -70,10 +70,8 @@ LISTED_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A delivery fails without an attempt.
-
-    An attempt may be `unrecorded`: a killed process may have made it without recording it.
-    """
+    """A delivery fails without an attempt. An attempt may be `unrecorded`: a killed process may
+    have made it without recording it."""
 
     code: str
     text: str
@@ -125,10 +123,8 @@ class Deliverer:
             await Delivery(self._parts, job, stored).carry_out()
 
     async def give_up(self, stored: Stored, error: Exception) -> None:
-        """Give up a job whose handling fails.
-
-        The failure is recorded as the delivery's outcome, because other jobs may wait for it.
-        """
+        """Give up a job whose handling fails. The failure is recorded as the delivery's outcome,
+        because other jobs may wait for it."""
         log.error("%s: given up", stored.subject, exc_info=error)
         try:
             await Delivery(self._parts, Job.parse(stored.payload), stored).give_up(error)
@@ -272,10 +268,8 @@ class Delivery:
         return await self._persist(self._put_waiting)
 
     async def _put_waiting(self) -> bool:
-        """Store the record, and records of what waits for this delivery. Raises BusError.
-
-        Return False if another process has written the record meanwhile; its record is kept.
-        """
+        """Store the record, and records of what waits for this delivery. Raises BusError. Return
+        False if another process has written the record meanwhile; its record is kept."""
         is_written = await self._parts.records.put(self._job, self._record)
         await self._record_behind()
         return is_written
@@ -497,10 +491,8 @@ class Delivery:
         return Occurrence(payload, traceparent)
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step until the bus answers, so that the result of an attempt is not lost.
-
-        All other steps are repeated with the whole job by the queue that calls `Deliverer.handle`.
-        """
+        """Repeat a step until the bus answers, so that the result of an attempt is not lost. All
+        other steps are repeated with the whole job by the queue that calls `Deliverer.handle`."""
         for tries in itertools.count(1):
             try:
                 return await step()

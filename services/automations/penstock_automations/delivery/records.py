@@ -159,10 +159,8 @@ class Records:
         return record
 
     async def put(self, job: Job, record: DeliveryRecord) -> bool:
-        """Write the delivery's record; return False if another process has written it meanwhile.
-
-        A record that cannot be read is replaced. Raises BusError.
-        """
+        """Write the delivery's record; return False if another process has written it meanwhile. A
+        record that cannot be read is replaced. Raises BusError."""
         record.attempts = record.attempts[-KEPT_ATTEMPTS:]
         revision = await self._bucket.update(job.key, record.dump(), record._revision)
         if revision is None:
@@ -173,10 +171,8 @@ class Records:
         return True
 
     async def put_queued(self, jobs: Sequence[Job]) -> None:
-        """Write records of jobs that wait for an earlier delivery of their run.
-
-        A record that exists stays as it is. Raises BusError; repeat the call.
-        """
+        """Write records of jobs that wait for an earlier delivery of their run. A record that
+        exists stays as it is. Raises BusError; repeat the call."""
         for at in range(0, len(jobs), WRITES_AT_ONCE):
             await asyncio.gather(*map(self._put_queued, jobs[at : at + WRITES_AT_ONCE]))
 
@@ -186,9 +182,7 @@ class Records:
         await self._bucket.update(job.key, record.dump(), 0)
 
     async def is_done(self, job: Job) -> bool:
-        """Return whether the job's attempt was made, or the delivery has its outcome.
-
-        Raises BusError.
-        """
+        """Return whether the job's attempt was made, or the delivery has its outcome. Raises
+        BusError."""
         record = await self.get(job)
         return record is not None and record.has_done(job)

@@ -165,10 +165,8 @@ class Order:
                 return rest.first
 
     async def record_behind(self, first: Job) -> None:
-        """Store records of the jobs behind the first job, also of those that come later.
-
-        Raises BusError; repeat the call.
-        """
+        """Store records of the jobs behind the first job, also of those that come later. Raises
+        BusError; repeat the call."""
         while True:
             queue, revision = await self._queue(first)
             if queue.is_listed or not queue.jobs:

@@ -21,11 +21,8 @@ class ReturnTimes:
     def reserve_wait_s(
         self, owner: str, now: float, *, soonest_s: float = 1.0, count: int = 1
     ) -> float:
-        """Return the seconds, at least `soonest_s`, after which `count` more may return.
-
-        `now` is on the monotonic clock. Each call returns a later time than the last call for this
-        owner.
-        """
+        """Return the seconds, at least `soonest_s`, after which `count` more may return. `now` is
+        on the monotonic clock. Each call returns a later time than the last call for this owner."""
         if len(self._full_until) > _MAX_KNOWN:
             self._full_until = {k: at for k, at in self._full_until.items() if at > now}
         until = max(self._full_until.get(owner, 0.0), now + soonest_s) + count / self._per_s

@@ -75,10 +75,8 @@ class Backlog:
         self._times = ReturnTimes(EVENTS_PER_S)
 
     async def put(self, owner: str, stream: str, sequences: Sequence[int]) -> None:
-        """Have these events come again. Each second, `EVENTS_PER_S` events of an owner come.
-
-        After a repeated call, the events come twice, which does no harm. Raises BusError.
-        """
+        """Have these events come again. Each second, `EVENTS_PER_S` events of an owner come. After
+        a repeated call, the events come twice, which does no harm. Raises BusError."""
         for begin in range(0, len(sequences), AT_MOST):
             waiting = Waiting(owner, stream, tuple(sequences[begin : begin + AT_MOST]))
             count = len(waiting.sequences)

@@ -34,10 +34,8 @@ class Consumers:
         self._ack_wait_s = ack_wait_s
 
     async def update(self) -> None:
-        """Give all consumers the subjects of the current rules; make missing consumers.
-
-        Raises BusError.
-        """
+        """Give all consumers the subjects of the current rules; make missing consumers. Raises
+        BusError."""
         async with self._alone():
             await self._rules.refresh()
             for shard in range(self._bus.shards.made):

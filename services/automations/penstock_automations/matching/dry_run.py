@@ -46,10 +46,8 @@ class Shown:
 
 @dataclass(slots=True)
 class DryRun:
-    """The result of a dry run. `shown` has the first 20 events of each kind.
-
-    `complete` is False if the dry run has not looked at all events.
-    """
+    """The result of a dry run. `shown` has the first 20 events of each kind. `complete` is False if
+    the dry run has not looked at all events."""
 
     looked_at: int = 0
     counts: Counter[Why] = field(default_factory=Counter)
@@ -90,10 +88,8 @@ async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MA
 
 
 async def _events(bus: Bus, stream: str, rule: CompiledRule, start: int) -> AsyncIterator[Stored]:
-    """Yield the events of the rule's types, in the order of the stream.
-
-    One batch of each type is in memory at a time.
-    """
+    """Yield the events of the rule's types, in the order of the stream. One batch of each type is
+    in memory at a time."""
     sources = [
         direct.replay(bus, stream, subjects.event(type_, "*"), start) for type_ in rule.types
     ]

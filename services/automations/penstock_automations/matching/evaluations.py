@@ -50,9 +50,7 @@ class Evaluations:
 
     async def matched(self, rule: CompiledRule, event: Mapping[str, Any]) -> Match | None:
         """Return the match if the rule's condition holds, or if it cannot be evaluated; else None.
-
-        `event` is from `event_of`.
-        """
+        `event` is from `event_of`."""
         try:
             return matched(rule, event, Budget(LOOP_STEPS))
         except TooMuch:

@@ -156,11 +156,8 @@ class Matcher:
         self._matching: asyncio.Task[None] | None = None
 
     async def handle(self, stored: Stored) -> None:
-        """Match an event, and store its jobs.
-
-        An event for which the user's lane has no room is stored in the backlog instead. Raises
-        BusError; match the event again.
-        """
+        """Match an event, and store its jobs. An event for which the user's lane has no room is
+        stored in the backlog instead. Raises BusError; match the event again."""
         arrival = _Arrival(stored, asyncio.get_running_loop().create_future())
         self._arrived.append(arrival)
         if self._matching is None:
@@ -343,10 +340,8 @@ class Matcher:
         return sum(not job.ordered and self._owner_of(job) == owner for job in jobs)
 
     def _entries(self, jobs: Iterable[Job]) -> Iterator[Awaitable[None]]:
-        """Yield a write for each job. A job whose owner has no room now is scheduled.
-
-        In DELIVERIES, it would only stand before the jobs of other owners.
-        """
+        """Yield a write for each job. A job whose owner has no room now is scheduled. In
+        DELIVERIES, it would only stand before the jobs of other owners."""
         room: dict[str, int] = {}
         for job in jobs:
             owner = self._owner_of(job)

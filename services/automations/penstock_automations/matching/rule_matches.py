@@ -41,10 +41,8 @@ def matched(rule: CompiledRule, event: Mapping[str, Any], budget: Budget) -> Mat
 
 
 def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:
-    """Return how many rules led to an event.
-
-    For an event about a delivery, the rule of the delivery counts, too.
-    """
+    """Return how many rules led to an event. For an event about a delivery, the rule of the
+    delivery counts, too."""
     depth = max(facts.depth, len(facts.rules))
     if body["event"]["category"] == "automation":
         # Without this addition, two rules that match each other's `automation` events would fire
@@ -76,11 +74,8 @@ def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> boo
 
 
 def depth_refusal(facts: RunFacts, body: Mapping[str, Any]) -> str | None:
-    """Return why no rule may act on the event; None if rules may act on it.
-
-    Without this limit, rules that start each other's runs, or match each other's events, would
-    never end.
-    """
+    """Return why no rule may act on the event; None if rules may act on it. Without this limit,
+    rules that start each other's runs, or match each other's events, would never end."""
     depth = depth_of(facts, body)
     if depth < MAX_DEPTH:
         return None

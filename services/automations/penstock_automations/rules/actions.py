@@ -229,10 +229,8 @@ class Action(Part):
 
 
 def filled(text: str, event: Mapping[str, Any]) -> str:
-    """Return a text of an action with the event's values in place of the placeholders.
-
-    Raises ExpressionError if the event lacks a field of a placeholder, or the text is too large.
-    """
+    """Return a text of an action with the event's values in place of the placeholders. Raises
+    ExpressionError if the event lacks a field of a placeholder, or the text is too large."""
     return Template.compile(text, VARIABLES).fill({"event": event})
 
 
@@ -246,10 +244,8 @@ def filled_input(value: Mapping[str, Any] | None, event: Mapping[str, Any]) -> A
 
 
 def _mapped(value: Any, change: Callable[[str], Any], path: tuple[str, ...] = ()) -> Any:
-    """Return the value with `change` applied to each text in it, but not to names of fields.
-
-    The error for a text that `change` refuses names the text's path.
-    """
+    """Return the value with `change` applied to each text in it, but not to names of fields. The
+    error for a text that `change` refuses names the text's path."""
     if len(path) > MAX_INPUT_DEPTH:
         raise ValueError(f"the input is nested at most {MAX_INPUT_DEPTH} deep")
     match value:

@@ -49,9 +49,7 @@ class CallSecret(Part):
 
 def read_call_secrets(path: Path) -> dict[str, CallSecret]:
     """Return the secrets of a file by name, with environment variables in place of `${NAME}`.
-
-    Raises ConfigurationError, whose text names the wrong field and does not contain a secret.
-    """
+    Raises ConfigurationError, whose text names the wrong field and does not contain a secret."""
     found: dict[str, CallSecret] = {}
     for number, value in enumerate(read_list(path, "secrets"), 1):
         try:
@@ -84,10 +82,8 @@ class CallRefused(Exception):
 def rule_of_call(
     call: CallJob, secrets: Mapping[str, CallSecret], user_id: str = ""
 ) -> CompiledRule:
-    """Return a rule whose action is the call. `user_id` is the owner of the workflow's run.
-
-    Raises CallRefused if the URL, a header or the secret cannot be used.
-    """
+    """Return a rule whose action is the call. `user_id` is the owner of the workflow's run. Raises
+    CallRefused if the URL, a header or the secret cannot be used."""
     try:
         for name, value in call.headers.items():
             HeaderAuth(name=name, value=value)

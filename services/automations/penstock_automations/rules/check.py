@@ -102,10 +102,8 @@ def missing_right(rule: Rule, owner: Owner) -> str | None:
 
 
 def check_agent(run: RunAction, config: Config) -> None:
-    """Raise InvalidRule if there is no such agent, or the agent does not accept the input.
-
-    An input with placeholders is not checked here, but when the placeholders are filled.
-    """
+    """Raise InvalidRule if there is no such agent, or the agent does not accept the input. An input
+    with placeholders is not checked here, but when the placeholders are filled."""
     agent = config.agent(run.agent)
     if agent is None:
         reason = f"{config.no_agent(run.agent)}; {_NO_WORKFLOW}"

@@ -78,10 +78,8 @@ class DeadLetters:
 
 
 class AbandonedRuns:
-    """Continues or ends the runs that the watchdog finds (see `succession/watchdog.py`).
-
-    All methods raise Retry if another connector works on the run.
-    """
+    """Continues or ends the runs that the watchdog finds (see `succession/watchdog.py`). All
+    methods raise Retry if another connector works on the run."""
 
     def __init__(self, context: CommandContext, continues: ContinueHandler) -> None:
         self._context = context

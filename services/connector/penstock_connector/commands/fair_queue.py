@@ -82,11 +82,8 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, user_id: str, run_id: str, sequence: int) -> AsyncIterator[None]:
-        """Wait for a turn; the caller opens the leg within the context.
-
-        `sequence` is the stream sequence of the start command. Raises Retry when the connector
-        stops.
-        """
+        """Wait for a turn; the caller opens the leg within the context. `sequence` is the stream
+        sequence of the start command. Raises Retry when the connector stops."""
         if self._closed:
             raise Retry(1)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -24,10 +24,8 @@ class LegEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a leg has ended, and the payload of the leg's last source frame.
-
-    `code` is one of the codes of lifecycle.failed; only a lost leg has one.
-    """
+    """How a leg has ended, and the payload of the leg's last source frame. `code` is one of the
+    codes of lifecycle.failed; only a lost leg has one."""
 
     end: LegEnd
     facts: dict[str, Any]

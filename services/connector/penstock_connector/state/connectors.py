@@ -77,10 +77,8 @@ class Connectors:
         return await self.is_alive(pod)
 
     async def alive_pods(self) -> set[str]:
-        """Return all connectors with a valid lease, and this connector.
-
-        The result may be used only if `sees_others()` returns True afterwards.
-        """
+        """Return all connectors with a valid lease, and this connector. The result may be used only
+        if `sees_others()` returns True afterwards."""
         keys = await self._leases.keys("pod.>")
         await self._bus.clock.refresh()
         return {key.removeprefix("pod.") for key in keys} | {self._pod}

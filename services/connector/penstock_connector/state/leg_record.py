@@ -60,10 +60,8 @@ class LegRecords:
         self._bucket = bus.bucket("claims")
 
     async def put(self, run_id: str, record: LegRecord) -> None:
-        """Record that this connector holds a leg of the run.
-
-        If this connector dies, other connectors find the leg only by this record.
-        """
+        """Record that this connector holds a leg of the run. If this connector dies, other
+        connectors find the leg only by this record."""
         await self._bucket.put(f"active.{self._pod}.{run_id}", record.dump())
 
     async def delete(self, run_id: str) -> None:
@@ -71,10 +69,8 @@ class LegRecords:
         await self._bucket.delete(f"active.{self._pod}.{run_id}")
 
     async def delete_of(self, pod: str, run_id: str, revision: int) -> None:
-        """Delete another connector's record if it still has this revision.
-
-        That connector may be alive, and have opened the run's next leg since the record was read.
-        """
+        """Delete another connector's record if it still has this revision. That connector may be
+        alive, and have opened the run's next leg since the record was read."""
         await self._bucket.delete(f"active.{pod}.{run_id}", revision)
 
     async def exists(self, run_id: str, pod: str) -> bool:

@@ -78,9 +78,7 @@ class Reaper:
 
     async def _settle_orphans(self, recorded: set[str]) -> None:
         """Settle legs for which two checks in a row found a record of this connector but no task.
-
-        An exception in this process has left such legs, and no other connector settles them.
-        """
+        An exception in this process has left such legs, and no other connector settles them."""
         orphans = {run_id for run_id in recorded if not self._registry.works_on(run_id)}
         for run_id in orphans & self._orphans:
             log.warning("run %s: a record says that its leg is held here, and it is not", run_id)

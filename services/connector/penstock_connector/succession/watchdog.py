@@ -192,10 +192,8 @@ class Watchdog:
         return StuckReason.NEVER_SENT, approval_id
 
     async def _why_workflow_stuck(self, record: RunRecord, watched: _Watched) -> StuckReason | None:
-        """Return NEVER_STARTED if a workflow's run was never started, else None.
-
-        The workflows service continues all other runs of workflows.
-        """
+        """Return NEVER_STARTED if a workflow's run was never started, else None. The workflows
+        service continues all other runs of workflows."""
         run_id = record.run_id
         if record.status != "queued" or time.monotonic() - watched.since < UNSTARTED_S:
             return None

@@ -36,10 +36,8 @@ class Call:
 
 @dataclass(slots=True)
 class ReattachState:
-    """The facts of a leg's stream that the adapter needs to reattach to the stream.
-
-    A connector that takes the leg over reads the frames from RAW, with the same `watch`.
-    """
+    """The facts of a leg's stream that the adapter needs to reattach to the stream. A connector
+    that takes the leg over reads the frames from RAW, with the same `watch`."""
 
     # the number of the last event, if the server numbers events
     last_event_index: int | None = None
@@ -54,10 +52,8 @@ class ReattachState:
 
 
 class CancelAnswer(Enum):
-    """The result of asking an agent server to cancel a run.
-
-    Only the first three stop the run; after `ACCEPTED`, the end of the stream confirms it.
-    """
+    """The result of asking an agent server to cancel a run. Only the first three stop the run;
+    after `ACCEPTED`, the end of the stream confirms it."""
 
     NOT_CALLED = "not called"  # the server never got the leg's request
     BY_CLOSING = "by closing"  # the protocol has no cancel: closing the connection is the cancel

@@ -28,10 +28,8 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A cancelled run, the time of the cancellation, and `confirmed` of the event.
-
-    `at` is None if the run has not ended yet.
-    """
+    """A cancelled run, the time of the cancellation, and `confirmed` of the event. `at` is None if
+    the run has not ended yet."""
 
     record: RunRecord
     at: str | None

@@ -17,9 +17,7 @@ _UNFINISHED: Final = tuple(status for status in get_args(RunStatus) if status no
 
 async def run_of(bus: Bus, who: Identity, run_id: str, unknown: Problem | None = None) -> RunRecord:
     """Return the record of a run that the caller may see; else the Problem of `check_run`, or 404.
-
-    `unknown` replaces the 404, on a surface with texts of its own.
-    """
+    `unknown` replaces the 404, on a surface with texts of its own."""
     try:
         record = await record_of(bus, run_id)
         check_run(who, record.user_id, record.run_id, record.session_id)

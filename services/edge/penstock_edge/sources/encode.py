@@ -41,10 +41,8 @@ def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
 
 
 async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> Item:
-    """Encode one message as an item; first read from NATS what the encoding needs.
-
-    If the message cannot be read, the item is a notice, so that a client sees that one is missing.
-    """
+    """Encode one message as an item; first read from NATS what the encoding needs. If the message
+    cannot be read, the item is a notice, so that a client sees that one is missing."""
     try:
         if not is_raw(stored):
             stored = await _with_object(bus, stored)

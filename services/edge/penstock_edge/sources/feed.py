@@ -56,10 +56,8 @@ class Watcher(Protocol):
     """A source that needs all events of some runs, and knows the runs by their ids."""
 
     def take(self, stored: Stored) -> None:
-        """Take the next message of a watched run; neither block nor raise an exception.
-
-        During this call, the watcher may call `Feed.watch` and `Feed.unwatch`.
-        """
+        """Take the next message of a watched run; neither block nor raise an exception. During this
+        call, the watcher may call `Feed.watch` and `Feed.unwatch`."""
         ...
 
 
@@ -85,9 +83,7 @@ class Feed:
 
     async def join(self, listener: Listener) -> StreamSequence:
         """Add a listener; return the sequence from which on it receives all messages that it needs.
-
-        If this raises BusError, the listener is not added.
-        """
+        If this raises BusError, the listener is not added."""
         await self.acquire()
         # If there were an `await` between the following lines, the listener could receive a message
         # twice or in the wrong order.
@@ -129,10 +125,8 @@ class Feed:
 
     @contextmanager
     def remember_more(self) -> Iterator[None]:
-        """Remember more messages within the block.
-
-        So a reader of stored messages has time to reach the oldest message that the feed remembers.
-        """
+        """Remember more messages within the block. So a reader of stored messages has time to reach
+        the oldest message that the feed remembers."""
         self._keepers += 1
         try:
             yield
@@ -156,9 +150,7 @@ class Feed:
 
     def forget(self) -> None:
         """Drop the remembered messages, because NATS has lost them and publishers send them again.
-
-        If the feed kept these messages, a new listener would receive each of them twice.
-        """
+        If the feed kept these messages, a new listener would receive each of them twice."""
         self._recent.clear()
         self._recent_bytes = 0
 
@@ -209,11 +201,8 @@ class Feed:
             self._to_watchers(batch)
 
     def _to_watchers(self, batch: list[Stored]) -> None:
-        """Pass each message to its watchers.
-
-        A watcher may begin to watch a run during the call, and then gets this run's later messages
-        in the same batch.
-        """
+        """Pass each message to its watchers. A watcher may begin to watch a run during the call,
+        and then gets this run's later messages in the same batch."""
         for stored in batch:
             for watcher in tuple(self._watchers.get(subjects.run_id_of(stored.subject), ())):
                 watcher.take(stored)

@@ -69,10 +69,8 @@ class Found(NamedTuple):
 
 
 class SessionRows(IndexRows):
-    """The index's rows of all sessions, in the same database as the rows of all runs.
-
-    `updated` is the time when the session's last run changed, in Unix milliseconds.
-    """
+    """The index's rows of all sessions, in the same database as the rows of all runs. `updated` is
+    the time when the session's last run changed, in Unix milliseconds."""
 
     def __init__(self, runs: RunRows) -> None:
         super().__init__(

@@ -108,10 +108,8 @@ class TreeSource(Source, Watcher):
             self._deliver(batch)
 
     def _go_live(self, feed: Feed, live_from: int) -> None:
-        """Deliver the events that the feed remembers, and from then on each event of the feed.
-
-        If there were an `await` between these lines, an event could be missed.
-        """
+        """Deliver the events that the feed remembers, and from then on each event of the feed. If
+        there were an `await` between these lines, an event could be missed."""
         self._next = max(self._next, live_from)
         for run_id in self._members.runs():
             feed.watch(run_id, self)

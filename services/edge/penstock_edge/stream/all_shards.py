@@ -113,9 +113,7 @@ class AllShards:
 
     def _with_marker_of_all(self, body: bytes, marker: bytes) -> bytes:
         """Return the body without the shard's live marker, unless this is the last shard's marker.
-
-        So the client gets one marker, after the stored events of all shards.
-        """
+        So the client gets one marker, after the stored events of all shards."""
         self._unmarked -= 1
         return body if self._unmarked == 0 else body.replace(marker, b"", 1)
 

@@ -52,10 +52,8 @@ _MOVED: Final = {ReconnectReason.AGE: End.AGED, ReconnectReason.DRAIN: End.DRAIN
 
 
 class Client:
-    """Provides the bytes of one client's stream in order, and never waits for another client.
-
-    Only the driver's task may call `next_write`. Any task may call the other methods at any time.
-    """
+    """Provides the bytes of one client's stream in order, and never waits for another client. Only
+    the driver's task may call `next_write`. Any task may call the other methods at any time."""
 
     __slots__ = (
         "_after",
@@ -111,10 +109,8 @@ class Client:
     # The following methods are called by the driver, or by the task of a response that ASGI sends.
 
     async def take(self) -> bytes | None:
-        """Wait for the bytes to write next, and return them; None when the stream has ended.
-
-        Only the task of a response that is sent by ASGI may call this method.
-        """
+        """Wait for the bytes to write next, and return them; None when the stream has ended. Only
+        the task of a response that is sent by ASGI may call this method."""
         driver = self.driver
         if driver is None:
             driver = self.driver = ByTask()
@@ -154,10 +150,8 @@ class Client:
         self._turn = self._turns.for_caller(who)
 
     def interruption(self) -> bytes:
-        """Return the frames that mark the stream as incomplete.
-
-        The result is empty if the client can reconnect and continue at its cursor.
-        """
+        """Return the frames that mark the stream as incomplete. The result is empty if the client
+        can reconnect and continue at its cursor."""
         frames = b"".join(self.hub.view.encoding().interruption())
         # The last write may have ended inside a frame. The empty line ends this frame. If the last
         # write ended between two frames, the empty line has no meaning.
@@ -172,10 +166,8 @@ class Client:
             self.driver.wake()
 
     def leave_in_sync(self) -> None:
-        """Leave the group of clients in sync, if the client is in it.
-
-        The client then has a position of its own, and writes by its driver.
-        """
+        """Leave the group of clients in sync, if the client is in it. The client then has a
+        position of its own, and writes by its driver."""
         if self._phase is IN_SYNC:
             at, next_ = self.hub.leave_in_sync(self)
             self._next = max(self._next, next_)
@@ -219,11 +211,8 @@ class Client:
         self._releases += (release,)
 
     def end_after(self, sequence: int) -> None:
-        """End the stream after the message with this stream sequence.
-
-        If this client does not get that message, the stream ends after the first item with a higher
-        sequence.
-        """
+        """End the stream after the message with this stream sequence. If this client does not get
+        that message, the stream ends after the first item with a higher sequence."""
         self._end_after = sequence
         self.wake()
 
@@ -249,9 +238,7 @@ class Client:
 
     def leave(self) -> None:
         """Leave the hub, because the client has closed the connection or the response is complete.
-
-        Further calls do nothing.
-        """
+        Further calls do nothing."""
         self.leave_in_sync()
         self._finish(End.LEFT)
         on_leave, self._on_leave = self._on_leave, None
@@ -268,10 +255,8 @@ class Client:
             driver.wake()
 
     def maintain(self, now: float, period_s: float, settings: EdgeSettings) -> None:
-        """Drop a slow client, or send a keep-alive to a client with an idle stream.
-
-        `Hubs.maintain` calls this method every `period_s` seconds.
-        """
+        """Drop a slow client, or send a keep-alive to a client with an idle stream. `Hubs.maintain`
+        calls this method every `period_s` seconds."""
         if self.writing.since is not None:
             self._drop_if_slow(now - self.writing.since, period_s, settings)
             return
@@ -302,10 +287,8 @@ class Client:
         return self._was_last or (self._end_after is not None and self._next > self._end_after)
 
     def _end_with(self, end: End) -> None:
-        """End the stream for this reason, after the driver has written `_last_bytes`.
-
-        If the stream already has a reason to end, this first reason stays.
-        """
+        """End the stream for this reason, after the driver has written `_last_bytes`. If the stream
+        already has a reason to end, this first reason stays."""
         self.end = self.end or end
         self.wake()
 
@@ -395,10 +378,8 @@ class Client:
         return b""
 
     def _join_in_sync(self, live: Live) -> None:
-        """Let the hub write the next items, if this client needs exactly the hub's bytes.
-
-        A client that cannot get in sync stays live; the hub wakes it when the ring gets items.
-        """
+        """Let the hub write the next items, if this client needs exactly the hub's bytes. A client
+        that cannot get in sync stays live; the hub wakes it when the ring gets items."""
         is_plain = self._after is None and self._own.live_after is None and self._end_after is None
         write = self.driver.write if is_plain and self.driver is not None else None
         if write is not None and self.hub.join_in_sync(self, live.at, write):

@@ -22,9 +22,7 @@ FULL_COLLECTION_S = 3600.0
 
 class Collector:
     """Lets the garbage collector check only new objects, and all objects every `full_collection_s`.
-
-    A collection of all objects frees cycles that the code makes by mistake.
-    """
+    A collection of all objects frees cycles that the code makes by mistake."""
 
     def __init__(self, full_collection_s: float = FULL_COLLECTION_S) -> None:
         self._full_collection_s = full_collection_s

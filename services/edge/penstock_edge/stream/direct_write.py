@@ -165,11 +165,8 @@ class Direct(Driver):
         client.leave()
 
     async def _write_dropped(self, in_frame: bool) -> None:
-        """Write the reason why the stream ends, and close the connection.
-
-        Nothing is written if the last write ended inside a frame, or if the connection does not
-        accept the bytes in time.
-        """
+        """Write the reason why the stream ends, and close the connection. Nothing is written if the
+        last write ended inside a frame, or if the connection does not accept the bytes in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DROPPED_S):
                 await self._writable()

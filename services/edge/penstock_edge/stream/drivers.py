@@ -18,10 +18,8 @@ class Driver(Protocol):
 
     @property
     def write(self) -> Write | None:
-        """The connection's own `write`, which takes HTTP chunks; None if ASGI must be used.
-
-        The value is also None while the connection is paused because too many bytes wait in it.
-        """
+        """The connection's own `write`, which takes HTTP chunks; None if ASGI must be used. The
+        value is also None while the connection is paused because too many bytes wait in it."""
         ...
 
     @property
@@ -74,10 +72,8 @@ _TIOCOUTQ: Final = 0x5411  # the number of the ioctl that returns how many bytes
 
 
 def acknowledged(transport: asyncio.WriteTransport | None) -> int | None:
-    """Return how many bytes the peer's system has acknowledged; None if unknown.
-
-    If the client connects through a proxy, the peer is the proxy.
-    """
+    """Return how many bytes the peer's system has acknowledged; None if unknown. If the client
+    connects through a proxy, the peer is the proxy."""
     if transport is None:
         return None
     connection = transport.get_extra_info("socket")
@@ -93,10 +89,8 @@ def acknowledged(transport: asyncio.WriteTransport | None) -> int | None:
 
 
 def written(transport: asyncio.WriteTransport | None) -> int | None:
-    """Return how many bytes the process has written to the connection; None if unknown.
-
-    Bytes that wait in the transport or in the system's queue are counted, too.
-    """
+    """Return how many bytes the process has written to the connection; None if unknown. Bytes that
+    wait in the transport or in the system's queue are counted, too."""
     if transport is None:
         return None
     connection = transport.get_extra_info("socket")

@@ -79,10 +79,8 @@ class Flushes:
         self.join_s = 0.0  # the shortest time between two flushes of one hub
 
     def add(self, hub: Flushable) -> None:
-        """Flush a hub that has new messages, at once or at the hub's `flush_at`.
-
-        A caller must not add a hub again before the hub is flushed.
-        """
+        """Flush a hub that has new messages, at once or at the hub's `flush_at`. A caller must not
+        add a hub again before the hub is flushed."""
         if hub.flush_at <= self.time():
             self._due.append(hub)  # as `flush_soon` does
             if not self._is_scheduled:

@@ -177,10 +177,8 @@ class Hub:
         return self._state is State.FAILED
 
     async def start(self) -> None:
-        """Begin to follow the view; concurrent callers wait for the same start.
-
-        After a BusError, the caller must stop the hub.
-        """
+        """Begin to follow the view; concurrent callers wait for the same start. After a BusError,
+        the caller must stop the hub."""
         if self._state is State.NEW:
             self._state = State.STARTING
             self._starting = asyncio.create_task(self._begin())
@@ -213,9 +211,7 @@ class Hub:
 
     def history(self, start: StreamSequence, turn: Turn) -> History:
         """Return a reader of the view's stored messages from `start` on, for one client's replay.
-
-        Each read of the reader runs within one `turn` of the client's user.
-        """
+        Each read of the reader runs within one `turn` of the client's user."""
         return history_of(self._bus, self.view, self._source, start, turn)
 
     def can_join(self, last: Stored | None) -> bool:
@@ -267,10 +263,8 @@ class Hub:
         return self.in_sync.remove(client)
 
     def flush(self) -> int:
-        """Encode the new messages, and write them to the clients; return the number of writes.
-
-        If there are more clients than `SLICE`, the next call continues the fan-out.
-        """
+        """Encode the new messages, and write them to the clients; return the number of writes. If
+        there are more clients than `SLICE`, the next call continues the fan-out."""
         group, arrivals = self.in_sync, self._arrivals
         arrivals.is_queued = False
         try:
@@ -300,10 +294,8 @@ class Hub:
         return writes
 
     def _measure(self, received: str, writes: int) -> None:
-        """Measure the added latency of an event, if this flush has written it to clients in sync.
-
-        A client that is not in sync may read old events, whose age Penstock has not added.
-        """
+        """Measure the added latency of an event, if this flush has written it to clients in sync. A
+        client that is not in sync may read old events, whose age Penstock has not added."""
         self._sampled = None
         if writes:
             received_s = datetime.fromisoformat(received).timestamp()

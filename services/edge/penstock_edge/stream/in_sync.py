@@ -100,10 +100,8 @@ class InSyncGroup:
         now: float,
         most: int,
     ) -> int:
-        """Begin a fan-out of the items up to `at`: write `body` to at most `most` members.
-
-        No fan-out may be in progress. `write` continues the fan-out. Return the number of writes.
-        """
+        """Begin a fan-out of the items up to `at`: write `body` to at most `most` members. No
+        fan-out may be in progress. `write` continues the fan-out. Return the number of writes."""
         if len(self.written) == 1:
             # Most runs have one client. A dictionary that gets and loses an entry for each event is
             # reallocated every few events, which takes 0.4 µs an event.

@@ -86,10 +86,8 @@ class OpenStreams:
             self.max_streams = room
 
     def require_room(self, scope: Scope) -> None:
-        """Check that one more stream may be opened, and count the stream for the user.
-
-        Handlers call this method before they begin any work.
-        """
+        """Check that one more stream may be opened, and count the stream for the user. Handlers
+        call this method before they begin any work."""
         if self._grace_s is not None:
             STREAMS_REFUSED.labels("draining").inc()
             raise Problem(503, "this edge is about to stop; try again to reach another edge")
@@ -154,8 +152,6 @@ def check_period_s(keep_alive_s: float) -> float:
 
 
 def is_keep_alive_due(idle_s: float, period_s: float) -> bool:
-    """Return whether a stream without bytes for `idle_s` needs a keep-alive at this check.
-
-    The keep-alive is due one check before the end of `keep_alive_s`: the next may come too late.
-    """
+    """Return whether a stream without bytes for `idle_s` needs a keep-alive at this check. The
+    keep-alive is due one check before the end of `keep_alive_s`: the next may come too late."""
     return idle_s >= (CHECKS_PER_KEEP_ALIVE - 1) * period_s

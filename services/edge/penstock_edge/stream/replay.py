@@ -50,10 +50,8 @@ class Replay:
         self._lags = 0
 
     async def take(self, turn: Turn) -> tuple[Item, ...] | Reached:
-        """Return the next items, or `Reached` if the replay has reached the ring.
-
-        The result is empty if this call found no items; the next call may find some.
-        """
+        """Return the next items, or `Reached` if the replay has reached the ring. The result is
+        empty if this call found no items; the next call may find some."""
         if self._encoding is None:
             if self._start >= self._hub.first_sequence:
                 return Reached()
@@ -92,11 +90,8 @@ class Replay:
         return step.is_last or bool(step.kept)
 
     async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:
-        """Encode the next messages, until the items have at least `PIECE_BYTES` bytes.
-
-        If there were no limit, the items for a client that does not read could need much more
-        memory.
-        """
+        """Encode the next messages, until the items have at least `PIECE_BYTES` bytes. If there
+        were no limit, the items for a client that does not read could need much more memory."""
         self._lags = 0
         items: list[Item] = []
         size_bytes = 0

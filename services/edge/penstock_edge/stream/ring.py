@@ -19,11 +19,8 @@ ITEM_BYTES: Final = 200  # the memory of an item without its frames, in bytes
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together.
-
-    `end` is the position in the ring after the last item, and `end_bytes` is the number of bytes of
-    all items before `end`.
-    """
+    """Items that are written together. `end` is the position in the ring after the last item, and
+    `end_bytes` is the number of bytes of all items before `end`."""
 
     body: bytes
     end: RingPosition
@@ -82,9 +79,7 @@ class Ring:
 
     def evict(self, limit_bytes: int, least: int) -> bool:
         """Evict the oldest items until the ring fits in `limit_bytes` or has only `least` items.
-
-        Return whether any item was evicted.
-        """
+        Return whether any item was evicted."""
         count, most = 0, len(self._bodies) - least
         while self.held_bytes > limit_bytes and count < most:
             size_bytes = len(self._bodies[count])
@@ -105,10 +100,8 @@ class Ring:
         return True
 
     def chunk(self, at: RingPosition) -> Chunk | None:
-        """Return the chunk that begins at this position; None at the ring's end.
-
-        A chunk has at most 256 KiB, unless its first item alone is larger.
-        """
+        """Return the chunk that begins at this position; None at the ring's end. A chunk has at
+        most 256 KiB, unless its first item alone is larger."""
         known = self._chunks.get(at)
         if known is None and at < self.end:
             if len(self._chunks) >= KNOWN_CHUNKS:

@@ -51,10 +51,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A saved position: the cursor, and a time before which the client has got all events.
-
-    `holder` is the id of the connection that may save the next position.
-    """
+    """A saved position: the cursor, and a time before which the client has got all events. `holder`
+    is the id of the connection that may save the next position."""
 
     cursor: str
     complete_until: float | None  # Unix seconds by NATS's clock
@@ -134,10 +132,8 @@ class SavedCursors:
 
 
 class SavedCursor:
-    """A named cursor, as one connection uses it.
-
-    `found` is the position that was saved before this connection; None if the cursor is new.
-    """
+    """A named cursor, as one connection uses it. `found` is the position that was saved before this
+    connection; None if the cursor is new."""
 
     def __init__(
         self, cursors: SavedCursors, key: str, found: Position | None, revision: int

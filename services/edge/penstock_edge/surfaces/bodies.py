@@ -50,10 +50,8 @@ Message = Annotated[str, AfterValidator(not_blank)]
 
 
 def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
-    """Return the workflow's input from the value at the path `where`; None if there is no input.
-
-    If the request body is a form, the value is the text of a JSON object.
-    """
+    """Return the workflow's input from the value at the path `where`; None if there is no input. If
+    the request body is a form, the value is the text of a JSON object."""
     if value in (None, ""):
         return None
     if isinstance(value, str):

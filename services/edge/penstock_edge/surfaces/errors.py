@@ -38,10 +38,8 @@ def invalid(error_type: str, where: Where, text: str) -> InvalidBody:
 
 @contextmanager
 def unaccepted_as_422(*prefix: str) -> Iterator[None]:
-    """Turn a `NotAccepted` of the block into an `InvalidBody` (decision 0126).
-
-    The errors name each field. `prefix` is the path in the body under which the fields are.
-    """
+    """Turn a `NotAccepted` of the block into an `InvalidBody` (decision 0126). The errors name each
+    field. `prefix` is the path in the body under which the fields are."""
     try:
         yield
     except NotAccepted as error:

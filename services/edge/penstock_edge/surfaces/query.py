@@ -125,10 +125,8 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:
-    """Return the values of a parameter that may be repeated.
-
-    Each repetition may have several values, separated by commas.
-    """
+    """Return the values of a parameter that may be repeated. Each repetition may have several
+    values, separated by commas."""
     given = request.query_params.getlist(name)
     values = (value.strip() for text in given for value in text.split(","))
     listed = list(dict.fromkeys(value for value in values if value))

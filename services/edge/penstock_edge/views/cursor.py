@@ -25,10 +25,8 @@ _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A cursor `<stream sequence>-<frame index>`.
-
-    In every dialect, the stream sequence is the sequence of the message in JetStream.
-    """
+    """A cursor `<stream sequence>-<frame index>`. In every dialect, the stream sequence is the
+    sequence of the message in JetStream."""
 
     sequence: int
     frame: int

@@ -38,10 +38,8 @@ def run_view(
     framing: Framing = NAMED_SSE,
     types: frozenset[str] | None = None,
 ) -> View:
-    """Make the view of a whole run in a dialect of `CLIENT_DIALECTS`, or in `RAW_DIALECT`.
-
-    If `types` is given, the view has only frames of these types.
-    """
+    """Make the view of a whole run in a dialect of `CLIENT_DIALECTS`, or in `RAW_DIALECT`. If
+    `types` is given, the view has only frames of these types."""
     if dialect == RAW_DIALECT:
         return _raw_view(run_id)
     known = CLIENT_DIALECTS[dialect]
@@ -67,10 +65,8 @@ def run_view(
 
 
 def _raw_view(run_id: str) -> View:
-    """Make the view of the agent server's own frames.
-
-    A frame may be split over several messages, so the messages are read from the run's start.
-    """
+    """Make the view of the agent server's own frames. A frame may be split over several messages,
+    so the messages are read from the run's start."""
     return View(
         (run_id, RAW_DIALECT),
         RAW_DIALECT,

@@ -60,10 +60,8 @@ class Framing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sse(Framing):
-    """The framing `text/event-stream`.
-
-    If `named` is True, frames have `event:` lines. `id_first` is explained at `sse.encode`.
-    """
+    """The framing `text/event-stream`. If `named` is True, frames have `event:` lines. `id_first`
+    is explained at `sse.encode`."""
 
     named: bool = True
     id_first: bool = False
@@ -91,10 +89,8 @@ class Sse(Framing):
         return b"%bdata: %b\nid: %b\n\n" % (sse.event_line(name), data, cursor.encode())
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
-        """Return the lines `event`, `data` and `id`.
-
-        A single format string for all three lines saves 0.5 µs of 1.1 µs for each frame.
-        """
+        """Return the lines `event`, `data` and `id`. A single format string for all three lines
+        saves 0.5 µs of 1.1 µs for each frame."""
         if self.id_first or not self.named or LF in data or CR in data:
             return self.event(Frame(data, event), f"{sequence}-0")
         return b"%bdata: %b\nid: %d-0\n\n" % (sse.event_line(event), data, sequence)
@@ -111,10 +107,8 @@ VERBATIM_SSE: Final = Sse(keep_alive=b"")
 
 @dataclass(frozen=True, slots=True)
 class WebSocketMessages(Framing):
-    """The framing with one WebSocket message for each frame.
-
-    If `cursors` is True, a second message with the cursor follows the message of each event.
-    """
+    """The framing with one WebSocket message for each frame. If `cursors` is True, a second message
+    with the cursor follows the message of each event."""
 
     cursors: bool = False
     keep_alive: bytes = b""  # no keep-alives, because WebSockets have pings

@@ -46,10 +46,8 @@ class Encoding(Protocol):
     """
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `feed` can encode this message without a read from NATS.
-
-        Otherwise the caller first folds the messages from `missing_from` on, and awaits `prepare`.
-        """
+        """Return whether `feed` can encode this message without a read from NATS. Otherwise the
+        caller first folds the messages from `missing_from` on, and awaits `prepare`."""
         return True
 
     async def prepare(self, stored: Stored) -> None:
@@ -134,10 +132,8 @@ def type_of(stored: Stored) -> str:
 
 
 def notice(encoder: Encoder, run_id: str, code: str, message: str, session_id: str = "") -> Frame:
-    """Return the frame of a `system.warning` that is not on the bus and has no sequence.
-
-    If the dialect has no frame for a warning, the result is the frame of a `system.error`.
-    """
+    """Return the frame of a `system.warning` that is not on the bus and has no sequence. If the
+    dialect has no frame for a warning, the result is the frame of a `system.error`."""
     event = {
         "run_id": run_id,
         "timestamp": now(),

@@ -91,10 +91,8 @@ class _Member:
         return self.qualified(given)
 
     def shown_source(self, source: Event | None) -> Event | None:
-        """Return the source of an event of this run, with the agent's role and team in the tree.
-
-        If the event comes from a worker inside the agent server, its type stays `worker`.
-        """
+        """Return the source of an event of this run, with the agent's role and team in the tree. If
+        the event comes from a worker inside the agent server, its type stays `worker`."""
         if source is None or self.parent is None:
             return source
         inner = source.get("agent_type") == WORKER
@@ -106,10 +104,7 @@ class _Member:
 
     def subrun(self, own: Event | None = None) -> Event | None:
         """Return the inner run that an event of this run gets in the tree; None for the root's own
-        events.
-
-        `own` is the inner run that the event names, or None.
-        """
+        events. `own` is the inner run that the event names, or None."""
         if self.parent is None:
             return own
         if own is not None:
@@ -276,9 +271,7 @@ class TreeFold:
 
     def _learn(self, member: _Member, event_type: str, event: Event) -> Iterator[Event]:
         """Add the run that the event adds to the tree, or remove the runs that the event removes.
-
-        If a run is left out because the tree is full, yield one warning for the client.
-        """
+        If a run is left out because the tree is full, yield one warning for the client."""
         data = event["data"]
         if event_type == STEP_STARTED and (child := child_of(member.run_id, data)) is not None:
             if self._family.add(child, member.run_id):

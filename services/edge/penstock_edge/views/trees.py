@@ -81,10 +81,8 @@ OpenTree = Callable[[int, Deliver], Source]
 
 @dataclass(frozen=True, slots=True)
 class TreeViews:
-    """Makes the views of one run tree. `open` makes a source of the tree.
-
-    `known` is passed to `TreeFold`, and `answered` to `TreeLeg`.
-    """
+    """Makes the views of one run tree. `open` makes a source of the tree. `known` is passed to
+    `TreeFold`, and `answered` to `TreeLeg`."""
 
     agui: AguiViews
     root: str
@@ -93,10 +91,8 @@ class TreeViews:
     answered: frozenset[str] = frozenset()
 
     def whole(self, dialect: str, framing: Framing, types: frozenset[str] | None = None) -> View:
-        """Make the view of the whole tree in a dialect of `CLIENT_DIALECTS` or `PROFILES`.
-
-        If `types` is given, the view has only frames of these types.
-        """
+        """Make the view of the whole tree in a dialect of `CLIENT_DIALECTS` or `PROFILES`. If
+        `types` is given, the view has only frames of these types."""
         if dialect in PROFILES:
             return self._agui(Audience(PROFILES[dialect]), framing)
         known = CLIENT_DIALECTS[dialect]
@@ -124,10 +120,8 @@ class TreeViews:
         )
 
     def leg(self, form: LegForm[E], after: int) -> View:
-        """Make the view of the tree up to the root's next pause, for the response to a POST.
-
-        Frames of events up to the stream sequence `after` are not written.
-        """
+        """Make the view of the tree up to the root's next pause, for the response to a POST. Frames
+        of events up to the stream sequence `after` are not written."""
 
         def encoding() -> TreeEncoding:
             encoder = form.encoder()

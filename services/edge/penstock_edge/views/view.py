@@ -122,10 +122,8 @@ class Delivery(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The events of one run or of many runs, in the dialect and framing that clients read.
-
-    Clients whose views have the same `key` share one hub.
-    """
+    """The events of one run or of many runs, in the dialect and framing that clients read. Clients
+    whose views have the same `key` share one hub."""
 
     key: tuple[str, ...]
     dialect: str

@@ -75,10 +75,8 @@ def canonical_event(
     leg: int,
     attempt: int,
 ) -> CanonicalEvent:
-    """Return the canonical event of a draft, with this sequence number in its run.
-
-    `facts` is the payload of the run's first `open` frame. Raises NotEncodable.
-    """
+    """Return the canonical event of a draft, with this sequence number in its run. `facts` is the
+    payload of the run's first `open` frame. Raises NotEncodable."""
     data = redacted(draft.type, draft.data, facts.get("hosts", ()))
     body: JsonObject = {
         "run_id": run_id,

@@ -108,11 +108,8 @@ class RunFold:
         return list(self.events(frame))
 
     def events(self, frame: RawFrame) -> Iterator[CanonicalEvent]:
-        """Yield this frame's events one by one.
-
-        All events of a frame together can be a hundred times as large as the frame, so they are not
-        returned as a list.
-        """
+        """Yield this frame's events one by one. All events of a frame together can be a hundred
+        times as large as the frame, so they are not returned as a list."""
         self.error = None
         if frame.sequence <= self.raw_sequence or self.broken_off:
             return
@@ -376,9 +373,7 @@ class RunFold:
         self, frame: RawFrame, facts: JsonObject, code: str, error: str
     ) -> list[CanonicalEvent]:
         """End the run at `frame`, because the run cannot be continued; ignore all further frames.
-
-        If the run's first `open` frame is missing, `facts` is used in place of its payload.
-        """
+        If the run's first `open` frame is missing, `facts` is used in place of its payload."""
         self.broken_off = True
         self.facts = self.facts or facts
         self.raw_first = self.raw_first or frame.sequence

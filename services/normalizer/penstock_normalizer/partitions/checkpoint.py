@@ -45,10 +45,8 @@ class CheckpointHistory:
         self.settled += [_name(loss) for loss in losses]
 
     def go_back(self, losses: Iterable[Loss]) -> int | None:
-        """Return the position in RAW after which to read again, None without losses of EVENTS.
-
-        The checkpoints after this position are removed.
-        """
+        """Return the position in RAW after which to read again, None without losses of EVENTS. The
+        checkpoints after this position are removed."""
         last_left = min((loss.last_left for loss in losses), default=None)
         if last_left is None:
             return None
@@ -86,11 +84,8 @@ class Checkpoint:
         self.position = 0  # the stored checkpoint: all frames of RAW up to this position are done
 
     async def read(self) -> None:
-        """Read the stored checkpoint.
-
-        A record that is not a number counts as 0. RAW is then read from its start, and the fence of
-        EVENTS refuses events that are published already.
-        """
+        """Read the stored checkpoint. A record that is not a number counts as 0. RAW is then read
+        from its start, and the fence of EVENTS refuses events that are published already."""
         entry = await self._bucket.get(self._key)
         if entry is None:
             return
@@ -106,9 +101,7 @@ class Checkpoint:
 
     async def go_back(self) -> list[Loss]:
         """If EVENTS has lost events, move the checkpoint back to a frame before these events.
-
-        Returns the losses, of all streams, that the partition has not handled yet.
-        """
+        Returns the losses, of all streams, that the partition has not handled yet."""
         entry = await self._bucket.get(self._history_key)
         if entry is not None:
             self._take_history(entry)
@@ -180,10 +173,8 @@ class Checkpoint:
             self._take_history(entry)
 
     def _take_history(self, entry: Entry) -> None:
-        """Use the stored history; if it cannot be read, use an empty one.
-
-        After a loss in EVENTS, an empty history makes the partition read all of RAW again.
-        """
+        """Use the stored history; if it cannot be read, use an empty one. After a loss in EVENTS,
+        an empty history makes the partition read all of RAW again."""
         self._history_revision = entry.revision
         try:
             self._history = CheckpointHistory.parse(entry.value)

@@ -152,10 +152,8 @@ class Partition:
         self.runs.stop()
 
     async def lag(self) -> int:
-        """Return the distance in RAW from the oldest unfinished frame to the newest one.
-
-        It includes the frames of all partitions in between; if all frames are done, it is 0.
-        """
+        """Return the distance in RAW from the oldest unfinished frame to the newest one. It
+        includes the frames of all partitions in between; if all frames are done, it is 0."""
         newest = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
         return max(0, newest.sequence - self._done_up_to) if newest is not None else 0
 

@@ -41,10 +41,8 @@ class Prices:
             self._public = None
 
     def cost_of(self, used: Usage, agent: str, timestamp: str) -> dict[str, Any] | None:
-        """Return the `cost` of an `llm.usage` at this time; None if its price is not known.
-
-        A failure of the package of public prices must not end the run, so it is logged.
-        """
+        """Return the `cost` of an `llm.usage` at this time; None if its price is not known. A
+        failure of the package of public prices must not end the run, so it is logged."""
         if self._table is not None:
             cost = self._table.cost(used, agent, timestamp[:10])
             if cost is not None:
@@ -58,10 +56,8 @@ class Prices:
             return None
 
     async def follow(self) -> None:
-        """Read the table again whenever its file has changed, until cancelled.
-
-        A table with a mistake is logged once, and the table before it stays in force.
-        """
+        """Read the table again whenever its file has changed, until cancelled. A table with a
+        mistake is logged once, and the table before it stays in force."""
         while self._path is not None:
             await asyncio.sleep(CHECK_S)
             try:

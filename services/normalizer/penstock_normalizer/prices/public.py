@@ -46,9 +46,7 @@ _NAMES: Final = {
 
 class PublicPrices:
     """The prices of the installed package. Making one imports the package, which takes a while.
-
-    Raises ImportError if the package is not installed.
-    """
+    Raises ImportError if the package is not installed."""
 
     def __init__(self) -> None:
         self._package = import_module("genai_prices")

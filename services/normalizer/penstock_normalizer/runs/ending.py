@@ -100,10 +100,7 @@ def _facts(record: RunRecord | None) -> dict[str, Any]:
 
 async def write_failed(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
     """Write a source frame with a run's `lifecycle.failed` to RAW; only one of several writers
-    does.
-
-    `data` has the fields of the event, at least `code`.
-    """
+    does. `data` has the fields of the event, at least `code`."""
     writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
     event = {"type": "lifecycle.failed", "data": data}
     try:

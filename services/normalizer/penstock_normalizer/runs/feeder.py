@@ -21,11 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Feeder:
-    """Feeds the frames of one run to its fold.
-
-    Each frame's fence names the previous frame of the same writer. So the feeder notices if the
-    fold lacks a frame that another partition has read.
-    """
+    """Feeds the frames of one run to its fold. Each frame's fence names the previous frame of the
+    same writer. So the feeder notices if the fold lacks a frame that another partition has read."""
 
     __slots__ = ("_context", "_last_of_writer", "_output", "_run_id", "_tools")
 

@@ -36,9 +36,7 @@ class Rebuild:
 
     async def before(self, frame: RawFrame) -> RunFold:
         """Return the fold of all frames before this one; publish events that are missing in EVENTS.
-
-        If frames that the fold needs are lost, the fold is broken off, and the run is ended.
-        """
+        If frames that the fold needs are lost, the fold is broken off, and the run is ended."""
         fold, published = self._context.new_fold(self._run_id), self._output
         self._feeder.restart()
         if frame.opens_run and not published.first and not await self._has_earlier_frames(frame):

@@ -90,10 +90,8 @@ class Publishing:
 
 
 class Run:
-    """Works on one run; `push` takes the run's frames, in the order of RAW.
-
-    `on_idle` is called when no more frames wait.
-    """
+    """Works on one run; `push` takes the run's frames, in the order of RAW. `on_idle` is called
+    when no more frames wait."""
 
     __slots__ = (
         "_blocked",
@@ -134,10 +132,8 @@ class Run:
             self._context.loop.call_soon(self._turn)
 
     def close(self) -> asyncio.Task[None] | None:
-        """Stop the work; return the task if it has not ended yet.
-
-        An acknowledgement that comes later is ignored, so its frames count as not done.
-        """
+        """Stop the work; return the task if it has not ended yet. An acknowledgement that comes
+        later is ignored, so its frames count as not done."""
         self.phase = RunPhase.CLOSED
         self._unblock()
         if self._task is not None:
@@ -272,11 +268,8 @@ class Run:
         self._task = self._context.loop.create_task(self._work_in_task(first_step), name=name)
 
     def _fail(self, error: Exception) -> None:
-        """Start a task that logs an unexpected error and folds the run again.
-
-        If the error ended here, the run would accept frames without publishing events, and no log
-        would show it.
-        """
+        """Start a task that logs an unexpected error and folds the run again. If the error ended
+        here, the run would accept frames without publishing events, and no log would show it."""
         self._publishing = None
         self._work(partial(_raise, error))
 

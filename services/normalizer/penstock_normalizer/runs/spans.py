@@ -86,10 +86,8 @@ class ToolSpans:
     def _span(
         self, event: CanonicalEvent, fold: RunFold, call: _Call | None, data: JsonObject
     ) -> tuple[Span, ...]:
-        """Return the span of a call that ends now; an empty tuple if the run has no trace.
-
-        `call` is None if the call began before the run's stored pause.
-        """
+        """Return the span of a call that ends now; an empty tuple if the run has no trace. `call`
+        is None if the call began before the run's stored pause."""
         traceparent, run_id = fold.facts.get("traceparent"), self._run_id
         call_id = data["tool_call_id"]
         parent = spans.of_leg(traceparent, run_id, fold.leg)

@@ -51,10 +51,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 async def snapshot(
     bus: HasJetStream, stream: str, write: Callable[[bytes], object]
 ) -> dict[str, Any]:
-    """Copy a stream with its consumers; call `write` with each part of the copy.
-
-    Returns the description that `restore` needs: `{"config": …, "state": …}`.
-    """
+    """Copy a stream with its consumers; call `write` with each part of the copy. Returns the
+    description that `restore` needs: `{"config": …, "state": …}`."""
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
     went_on = asyncio.Event()

@@ -46,10 +46,8 @@ class Difference:
 
 
 def declared(retention: Retention, shards: int = 1) -> list[Configuration]:
-    """Return the configurations of all streams and buckets, with this number of shards.
-
-    The bucket of leases comes first, since every change of another stream needs a lease.
-    """
+    """Return the configurations of all streams and buckets, with this number of shards. The bucket
+    of leases comes first, since every change of another stream needs a lease."""
     made: list[StreamConfig] = [*streams.streams(retention), *streams.buckets(retention)]
     made.sort(key=lambda config: config.name != "KV_leases")
     return [*map(_marked, made), *declared_shards(retention, shards)]

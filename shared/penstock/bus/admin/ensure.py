@@ -103,10 +103,8 @@ def _marked_shards(found: Configuration) -> int:
 
 
 async def _with_marked_shards(bus: Buckets, recorded: Shards) -> Shards:
-    """Return the record of shards, corrected if RAW's mark names more shards.
-
-    If the record lacked shards, the normalizers would not read the frames of these shards.
-    """
+    """Return the record of shards, corrected if RAW's mark names more shards. If the record lacked
+    shards, the normalizers would not read the frames of these shards."""
     marked = _marked_shards(await expected(bus, streams.RAW))
     if marked <= recorded.made:
         return recorded

@@ -113,10 +113,8 @@ async def change_partitions(bus: HasJetStream, found: Configuration, count: int)
 
 
 async def _all_know(bus: Buckets, group: str, timeout_s: float) -> None:
-    """Wait until every normalizer with a lease uses the recorded number of partitions.
-
-    After `timeout_s`, one normalizer that uses this number suffices.
-    """
+    """Wait until every normalizer with a lease uses the recorded number of partitions. After
+    `timeout_s`, one normalizer that uses this number suffices."""
     bucket = bus.bucket("leases")
     members: list[Entry] = []
     others: list[str] = []

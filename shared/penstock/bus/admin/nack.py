@@ -68,10 +68,8 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
 
 
 def spec(configuration: Configuration) -> dict[str, Any]:
-    """Return the `spec` of a Stream with this configuration, without most fields that are unset.
-
-    A field that has no name here raises KeyError.
-    """
+    """Return the `spec` of a Stream with this configuration, without most fields that are unset. A
+    field that has no name here raises KeyError."""
     # NACK's control loop keeps messages for a year where a stream has no age.
     made: dict[str, Any] = {"maxAge": _duration(0)}
     if configuration.get("allow_msg_schedules"):

@@ -81,9 +81,7 @@ class Estimate:
 
     def add(self, exchange: Exchange) -> float:
         """Add an exchange; return the seconds by which the server's clock jumped; 0 without a jump.
-
-        A jump backward is a negative number.
-        """
+        A jump backward is a negative number."""
         jumped_s = 0.0
         now_s = exchange.answered_at_s
         if self._kept:
@@ -162,10 +160,8 @@ class Clock:
         return [self._difference_text()]
 
     def has_been_steady_for(self, seconds: float) -> bool:
-        """Return whether the server's clock has not jumped in the last `seconds`.
-
-        Call `refresh` first.
-        """
+        """Return whether the server's clock has not jumped in the last `seconds`. Call `refresh`
+        first."""
         return self._monotonic() >= self._jumped_at_s + seconds
 
     async def refresh(self) -> None:

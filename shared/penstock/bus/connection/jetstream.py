@@ -57,10 +57,8 @@ class JetStream:
         return self.connection.is_usable
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each reconnect, once the streams are known to be complete.
-
-        Returns a function that removes the callback.
-        """
+        """Call `callback` after each reconnect, once the streams are known to be complete. Returns
+        a function that removes the callback."""
         self._on_reconnect.add(callback)
         return lambda: self._on_reconnect.discard(callback)
 

@@ -46,10 +46,8 @@ class Pace:
         self._rest_s = 0.0
 
     def rest_s(self, now_s: float) -> float:
-        """Return how long to rest after the read that has just ended.
-
-        The rest grows with the rate: 1 ms for 2,000 messages a second, and 5 ms for 10,000.
-        """
+        """Return how long to rest after the read that has just ended. The rest grows with the rate:
+        1 ms for 2,000 messages a second, and 5 ms for 10,000."""
         passed_s = now_s - self._looked_at_s
         if passed_s >= CHECK_S:
             share = min(1.0, self.messages / passed_s / BUSY_PER_S)
@@ -163,9 +161,7 @@ class Wire(asyncio.Protocol, Transport):
         on_read: Callable[[], object] = lambda: None,
     ) -> None:
         """Give all further bytes to `parser`, and call `ended` when the connection has ended.
-
-        `on_read` is called after each read whose messages are all delivered.
-        """
+        `on_read` is called after each read whose messages are all delivered."""
         self._parser, self._ended, self._on_read = parser, ended, on_read
         early, self._greeting = bytes(self._greeting), bytearray()
         if early:

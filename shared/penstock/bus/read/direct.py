@@ -43,11 +43,8 @@ async def read(
     limit: int = BATCH,
     max_bytes: int = MAX_BATCH_BYTES,
 ) -> tuple[list[Stored], int]:
-    """Return up to `limit` messages that match, from stream sequence `start` on.
-
-    Also returns how many more matching messages follow. A message over `max_bytes` is returned
-    alone.
-    """
+    """Return up to `limit` messages that match, from stream sequence `start` on. Also returns how
+    many more matching messages follow. A message over `max_bytes` is returned alone."""
     return await _batch(
         bus,
         stream,

@@ -161,11 +161,8 @@ class Histories:
         self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self.forget)
 
     def forget(self) -> None:
-        """Drop all messages of earlier passes.
-
-        After a reconnect, the stream may have lost its end, so a pass that is under way is also
-        repeated.
-        """
+        """Drop all messages of earlier passes. After a reconnect, the stream may have lost its end,
+        so a pass that is under way is also repeated."""
         self._kept = _StoredRange()
 
 

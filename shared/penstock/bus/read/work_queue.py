@@ -72,10 +72,8 @@ class CountsAttempts(Protocol):
     """The interface of `penstock.bus.state.attempts.Attempts`."""
 
     def at(self, step: str, stored: Stored) -> AbstractAsyncContextManager[None]:
-        """Return the context in which a message may kill this process.
-
-        Entering it raises NeverFinished if earlier processes did not survive it.
-        """
+        """Return the context in which a message may kill this process. Entering it raises
+        NeverFinished if earlier processes did not survive it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,10 +400,8 @@ class WorkQueue:
         return stored.delivered == 1 or stored.sequence in self._failed
 
     async def _pause(self, delay_s: float) -> None:
-        """Wait for `delay_s` seconds, or until `run` ends.
-
-        When `run` ends, the message is given back at once, so that another process can take it.
-        """
+        """Wait for `delay_s` seconds, or until `run` ends. When `run` ends, the message is given
+        back at once, so that another process can take it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stopped.wait()
@@ -431,10 +427,8 @@ class WorkQueue:
             await self._bus.jetstream.connection.publish(delivery.reply, answer)
 
     async def _answer_and_delete(self, delivery: Delivery, answer: bytes) -> None:
-        """Answer the server, and then delete the message.
-
-        If the message were deleted first, the server would report the message as terminated.
-        """
+        """Answer the server, and then delete the message. If the message were deleted first, the
+        server would report the message as terminated."""
         stored = delivery.stored
         try:
             await self._bus.jetstream.request(delivery.reply, answer)

@@ -182,10 +182,8 @@ class BucketIndex:
         return found
 
     async def _turn(self, arrived: int) -> None:
-        """Catch up, unless a catch-up after number `arrived` has begun and ended meanwhile.
-
-        So many requests that wait at the same time need only one read.
-        """
+        """Catch up, unless a catch-up after number `arrived` has begun and ended meanwhile. So many
+        requests that wait at the same time need only one read."""
         async with self._lock:
             if self._done > arrived:
                 return
@@ -279,10 +277,8 @@ class IndexRows:
     """
 
     def __init__(self, table: str, *statements: str, beside: IndexRows | None = None) -> None:
-        """Take the table's name, and the statements that create the table and its indexes.
-
-        The table is in the database of `beside`, or in a database of its own.
-        """
+        """Take the table's name, and the statements that create the table and its indexes. The
+        table is in the database of `beside`, or in a database of its own."""
         memory = ":memory:"
         self.db: sqlite3.Connection = (
             sqlite3.connect(memory, isolation_level=None) if beside is None else beside.db
@@ -307,9 +303,7 @@ class IndexRows:
 
     def forget_before(self, sequence: int, limit: int) -> bool:
         """Drop the rows of up to `limit` keys whose rows have lower sequences than `sequence`.
-
-        Returns whether more such rows may be left.
-        """
+        Returns whether more such rows may be left."""
         table = self._table
         old = f"SELECT DISTINCT key FROM {table} WHERE seq < ? LIMIT ?"
         sql = f"DELETE FROM {table} WHERE key IN ({old})"

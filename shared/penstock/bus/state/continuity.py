@@ -136,10 +136,8 @@ class Continuity:
             self._known[stream] = sequence
 
     def on_loss(self, callback: Callable[[Loss], None]) -> Callable[[], None]:
-        """Call `callback` with each new loss, once the stream of the loss is repaired.
-
-        Returns a function that removes the callback.
-        """
+        """Call `callback` with each new loss, once the stream of the loss is repaired. Returns a
+        function that removes the callback."""
         self._callbacks.add(callback)
         return lambda: self._callbacks.discard(callback)
 
@@ -275,10 +273,8 @@ class Continuity:
         self._begun = True
 
     async def _raise_marks(self, look: Snapshot, behind: Iterable[str]) -> None:
-        """Write each sequence into the marks that is later than the present mark of its stream.
-
-        The process that repairs the streams reads the marks, and so learns what this process knows.
-        """
+        """Write each sequence into the marks that is later than the present mark of its stream. The
+        process that repairs the streams reads the marks, and so learns what this process knows."""
         more = {
             stream: known
             for stream in behind

@@ -155,10 +155,8 @@ async def count(bus: HasJetStream) -> int:
 
 
 def _mark(entry: Entry | None) -> Mark | None:
-    """Return the mark in an entry; None without an entry, or when the mark cannot be read.
-
-    An unreadable mark may be ignored, since a replay may be repeated safely.
-    """
+    """Return the mark in an entry; None without an entry, or when the mark cannot be read. An
+    unreadable mark may be ignored, since a replay may be repeated safely."""
     if entry is None:
         return None
     try:

@@ -77,10 +77,8 @@ class Lease:
         return await self._take(0)
 
     async def renew(self) -> bool:
-        """Renew the lease; return False when this process no longer holds the lease.
-
-        While the bus is away, this process still holds the lease until the TTL has passed.
-        """
+        """Renew the lease; return False when this process no longer holds the lease. While the bus
+        is away, this process still holds the lease until the TTL has passed."""
         try:
             if not await self._take(self._revision):
                 self._revision = 0

@@ -72,10 +72,8 @@ class Loss:
 
 @dataclass
 class Snapshot:
-    """The ends of the streams and the content of KV `checkpoints` at one moment.
-
-    `own` has the sequences that this process knew before it read the streams' ends.
-    """
+    """The ends of the streams and the content of KV `checkpoints` at one moment. `own` has the
+    sequences that this process knew before it read the streams' ends."""
 
     own: dict[str, int]  # the highest sequence that this process knows, by stream
     # the last sequence of each stream that answered

@@ -101,11 +101,8 @@ class Peers:
         self._beginning = asyncio.Lock()
 
     async def answer(self) -> None:
-        """Begin to answer the requests of other members.
-
-        Call this before the lease is taken, since other members send requests as soon as they see
-        it.
-        """
+        """Begin to answer the requests of other members. Call this before the lease is taken, since
+        other members send requests as soon as they see it."""
         if self._answers_with is not None:
             return await self._answers_with.answer()
         async with self._beginning:
@@ -133,10 +130,8 @@ class Peers:
         self._suspects |= set(names) - self._revisions.keys() - self._dead - {self._me}
 
     def is_gone(self, name: str) -> bool:
-        """Return whether the last `TIMES` or more requests to the member had no responders.
-
-        A member without responders may return.
-        """
+        """Return whether the last `TIMES` or more requests to the member had no responders. A
+        member without responders may return."""
         return name in self._dead or self._absent.get(name, 0) >= TIMES
 
     def is_dead(self, name: str) -> bool:

@@ -44,10 +44,8 @@ class RunTrees:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def add(self, root_run_id: str, run_id: str, limit: int) -> bool:
-        """Count a run below a root; return False, and count nothing, if `limit` runs are counted.
-
-        A run that is counted already is not counted again.
-        """
+        """Count a run below a root; return False, and count nothing, if `limit` runs are counted. A
+        run that is counted already is not counted again."""
         key = f"runs.{root_run_id}"
         # Without the lock, the concurrent starts of this process would refuse each other's writes.
         async with self._locks.setdefault(root_run_id, asyncio.Lock()):

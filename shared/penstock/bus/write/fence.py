@@ -79,9 +79,7 @@ def post(
 
 async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
     """Return the last stored message that matches, from the leader; None when no message matches.
-
-    Waits while the bus is away.
-    """
+    Waits while the bus is away."""
     while True:
         try:
             return await leader.tail(bus, stream, pattern)

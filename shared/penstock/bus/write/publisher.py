@@ -104,10 +104,8 @@ class Publisher:
                 ack.set_exception(OutcomeUnknown("the connection was lost before the answer"))
 
     def refused(self, subject: str) -> None:
-        """Raise NotPermitted in all publishes to a refused subject (in lower case).
-
-        NATS sends no answer to a publish that it refuses for lack of permission.
-        """
+        """Raise NotPermitted in all publishes to a refused subject (in lower case). NATS sends no
+        answer to a publish that it refuses for lack of permission."""
         for asked, ack in self._waiting.values():
             if not ack.done() and asked.lower() == subject:
                 ack.set_exception(NotPermitted(f"NATS does not let this user publish to {asked}"))

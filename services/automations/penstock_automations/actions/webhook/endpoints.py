@@ -123,10 +123,8 @@ class Endpoint:
 
 
 class Endpoints:
-    """The endpoints to which this process has sent webhooks, at most `MAX_KNOWN`.
-
-    `per_host` is the number of requests that this process makes to one host at once, for all rules.
-    """
+    """The endpoints to which this process has sent webhooks, at most `MAX_KNOWN`. `per_host` is the
+    number of requests that this process makes to one host at once, for all rules."""
 
     def __init__(self, per_host: int) -> None:
         self._per_host = per_host

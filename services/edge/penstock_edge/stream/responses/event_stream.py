@@ -109,11 +109,8 @@ class EventStream:
         self._client.writing.end()
 
     async def _write_dropped(self, send: Send, in_frame: bool) -> None:
-        """Write the reason why the stream ends.
-
-        Nothing is written if the last write ended inside a frame, or if the connection does not
-        accept the bytes in time.
-        """
+        """Write the reason why the stream ends. Nothing is written if the last write ended inside a
+        frame, or if the connection does not accept the bytes in time."""
         body = b"" if in_frame else dropped(self._client)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DROPPED_S):

@@ -17,9 +17,7 @@ from penstock_edge.stream.client import Client
 
 class Body(Protocol):
     """Collects the bytes that a client takes from a view, and makes the response from the bytes.
-
-    Either method may raise a Problem, which is then the response.
-    """
+    Either method may raise a Problem, which is then the response."""
 
     def add(self, taken: bytes) -> None: ...
 
@@ -40,10 +38,8 @@ class Json:
 
 
 class SingleBody:
-    """The response for one client: one body, sent when the view has ended.
-
-    `shape` turns a Problem into an error response in the form that the surface's clients expect.
-    """
+    """The response for one client: one body, sent when the view has ended. `shape` turns a Problem
+    into an error response in the form that the surface's clients expect."""
 
     def __init__(
         self,

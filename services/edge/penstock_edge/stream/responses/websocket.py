@@ -95,9 +95,7 @@ class EventSocket:
 
     async def _listen(self, websocket: WebSocket) -> None:
         """Wait until the client closes the connection or sends a message; then leave the hub.
-
-        Clients must not send messages, so a message ends the connection.
-        """
+        Clients must not send messages, so a message ends the connection."""
         message = await websocket.receive()
         if message["type"] == "websocket.receive":
             received = message.get("bytes") or (message.get("text") or "").encode()

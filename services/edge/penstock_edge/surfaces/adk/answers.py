@@ -104,10 +104,8 @@ def _excludes_objects(schema: Any) -> bool:
 
 
 def _result(response: Any, schema: Any) -> Any:
-    """Return the value in `{"result": …}`; return any other response unchanged.
-
-    If the schema has a field `result`, the response itself is the value.
-    """
+    """Return the value in `{"result": …}`; return any other response unchanged. If the schema has a
+    field `result`, the response itself is the value."""
     if not isinstance(response, dict) or set(response) != {"result"}:
         return response
     fields = schema.get("properties", {}) if isinstance(schema, dict) else {}

@@ -95,10 +95,8 @@ def text_of(request: RunAgentRequest) -> str:
 
 
 def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
-    """Refuse message parts and a state that only an ADK server could use.
-
-    `takes_state` is True for a workflow, which gets `stateDelta` as its input.
-    """
+    """Refuse message parts and a state that only an ADK server could use. `takes_state` is True for
+    a workflow, which gets `stateDelta` as its input."""
     refused = "an agent that is no ADK agent takes no"
     errors = [
         body_error("not_portable", path_of_part(index, key), f"{refused} {key}")
@@ -117,10 +115,8 @@ def path_of_part(index: int, key: str) -> tuple[str | int, ...]:
 
 
 def _require_one_spelling(document: dict[str, Any]) -> None:
-    """Refuse a field in both spellings.
-
-    The edge checks only one of the two values, and the ADK server could read the other value.
-    """
+    """Refuse a field in both spellings. The edge checks only one of the two values, and the ADK
+    server could read the other value."""
     for name, field in RunAgentRequest.model_fields.items():
         alias = field.alias or name
         if alias != name and alias in document and name in document:

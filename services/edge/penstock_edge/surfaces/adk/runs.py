@@ -46,10 +46,8 @@ NO_TIMEOUT_S: Final = 0.0
 
 
 class EventList(Body):
-    """A response body that lists the leg's events as JSON.
-
-    If the leg failed, the response is an error instead of the list.
-    """
+    """A response body that lists the leg's events as JSON. If the leg failed, the response is an
+    error instead of the list."""
 
     def __init__(self) -> None:
         self._parser = Parser()

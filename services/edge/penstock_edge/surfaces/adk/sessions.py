@@ -223,10 +223,8 @@ def session_named_by(edge: Edge, request: Request) -> NamedSession:
 
 
 def readable_by(edge: Edge, request: Request) -> NamedSession:
-    """Return the session that the path names, for a handler that reads the session.
-
-    The session of an ADK agent is relayed byte for byte, so the caller needs the scope `raw`.
-    """
+    """Return the session that the path names, for a handler that reads the session. The session of
+    an ADK agent is relayed byte for byte, so the caller needs the scope `raw`."""
     named = session_named_by(edge, request)
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")

@@ -72,11 +72,8 @@ class UpstreamLeg(RelayedLeg):
         return Item(raw.sequence, frames, last=raw.kind in ("lost", "end"))
 
     def interruption(self) -> list[bytes]:
-        """Return an error frame.
-
-        The client has no cursor to continue with. If there were no error frame, the client would
-        conclude that the run has succeeded.
-        """
+        """Return an error frame. The client has no cursor to continue with. If there were no error
+        frame, the client would conclude that the run has succeeded."""
         return self._error({"error": INTERRUPTED}, now())
 
     def _boundary(self, connection: str) -> bytes:
@@ -122,9 +119,7 @@ def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str,
 
 def leg_form(timeout_s: float, *, streaming: bool) -> LegForm[AdkEncoder]:
     """Return the form of a leg in ADK's events; error frames name the agent's `timeout_s`.
-
-    `streaming` is the field `streaming` of the client's request.
-    """
+    `streaming` is the field `streaming` of the client's request."""
 
     def interrupted(encoder: AdkEncoder) -> list[bytes]:
         failure = failure_frame({"error": INTERRUPTED}, timeout_s, time.time())

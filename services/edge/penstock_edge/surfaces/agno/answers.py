@@ -35,11 +35,8 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """A tool call with a client's answer; the tool call may be inside a requirement.
-
-    Each of `ids` may be the id of the item that the client answers. The most specific id comes
-    first.
-    """
+    """A tool call with a client's answer; the tool call may be inside a requirement. Each of `ids`
+    may be the id of the item that the client answers. The most specific id comes first."""
 
     where: Where
     ids: tuple[str, ...]
@@ -75,10 +72,8 @@ Answer = ToolAnswer | StepAnswer
 
 
 def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
-    """Return the answers in a client's list.
-
-    `section` is the name of the list: `tools`, `requirements` or `step_requirements`.
-    """
+    """Return the answers in a client's list. `section` is the name of the list: `tools`,
+    `requirements` or `step_requirements`."""
     read = _SECTIONS[section]
     return [answer for index, each in enumerate(given) for answer in read((section, index), each)]
 
@@ -231,10 +226,8 @@ def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]
 
 
 def _names(items: Sequence[JsonObject], shown: Mapping[str, str]) -> Mapping[str, list[JsonObject]]:
-    """Map each id by which clients may name an item to the items with this id.
-
-    Several items may have the same id, because two members of a team may use the same call id.
-    """
+    """Map each id by which clients may name an item to the items with this id. Several items may
+    have the same id, because two members of a team may use the same call id."""
     names: dict[str, list[JsonObject]] = {}
     by_id = {item["item_id"]: item for item in items}
     named = [(item["item_id"], item) for item in items]
@@ -259,10 +252,8 @@ def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject 
 
 
 def _require_same_call(item: JsonObject, answer: Answer) -> None:
-    """Refuse an answer whose tool call differs from the item's call.
-
-    A person has approved only the item's call, so no other call may run.
-    """
+    """Refuse an answer whose tool call differs from the item's call. A person has approved only the
+    item's call, so no other call may run."""
     if isinstance(answer, StepAnswer):
         return
     asked = waiting_tool(item, None)

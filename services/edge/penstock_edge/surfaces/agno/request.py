@@ -37,10 +37,8 @@ KINDS: Final = tuple(ANSWER_FIELDS)
 
 
 def error(type: str, loc: Sequence[str | int], msg: str, input: Any = None) -> JsonObject:
-    """Return an error in FastAPI's form; `loc` is the path of the field in the body.
-
-    The error shows only the beginning of `input`; it shows null if `input` is not a text.
-    """
+    """Return an error in FastAPI's form; `loc` is the path of the field in the body. The error
+    shows only the beginning of `input`; it shows null if `input` is not a text."""
     shown = shortened(input) if isinstance(input, str) else None
     return {**body_error(type, loc, msg), "input": shown}
 
@@ -78,10 +76,8 @@ class RunRequest(BaseModel):
         return self.background and not self.stream
 
     def forwarded(self) -> JsonObject:
-        """Return the client's other fields, without reserved fields and null values.
-
-        Agno ignores `dependencies` that are not a JSON object, so such a field is left out.
-        """
+        """Return the client's other fields, without reserved fields and null values. Agno ignores
+        `dependencies` that are not a JSON object, so such a field is left out."""
         given = {
             name: value
             for name, value in (self.model_extra or {}).items()

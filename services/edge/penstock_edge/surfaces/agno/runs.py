@@ -57,10 +57,8 @@ _LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON
 
 
 def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
-    """Declare the same operation once for each kind: agents, teams and workflows.
-
-    The handler gets the kind in the path parameter `kind`.
-    """
+    """Declare the same operation once for each kind: agents, teams and workflows. The handler gets
+    the kind in the path parameter `kind`."""
     return [
         Operation(
             path=path.replace("{kind}", kind),

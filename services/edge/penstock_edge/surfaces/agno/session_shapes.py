@@ -33,10 +33,8 @@ _OF_THE_OUTPUT: Final = ("reasoning_content", "metrics", "tools", "messages")
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A session with the fields that lists of sessions show.
-
-    `created_at` and `updated_at` are times of RFC 3339, or "" if the time is unknown.
-    """
+    """A session with the fields that lists of sessions show. `created_at` and `updated_at` are
+    times of RFC 3339, or "" if the time is unknown."""
 
     agent: AgentConfig
     user_id: str
@@ -60,10 +58,8 @@ class SessionSummary:
         )
 
     def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
-        """Return the session in the shape of Agno's schema for sessions of its kind.
-
-        `runs` are the outputs of the session's runs.
-        """
+        """Return the session in the shape of Agno's schema for sessions of its kind. `runs` are the
+        outputs of the session's runs."""
         kind = self.agent.kind
         shape = {name: value for name, value in self.listed().items() if name != "session_type"}
         if kind == "agent":

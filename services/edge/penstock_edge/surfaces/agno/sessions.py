@@ -129,9 +129,7 @@ class Sessions:
     )
     async def create(self, request: Request) -> ASGIApp:
         """Create a session of the agent that the body names, or of the only agent of its kind.
-
-        Names, state and metadata are refused, because Penstock would not keep them.
-        """
+        Names, state and metadata are refused, because Penstock would not keep them."""
         who, _, agents = self._asked(request)
         document = await read_json(request, self._edge.settings.max_body_bytes)
         asked = validated(SessionRequest, document)
@@ -197,11 +195,8 @@ class Sessions:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with one session and its conversation.
-
-        If several agents have a session with this id, the response is the session that changed
-        last.
-        """
+        """Respond with one session and its conversation. If several agents have a session with this
+        id, the response is the session that changed last."""
         who, owner, agents = self._asked(request)
         session_id = request.path_params["session_id"]
         records = await self._records(who, owner, session_id, agents)

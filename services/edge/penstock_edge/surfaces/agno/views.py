@@ -59,11 +59,8 @@ class EdgeFrames:
         return [sse.encode(frame.data, event=frame.event) for frame in encoder.feed(event)]
 
     def interrupted(self) -> list[bytes]:
-        """Return a RunError that ends an interrupted stream.
-
-        Agno's clients have no cursor. If the stream ended without a RunError, a client would
-        conclude that the run has succeeded.
-        """
+        """Return a RunError that ends an interrupted stream. Agno's clients have no cursor. If the
+        stream ended without a RunError, a client would conclude that the run has succeeded."""
         return self.of(
             {
                 "run_id": self.run_id,
@@ -127,11 +124,8 @@ class UpstreamLeg(RelayedLeg):
         return body[:end].replace(*self._session_id) if self._session_id else body[:end]
 
     def _read_session_id(self, opened: dict[str, Any]) -> None:
-        """Read the session's two ids.
-
-        The client continues the session with the id in the frames, so the frames must contain the
-        client's own id.
-        """
+        """Read the session's two ids. The client continues the session with the id in the frames,
+        so the frames must contain the client's own id."""
         if "thread_id" in opened:
             of_client = orjson.dumps(opened["session_id"])[1:-1]
             self._session_id = SessionId(opened["thread_id"].encode(), of_client)

@@ -51,10 +51,8 @@ class AnsweredPauses:
         return Session(self.who.user_id, self.asked.thread_id, (self.agent.id,), any_agent=False)
 
     async def find(self) -> Reply | None:
-        """Return the answers in the request; None if the request is for a new run.
-
-        This method does not check that every item is answered, because the approvals service does.
-        """
+        """Return the answers in the request; None if the request is for a new run. This method does
+        not check that every item is answered, because the approvals service does."""
         try:
             if self.asked.resume:
                 return await self._of_resume()

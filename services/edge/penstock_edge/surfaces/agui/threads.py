@@ -181,10 +181,8 @@ class Threads:
         return SessionStart(position, until_idle=True, last_event=last)
 
     async def _idle_since(self, session: Session) -> int | None:
-        """Return the sequence of the thread's last event (`sessions.idle_since`).
-
-        The result is None while a run of the thread is active or queued.
-        """
+        """Return the sequence of the thread's last event (`sessions.idle_since`). The result is
+        None while a run of the thread is active or queued."""
         idle = await idle_since(self._edge.bus, session)
         if idle == 0:
             if any(record.runs for record in await records_of(self._edge.bus, session)):

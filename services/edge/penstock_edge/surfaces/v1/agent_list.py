@@ -78,10 +78,8 @@ class AgentList:
         return json_response({"agents": shown})
 
     async def states(self) -> list[State]:
-        """Return the state of each agent's server, in the order of the configuration.
-
-        A workflow is `answering` if its definition exists.
-        """
+        """Return the state of each agent's server, in the order of the configuration. A workflow is
+        `answering` if its definition exists."""
         agents = self._edge.config.agents
         # `_state` shields the requests, because other callers may wait for the same request when
         # this caller's client leaves.

@@ -98,10 +98,8 @@ class SessionEvents:
         )
     )
     async def socket(self, websocket: WebSocket) -> ASGIApp:
-        """Send the stream as WebSocket messages.
-
-        A bad request is refused before the WebSocket is accepted.
-        """
+        """Send the stream as WebSocket messages. A bad request is refused before the WebSocket is
+        accepted."""
         edge = self._edge
         edge.streams.require_room(websocket.scope)
         asked = await self._asked(websocket)

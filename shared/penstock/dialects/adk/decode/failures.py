@@ -30,10 +30,8 @@ _UNESCAPED = '{"error":'
 
 @dataclass(slots=True)
 class PendingError:
-    """An `errorCode` whose meaning is still open.
-
-    Only the next frame or the end of the stream shows whether the run has failed.
-    """
+    """An `errorCode` whose meaning is still open. Only the next frame or the end of the stream
+    shows whether the run has failed."""
 
     code: str
     message: str
@@ -78,10 +76,8 @@ def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
 
 
 def cut_short(reason: str, message: str) -> JsonObject:
-    """Return the fields that mark a message as incomplete (see `cut_off`).
-
-    `reason` is the model's `finishReason` or `errorCode`.
-    """
+    """Return the fields that mark a message as incomplete (see `cut_off`). `reason` is the model's
+    `finishReason` or `errorCode`."""
     return cut_off(message, "partial_success" if reason in _PARTIAL else "failed")
 
 
@@ -104,10 +100,8 @@ def is_failure(event: AdkEvent) -> bool:
 
 
 def read_failure(event: AdkEvent, before: PendingError | None) -> JsonObject:
-    """Return the data of `lifecycle.failed` for an error frame.
-
-    `before` is the error that the event before the frame reported.
-    """
+    """Return the data of `lifecycle.failed` for an error frame. `before` is the error that the
+    event before the frame reported."""
     details: ErrorDetails = obj(event.get("error_details"))
     status_code = event.get("status_code")
     kinds = (details.get("error_type"), event.get("error_code"), before.code if before else None)
@@ -134,10 +128,8 @@ def is_unescaped_failure(raw: str) -> bool:
 
 
 def read_unescaped(raw: str) -> JsonObject:
-    """Return the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22.
-
-    If the error message has a line break, the frame ends at the line break, and the rest is lost.
-    """
+    """Return the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22. If the error
+    message has a line break, the frame ends at the line break, and the rest is lost."""
     # A regular expression would be very slow for many blanks in a row.
     message = raw.strip()
     if message.startswith(_UNESCAPED):

@@ -129,9 +129,7 @@ class Steps(Snapshots):
 
     def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
         """Return the id of the step at this place, if it has one, and begin a step that is new.
-
-        `speaks` says whether the event has content.
-        """
+        `speaks` says whether the event has content."""
         if place.path:
             return self._enter_node(place, source, out) if self.graph else None
         if speaks and self._in_tree(place):
@@ -248,10 +246,8 @@ class Steps(Snapshots):
         source: Source,
         out: list[Draft],
     ) -> bool:
-        """Complete the steps of the nodes at these paths, with this output.
-
-        Return whether the output is also the output of the whole run.
-        """
+        """Complete the steps of the nodes at these paths, with this output. Return whether the
+        output is also the output of the whole run."""
         is_result = False
         for path in paths:
             if "/" not in path:

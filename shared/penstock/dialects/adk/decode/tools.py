@@ -162,10 +162,8 @@ class Tools(Snapshots):
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: FunctionResponse, event: Event) -> None:
-        """Decode the response to a call: a result, or the progress of a long-running call.
-
-        An interim response of a call that waits makes no tool event (see `_is_interim`).
-        """
+        """Decode the response to a call: a result, or the progress of a long-running call. An
+        interim response of a call that waits makes no tool event (see `_is_interim`)."""
         upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
         if name in REQUESTS or upstream_id in self._requests:

@@ -189,10 +189,8 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit a call, or keep it until its approval is requested.
-
-        The approval's items determine the id that the client gets for the call.
-        """
+        """Emit a call, or keep it until its approval is requested. The approval's items determine
+        the id that the client gets for the call."""
         yield from self._end_thoughts(event)
         self._waiting[event["data"]["tool_call_id"]] = event
         if not event["data"].get("pending"):
@@ -227,10 +225,8 @@ class AdkEncoder:
             yield from self._release(event, call_id)
 
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
-        """End the leg with the open requests of all approvals.
-
-        If a policy decides all items, the run does not pause, so the client sees no requests.
-        """
+        """End the leg with the open requests of all approvals. If a policy decides all items, the
+        run does not pause, so the client sees no requests."""
         yield from self._close(event)
         # A call in `_names` is already in `longRunningToolIds` and needs no further request.
         items = [
@@ -298,11 +294,8 @@ class AdkEncoder:
             yield self._event(event, None, usageMetadata=usage)
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit the failure frame as the last frame.
-
-        If the agent server reported the error, an event with this error comes before the frame, as
-        in ADK 2.13.
-        """
+        """Emit the failure frame as the last frame. If the agent server reported the error, an
+        event with this error comes before the frame, as in ADK 2.13."""
         yield from self._close(event)
         data = event["data"]
         failure = shapes.failure_frame(data, self.timeout_s, epoch_s(event))
@@ -342,10 +335,8 @@ class AdkEncoder:
         return {**body, "branch": branch} if branch else body
 
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
-        """Return the author and the branch of an event. In the outer run, the branch is None.
-
-        Each inner run or step has its own branch, because several of them may send text at once.
-        """
+        """Return the author and the branch of an event. In the outer run, the branch is None. Each
+        inner run or step has its own branch, because several of them may send text at once."""
         source = event.get("source")
         inner = obj(event.get("subrun")).get("id") or event.get("step_id")
         author = source["agent_id"] if source else self._agent

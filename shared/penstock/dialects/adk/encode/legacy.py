@@ -55,10 +55,8 @@ def _of(key: str) -> Content:
 
 
 def _as(pattern: str) -> Content:
-    """Return a function that fills the pattern with the event's data.
-
-    No field can be missing, because the contract requires every field that a pattern names.
-    """
+    """Return a function that fills the pattern with the event's data. No field can be missing,
+    because the contract requires every field that a pattern names."""
     return pattern.format_map
 
 

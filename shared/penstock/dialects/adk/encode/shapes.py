@@ -45,11 +45,8 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
 
 
 def response_part(data: JsonObject) -> JsonObject:
-    """Return the content part of a tool's result.
-
-    A result that is an object is the response. Any other result becomes `{"result": …}`. The
-    response to an unsuccessful call has `error`.
-    """
+    """Return the content part of a tool's result. A result that is an object is the response. Any
+    other result becomes `{"result": …}`. The response to an unsuccessful call has `error`."""
     result, error = data.get("result"), data.get("error")
     if isinstance(result, dict):
         response = dict(result)
@@ -87,11 +84,8 @@ def citation_metadata(citations: Json) -> JsonObject:
 
 
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
-    """Return the `groundingMetadata` of retrieved documents.
-
-    Each document becomes a chunk. A document's score becomes the confidence of a support that
-    refers to the chunk.
-    """
+    """Return the `groundingMetadata` of retrieved documents. Each document becomes a chunk. A
+    document's score becomes the confidence of a support that refers to the chunk."""
     found = objects(list(documents))
     supports = [
         {"groundingChunkIndices": [index], "confidenceScores": [each["score"]]}
@@ -128,11 +122,8 @@ def is_long_running(item: JsonObject) -> bool:
 
 
 def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
-    """Return the last frame of a failed run.
-
-    If the upstream reported the error, the frame has the form of ADK 2.13. Otherwise the frame has
-    a form of adk-streaming.md.
-    """
+    """Return the last frame of a failed run. If the upstream reported the error, the frame has the
+    form of ADK 2.13. Otherwise the frame has a form of adk-streaming.md."""
     make = _FAILURES.get(data.get("code", ""), _stream_error)
     return make(data, timeout_s, at_s)
 

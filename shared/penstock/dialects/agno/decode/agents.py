@@ -71,11 +71,8 @@ class Message:
 
 @dataclass(slots=True)
 class Run:
-    """A run of the upstream.
-
-    `key` is the run's name in this decoder. The key of the outer run is "", because the outer run's
-    upstream id may change.
-    """
+    """A run of the upstream. `key` is the run's name in this decoder. The key of the outer run is
+    "", because the outer run's upstream id may change."""
 
     key: str = ""
     id: str = ""

@@ -102,10 +102,8 @@ class Calls(Snapshots):
         return same[0] if same else None
 
     def close(self, call: Call, *, failed: bool = False) -> None:
-        """Remove a call that has its result.
-
-        Agno reports each failure twice; `is_second_report` recognises the second report.
-        """
+        """Remove a call that has its result. Agno reports each failure twice; `is_second_report`
+        recognises the second report."""
         self.open = [other for other in self.open if other is not call]
         if failed:
             self.failed[call.run, call.upstream_id] += 1

@@ -25,10 +25,8 @@ def _citations(value: Json) -> JsonObject | None:
 
 
 class Messages:
-    """Decodes messages and thoughts.
-
-    Agno has no message ids, so this class makes the ids `msg-<leg>-<n>` and `think-<leg>-<n>`.
-    """
+    """Decodes messages and thoughts. Agno has no message ids, so this class makes the ids
+    `msg-<leg>-<n>` and `think-<leg>-<n>`."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents

@@ -48,11 +48,8 @@ _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
 
 @dataclass(slots=True)
 class Question:
-    """A question about a tool of a run; without a tool, about a step of a workflow.
-
-    `path` is the path to the question in the pause's `resume`, beginning with a section and an
-    index.
-    """
+    """A question about a tool of a run; without a tool, about a step of a workflow. `path` is the
+    path to the question in the pause's `resume`, beginning with a section and an index."""
 
     kind: PauseKind
     path: list[str | int]
@@ -165,10 +162,8 @@ def _was_asked_about(tool: Tool) -> bool:
 
 
 def _tool_kind(tool: Tool) -> PauseKind | None:
-    """Return the kind of answer for which the call waits, if it waits.
-
-    If several kinds apply, the most specific kind is returned, as in Agno's `pause_type`.
-    """
+    """Return the kind of answer for which the call waits, if it waits. If several kinds apply, the
+    most specific kind is returned, as in Agno's `pause_type`."""
     if tool.get("external_execution_required") is True and tool.get("result") is None:
         return "external"
     if tool.get("requires_user_input") is True and not tool.get("answered"):

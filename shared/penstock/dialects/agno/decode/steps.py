@@ -225,11 +225,8 @@ def _results(results: Json) -> Json:
 
 
 def _flat(results: Json) -> list[StepResult]:
-    """Return the results of steps and of all steps inside them, in one list.
-
-    The agent server decides how deeply the results are nested, and a recursion could exceed
-    Python's limit.
-    """
+    """Return the results of steps and of all steps inside them, in one list. The agent server
+    decides how deeply the results are nested, and a recursion could exceed Python's limit."""
     flat: list[StepResult] = []
     queue = [results]
     while queue:

@@ -38,11 +38,8 @@ _LITERAL_STARTS: Final = ("{", "[", "(")
 
 
 def tool_value(result: Json) -> Json:
-    """Return a tool's result, parsed as JSON or as a Python literal, or else unchanged.
-
-    A text that begins with a quote is not parsed as a literal, because Agno sends strings without
-    quotes.
-    """
+    """Return a tool's result, parsed as JSON or as a Python literal, or else unchanged. A text that
+    begins with a quote is not parsed as a literal, because Agno sends strings without quotes."""
     if not isinstance(result, str):
         return result
     try:
@@ -173,10 +170,8 @@ class Tools(Snapshots):
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
-        """Return the task that a call of the team gave to this member or to all members.
-
-        A task for one member is returned only once.
-        """
+        """Return the task that a call of the team gave to this member or to all members. A task for
+        one member is returned only once."""
         for task in self._tasks:
             key, wanted, description = task
             if key == team.key and wanted in (member_id, None):

@@ -152,10 +152,8 @@ class AgnoEncoder:
             yield self._inner_started(event)
 
     def _inner_started(self, event: JsonObject) -> JsonObject:
-        """Return the start of an inner run, sent by the worker or the team.
-
-        The worker's name is used as the worker's id, because only later events contain the id.
-        """
+        """Return the start of an inner run, sent by the worker or the team. The worker's name is
+        used as the worker's id, because only later events contain the id."""
         data = event["data"]
         name = data.get("worker_name") or data["team_name"]
         parent = data.get("parent_subrun_id")

@@ -168,10 +168,8 @@ def completion_text(done: JsonObject, duration_s: float | None) -> str:
 
 
 def citations(cited: Json) -> JsonObject:
-    """Return citations with the three lists of agno-events.md.
-
-    The URLs of another framework's citations go to the list `urls`.
-    """
+    """Return citations with the three lists of agno-events.md. The URLs of another framework's
+    citations go to the list `urls`."""
     given = obj(cited)
     urls = [
         {"url": each["uri"], "title": each.get("title")}
@@ -183,11 +181,8 @@ def citations(cited: Json) -> JsonObject:
 
 
 def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
-    """Return a run's metrics.
-
-    Durations that the agent server has not sent are computed from the times of the canonical
-    events.
-    """
+    """Return a run's metrics. Durations that the agent server has not sent are computed from the
+    times of the canonical events."""
     measured: JsonObject = {"duration": duration_s}
     if first_token_s is not None:
         measured["time_to_first_token"] = first_token_s
@@ -197,10 +192,8 @@ def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) ->
 
 
 def _fields(schema: Json) -> list[JsonObject]:
-    """Convert a JSON Schema into Agno's list of fields.
-
-    A schema without properties becomes one field, `value`.
-    """
+    """Convert a JSON Schema into Agno's list of fields. A schema without properties becomes one
+    field, `value`."""
     given = obj(schema)
     properties = obj(given.get("properties")) or {"value": given}
     return [_field(name, obj(spec)) for name, spec in properties.items()]

@@ -28,10 +28,8 @@ SubagentId = str | None  # the upstream id of a subagent; None for the agent its
 
 @dataclass(slots=True)
 class _Agent:
-    """The agent of a run (`key` is "") or one of its subagents.
-
-    `steps` has the open steps. Each step is inside the previous step in the list.
-    """
+    """The agent of a run (`key` is "") or one of its subagents. `steps` has the open steps. Each
+    step is inside the previous step in the list."""
 
     source: Source
     key: str = ""
@@ -186,11 +184,8 @@ class Agents(Snapshots):
     # Ends.
 
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
-        """End all open steps and all subagents.
-
-        With `error`, the steps fail with this error. Without `error`, the steps are completed. The
-        subagents end with `status`.
-        """
+        """End all open steps and all subagents. With `error`, the steps fail with this error.
+        Without `error`, the steps are completed. The subagents end with `status`."""
         drafts = []
         for agent in (*reversed(self._subagents.values()), self._outer):
             while agent.steps:

@@ -56,10 +56,8 @@ class _Thoughts:
 
 
 class Messages(Snapshots):
-    """Decodes the messages and thoughts of the agent and its subagents.
-
-    No message may be open when the state is stored.
-    """
+    """Decodes the messages and thoughts of the agent and its subagents. No message may be open when
+    the state is stored."""
 
     STORED: ClassVar[Table] = {
         "ids": ("_ids", PART),

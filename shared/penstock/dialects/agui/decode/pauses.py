@@ -52,10 +52,8 @@ class Pauses:
         self._interrupts.append(value)
 
     def questions(self, outcome: Outcome, pending: Iterable[str]) -> list[Question]:
-        """Return the questions that are open at RUN_FINISHED, each with a unique id.
-
-        `pending` has the `pendingToolCallIds` of the outcome.
-        """
+        """Return the questions that are open at RUN_FINISHED, each with a unique id. `pending` has
+        the `pendingToolCallIds` of the outcome."""
         ids = Ids()
         if outcome.get("type") == "interrupt":
             interrupts = outcome.get("interrupts")
@@ -83,10 +81,8 @@ class Pauses:
         return drafts
 
     def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
-        """Take a decision. If the client ran the call, return the call's result.
-
-        Any other decision is only noted, because the agent server reports the result.
-        """
+        """Take a decision. If the client ran the call, return the call's result. Any other decision
+        is only noted, because the agent server reports the result."""
         call = self._tools.find(self._waiting.pop(item_id, None))
         if call is None:
             return []

@@ -168,9 +168,7 @@ class Tools(Snapshots):
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
         """Note that an item of the pause asks about the call; announce it if that is not done.
-
-        `editable` says whether the answer may change the arguments.
-        """
+        `editable` says whether the answer may change the arguments."""
         drafts = self._announce(call)
         call.kind = kind
         if editable:

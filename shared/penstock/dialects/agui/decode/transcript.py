@@ -12,10 +12,8 @@ from penstock.dialects.json import obj, objects, string, text, without_none
 
 
 class Transcript:
-    """Collects the messages that a client has after the events of a stream.
-
-    The caller must expand chunk events first (see `chunks`). THINKING_* events make no message.
-    """
+    """Collects the messages that a client has after the events of a stream. The caller must expand
+    chunk events first (see `chunks`). THINKING_* events make no message."""
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
         # the ids of messages with events of their own, not only in a snapshot
@@ -144,10 +142,8 @@ def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list
 
 
 def without_unanswered_calls(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return the messages without calls that have no result, because models refuse such calls.
-
-    A message that would then be empty is left out.
-    """
+    """Return the messages without calls that have no result, because models refuse such calls. A
+    message that would then be empty is left out."""
     results = {text(m.get("toolCallId")) for m in messages if m.get("role") == "tool"}
     kept = []
     for message in messages:

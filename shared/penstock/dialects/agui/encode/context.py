@@ -69,10 +69,8 @@ class Ledger:
     subruns: dict[str, str | None] = field(default_factory=dict)
 
     def subrun_of(self, entity: str, subrun_id: str | None) -> str | None:
-        """Return the subrun that first opened the part, or `subrun_id` if the part is new.
-
-        In AG-UI, only the subrun that opened a part may continue the part.
-        """
+        """Return the subrun that first opened the part, or `subrun_id` if the part is new. In
+        AG-UI, only the subrun that opened a part may continue the part."""
         return self.subruns.setdefault(entity, subrun_id)
 
     def step_name(self, step_id: str, description: str, subrun_id: str | None) -> str:
@@ -92,11 +90,8 @@ NO_FACTS: Final[JsonObject] = {}
 
 @dataclass(slots=True)
 class Context:
-    """The context of one run.
-
-    `current_type` and `current_subrun` are the type and the subrun of the event that the encoder
-    is encoding.
-    """
+    """The context of one run. `current_type` and `current_subrun` are the type and the subrun of
+    the event that the encoder is encoding."""
 
     profile: Profile
     modern: bool

@@ -124,10 +124,8 @@ class AguiEncoder:
         return self._frames(emitted, EventIds(self._thread_id, self._run_id, _epoch_ms(event)))
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """End a stream with an error, because the stream cannot continue to the run's end.
-
-        If the stream just ended, the client would assume that the run succeeded.
-        """
+        """End a stream with an error, because the stream cannot continue to the run's end. If the
+        stream just ended, the client would assume that the run succeeded."""
         if self.phase not in (Phase.BEFORE, Phase.RUNNING):
             return ()
         self._run_id = self._run_id or self._run_ids(1)
@@ -238,10 +236,8 @@ class AguiEncoder:
     def _close(
         self, *, error: str | None = None, suspended: Sequence[str] | None = None
     ) -> Iterator[Emitted]:
-        """Emit the ends of all open parts.
-
-        If the run waits, `suspended` has the ids of the interrupts.
-        """
+        """Emit the ends of all open parts. If the run waits, `suspended` has the ids of the
+        interrupts."""
         yield from self._messages.close(error)
         yield from self._tools.close()
         yield from self._steps.close(error, suspended)

@@ -26,11 +26,8 @@ NOTHING: Final = object()  # means that no state is known, while None means that
 
 @dataclass(slots=True)
 class Memory:
-    """Computes a client's conversation from the events of its stream.
-
-    `apply` takes the events in order. The time for an event depends on the event's size, and not on
-    the conversation's size.
-    """
+    """Computes a client's conversation from the events of its stream. `apply` takes the events in
+    order. The time for an event depends on the event's size, and not on the conversation's size."""
 
     _messages: list[JsonObject] = field(default_factory=list)
     # maps an id to the newest message with this id
@@ -266,10 +263,8 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
 
 
 def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject]) -> None:
-    """Add a run of the thread, or further events of a run, to a client's memory.
-
-    `events` are the canonical events in their order, and `encoder` encodes them.
-    """
+    """Add a run of the thread, or further events of a run, to a client's memory. `events` are the
+    canonical events in their order, and `encoder` encodes them."""
     for event in events:
         frames = encoder.feed(event)
         name = event["event"]

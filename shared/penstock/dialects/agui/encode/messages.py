@@ -15,11 +15,8 @@ _ANSWER: Final = "answer"  # the id of the message with a workflow's output
 
 
 class Messages:
-    """Encodes the messages and thoughts of a run.
-
-    In a profile of complete messages (`Profile.complete`), a message is sent only when it is
-    complete.
-    """
+    """Encodes the messages and thoughts of a run. In a profile of complete messages
+    (`Profile.complete`), a message is sent only when it is complete."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -127,10 +124,8 @@ class Messages:
             yield from self._thought_ends(part_id)
 
     def end_thoughts(self) -> Iterator[Emitted]:
-        """End the agent's thoughts when the agent sends text or calls a tool.
-
-        If the thoughts stayed open, clients would still show them.
-        """
+        """End the agent's thoughts when the agent sends text or calls a tool. If the thoughts
+        stayed open, clients would still show them."""
         if self._open.thoughts:
             mine = [
                 part_id

@@ -172,10 +172,8 @@ _MESSAGES: Final[Mapping[str, tuple[Shape, Shape]]] = {
 
 
 def are_messages(value: Json, *, modern: bool) -> bool:
-    """Return whether the value is a list of messages that the client accepts.
-
-    Clients before 1.0 accept the content of a tool message only as text.
-    """
+    """Return whether the value is a list of messages that the client accepts. Clients before 1.0
+    accept the content of a tool message only as text."""
     return isinstance(value, list) and all(_message(each, modern) for each in value)
 
 
@@ -251,10 +249,8 @@ class Passthrough:
                 self._open.subruns[f"{entity} {part_id}"] = subrun_id
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
-        """Send an event of an AG-UI server unchanged if the client accepts the event.
-
-        Events about the internal work of a framework are left out.
-        """
+        """Send an event of an AG-UI server unchanged if the client accepts the event. Events about
+        the internal work of a framework are left out."""
         if data["name"] in INTERNAL_EVENTS:
             return
         native = None

@@ -31,10 +31,8 @@ _METADATA: Final = ("item_id", "kind", "digest", "tool", "args", "options", "edi
 
 
 class UnclearAnswer(ValueError):
-    """The error for a resume entry that neither approves nor rejects a call.
-
-    The call then does not run.
-    """
+    """The error for a resume entry that neither approves nor rejects a call. The call then does not
+    run."""
 
 
 def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:

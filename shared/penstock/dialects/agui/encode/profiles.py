@@ -224,9 +224,7 @@ _DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObj
 
 def _custom_value(fields: JsonObject) -> Json:
     """Return the value of a CUSTOM event, without the counters of metrics and of servers' frames.
-
-    Events that the author of an agent defined keep all their keys.
-    """
+    Events that the author of an agent defined keep all their keys."""
     name, value = fields["name"], fields["value"]
     if name == "penstock.system.metrics":
         return _without_counters(value)

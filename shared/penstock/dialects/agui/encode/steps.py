@@ -114,10 +114,8 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step)
 
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
-        """Emit the ends of all steps and subruns.
-
-        The ledger keeps them: if the run only waits, they continue in the next AG-UI run.
-        """
+        """Emit the ends of all steps and subruns. The ledger keeps them: if the run only waits,
+        they continue in the next AG-UI run."""
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
         for part_id in reversed(self._open.subagents):
@@ -144,11 +142,8 @@ class Steps:
         yield from self._begin(data["worker_name"], data)
 
     def _begin(self, name: str, data: JsonObject) -> Iterator[Emitted]:
-        """Begin a subrun.
-
-        If the client knows the id already, the event becomes CUSTOM, because a client accepts an id
-        only once in an AG-UI run.
-        """
+        """Begin a subrun. If the client knows the id already, the event becomes CUSTOM, because a
+        client accepts an id only once in an AG-UI run."""
         part_id = data["subrun_id"]
         if not self._context.modern or part_id in self._open.known_subagents:
             yield self._context.custom(data)

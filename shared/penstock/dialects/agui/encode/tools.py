@@ -13,10 +13,8 @@ from penstock.dialects.json import dumped, verbatim
 
 
 class Tools:
-    """Encodes the calls of a run.
-
-    In a profile of complete messages, the arguments are sent together with the call.
-    """
+    """Encodes the calls of a run. In a profile of complete messages, the arguments are sent
+    together with the call."""
 
     def __init__(self, context: Context, messages: Messages) -> None:
         self._context = context
@@ -25,11 +23,8 @@ class Tools:
         self._calls: dict[str, Call] = {}
 
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
-        """Send a piece of a call's arguments.
-
-        AG-UI has no event for a piece that is a value at a path and not a text (`delta`). The
-        arguments are then sent together with the call.
-        """
+        """Send a piece of a call's arguments. AG-UI has no event for a piece that is a value at a
+        path and not a text (`delta`). The arguments are then sent together with the call."""
         delta = data.get("delta")
         call_id = data["tool_call_id"]
         if not delta or (call_id in self._calls and call_id not in self._open.calls):
