@@ -25,6 +25,7 @@ from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
 from penstock_automations.rules.store import RuleStore
 from penstock_automations.service import AutomationsService
+from penstock_console.service import ConsoleService
 from penstock_edge.service import EdgeService
 from penstock_workflows.api.definitions import EXAMPLE as WORKFLOW
 from penstock_workflows.definition import load_value
@@ -48,7 +49,7 @@ CONFIG = Config(
 )
 KINDS = {"/agents": "assistant", "/teams": "squad", "/workflows": "flow"}
 SLOW = "take your time"
-SERVED = [ApprovalsService, AutomationsService, WorkflowsService, EdgeService]
+SERVED = [ApprovalsService, AutomationsService, WorkflowsService, EdgeService, ConsoleService]
 FRAME = b'data: {"author": "vana", "content": {"parts": [{"text": "Hello"}]}}\n\n'
 
 
@@ -250,7 +251,7 @@ class Secured:
 
 @asynccontextmanager
 async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncIterator[Secured]:
-    """Serve edge, approvals, automations and workflows in one process, with authentication."""
+    """Serve all services with routes in one process, with authentication."""
     settings = Settings(
         nats_url=nats_url,
         host=host,
