@@ -142,7 +142,7 @@ async def test_a_caller_that_may_act_for_others_is_served_too(penstock: Secured,
 async def test_static_files_are_public_and_may_load_nothing_from_elsewhere(
     penstock: Secured, row: Row
 ) -> None:
-    path = row.route.format(name="text.js")
+    path = row.route.format(name="text.js", screen="runs")
     answer = await penstock.http.get(path)
     assert answer.status_code == 200
     policy = answer.headers["content-security-policy"].split("; ")
@@ -189,6 +189,21 @@ async def test_a_list_shows_ones_own_runs_only(penstock: Secured) -> None:
     answer = await penstock.http.get("/v1/runs?limit=1000", headers=everything)
     shown = {run["run_id"] for run in answer.json()["runs"]}
     assert {alices.run_id, bobs.run_id} <= shown
+
+
+async def test_a_list_of_one_users_runs_is_for_those_who_may_see_them(penstock: Secured) -> None:
+    await penstock.run()
+    bobs = (await penstock.run(user="bob")).run_id
+
+    async def shown(user: str, **claims: str) -> set[str]:
+        path = "/v1/runs?user_id=bob&limit=1000"
+        runs = (await penstock.http.get(path, headers=bearer(user, **claims))).json()["runs"]
+        assert {run["user_id"] for run in runs} <= {"bob"}
+        return {run["run_id"] for run in runs}
+
+    assert bobs in await shown("bob")
+    assert bobs in await shown("admin", scope="read administer")
+    assert await shown("alice") == set()
 
 
 async def test_a_list_shows_ones_own_approvals_only(penstock: Secured) -> None:

@@ -192,6 +192,7 @@ class Runs:
             scopes=("read",),
             parameters=(
                 *FILTERS,
+                Parameter("user_id", "Only runs of this user"),
                 by.limit(MAX_LIMIT),
                 Parameter("before", "`next` of the page before"),
             ),
@@ -212,9 +213,12 @@ class Runs:
         if status is not None and status not in get_args(RunStatus):
             raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
         wanted = {each.name: query[each.name] for each in FILTERS if each.name in query}
+        owners = who.owners
+        if (user := query.get("user_id")) is not None:
+            owners = frozenset({user}) if owners is None else owners & {user}
         async with self._edge.turns.of(who.user_id):
             runs, more = await self._edge.run_list.page(
-                who.owners, who.may_see_runs_of, wanted, before, limit
+                owners, who.may_see_runs_of, wanted, before, limit
             )
         if not who.has_scope("administer"):
             for run in runs:
