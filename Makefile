@@ -28,6 +28,7 @@ node: ## Make the Node packages that some tests use, where there is Node
 	@deploy/node.sh .penstock/node/contract tests/contract/node
 	@deploy/node.sh .penstock/node/restart tests/cli/node
 	@deploy/node.sh .penstock/node/copilotkit tests/copilotkit
+	@deploy/node.sh .penstock/node/console tests/console/node
 
 agui-client: ## Make the real AG-UI clients that check our streams, where there is Node
 	@for version in v1 v059; do \
@@ -105,6 +106,8 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 		$(BIN)/python -m penstock_workflows.definition.schema > $$made/workflow.schema.json && \
 		$(BIN)/python -m penstock.contract deploy/contract $(ARGS) && \
 		cp $$made/workflow.schema.json deploy/contract/workflow.schema.json && \
+		$(BIN)/python -m penstock_console.unseen > $$made/unseen.js && \
+		cp $$made/unseen.js services/console/penstock_console/static/unseen.js && \
 		cp $$made/openapi.json services/console/penstock_console/static/openapi.json && \
 		cp $$made/accounts.conf deploy/nats/accounts.conf && \
 		$(BIN)/python -m penstock.bus.admin.nack > $$made/streams.yaml && \

@@ -1,7 +1,7 @@
 """Shows texts and values of strangers so that nothing in them is hidden. Pure.
 
-The page of a one-time link and the terminal show what a person decides about. A character that
-cannot be seen, or that changes the reading order, could hide what is asked.
+The page of a one-time link, the console and the terminal show what a person decides about. A
+character that cannot be seen, or that changes the reading order, could hide what is asked.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 # The categories of characters that are invisible or change the order of visible characters:
 # control, format, unassigned and private characters, surrogates, and separators of lines and
 # paragraphs. Spaces other than U+0020 (Zs) are here because they look alike.
-_UNSEEN: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
+UNSEEN: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 # Invisible characters outside of these categories: Unicode's Default_Ignorable_Code_Point, and
 # BRAILLE PATTERN BLANK.
-_IGNORABLE: Final = frozenset(
+IGNORABLE: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
     + "".join(map(chr, (*range(0x180B, 0x180E), 0x180F, *range(0xFE00, 0xFE10))))
     + "".join(map(chr, range(0xE0100, 0xE01F0)))
@@ -61,7 +61,7 @@ def visible(text: str, show: Callable[[str], str] = str, mark: Callable[[str], s
 def _is_unseen(character: str) -> bool:
     if " " <= character <= "~":
         return False
-    return unicodedata.category(character) in _UNSEEN or character in _IGNORABLE
+    return unicodedata.category(character) in UNSEEN or character in IGNORABLE
 
 
 def members(value: Any, depth: int = 0) -> Iterator[Member]:

@@ -39,6 +39,8 @@ TYPES: Final = {
 # The files that have a path of their own.
 PAGES: Final = {
     "/": "index.html",
+    "/console": "console.html",
+    "/console/{screen:path}": "console.html",
     "/docs": "docs.html",
     "/openapi.json": "openapi.json",
     "/favicon.ico": "icon.svg",
@@ -79,7 +81,7 @@ class Assets:
         self._files = {
             name: File(path)
             for path in sorted(FOLDER.rglob("*"))
-            if path.is_file() and (name := path.relative_to(FOLDER).as_posix()) not in own
+            if path.suffix in TYPES and (name := path.relative_to(FOLDER).as_posix()) not in own
         }
 
     async def __call__(self, request: Request) -> Response:
@@ -88,6 +90,9 @@ class Assets:
         if file is None:
             raise Problem(404, "the console has no such file")
         return await file(request)
+
+
+_IN_PATHS: Final = {"name": "The file's name", "screen": "The screen, which the page itself reads"}
 
 
 def _operation(path: str, summary: str) -> Operation:
@@ -100,7 +105,9 @@ def _operation(path: str, summary: str) -> Operation:
         scopes=(),
         public=True,
         published=False,
-        parameters=(in_path("name", "The file's name"),) if "{name" in path else (),
+        parameters=tuple(
+            in_path(each, _IN_PATHS[each]) for each in _IN_PATHS if f"{{{each}:" in path
+        ),
     )
 
 

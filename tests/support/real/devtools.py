@@ -79,7 +79,9 @@ class Page:
     async def click(self, selector: str) -> None:
         """Click with the mouse in the middle of an element, when it can be clicked."""
         found = json.dumps(selector)
-        await self.until(f"document.querySelector({found})?.matches(':enabled, a') ?? false")
+        await self.until(
+            f"document.querySelector({found})?.matches(':enabled, a, [role=option]') ?? false"
+        )
         box = await self.value(
             f"(() => {{ const one = document.querySelector({found});"
             "one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect();"
@@ -91,9 +93,10 @@ class Page:
             )
 
     async def press(self, key: str) -> None:
-        """Press a key of the keyboard, by its name."""
-        text = {"text": "\r"} if key == "Enter" else {}
-        code = {"Tab": 9, "Enter": 13}[key]
+        """Press a key of the keyboard, by its name or its letter."""
+        text = {"text": {"Enter": "\r"}.get(key, key)} if key == "Enter" or len(key) == 1 else {}
+        codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowRight": 39, "PageDown": 34}
+        code = codes.get(key) or ord(key.upper())
         named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         await self.send("Input.dispatchKeyEvent", type="keyDown", **named, **text)
         await self.send("Input.dispatchKeyEvent", type="keyUp", **named)
@@ -103,6 +106,20 @@ class Page:
         await self.value(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
             f"one.focus(); one.value = {json.dumps(text)}; }})()"
+        )
+
+    async def type(self, selector: str, text: str) -> None:
+        """Write into a field, in place of its text, as a person does: with its events."""
+        await self.value(f"document.querySelector({json.dumps(selector)}).select()")
+        await self.value(f"document.querySelector({json.dumps(selector)}).focus()")
+        await self.send("Input.insertText", text=text)
+
+    async def choose(self, selector: str, value: str) -> None:
+        """Choose a value of a list."""
+        await self.value(
+            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            f"one.value = {json.dumps(value)};"
+            "one.dispatchEvent(new Event('change', {bubbles: true})); })()"
         )
 
     async def navigate(self, url: str) -> None:

@@ -180,6 +180,7 @@ readiness:
 /v1/hooks: automations
 /v1/workflows: workflows
 "=/": console
+/console: console
 /docs: console
 /openapi.json: console
 /favicon.ico: console

@@ -23,7 +23,14 @@ async function csrfToken() {
   }
 }
 
+/** The event on `window` after an answer that asks who the caller is. */
+export const UNKNOWN_CALLER = "penstock-unknown-caller";
+
 async function ask(path, options = {}) {
+  return (await exchange(path, options)).body;
+}
+
+async function exchange(path, options) {
   let answer;
   try {
     answer = await fetch(path, {
@@ -42,15 +49,21 @@ async function ask(path, options = {}) {
   } catch {
     // The body is not JSON. The status alone then describes the error.
   }
+  if (answer.status === 401) dispatchEvent(new Event(UNKNOWN_CALLER));
   if (!answer.ok) {
     throw new Refused(answer.status, body?.detail ?? body?.title ?? `HTTP ${answer.status}`);
   }
-  return body;
+  return { body, date: new Date(answer.headers.get("date") ?? Date.now()) };
 }
 
 /** Send a GET, and return the JSON of the answer. Throws Refused. */
 export function get(path) {
   return ask(path);
+}
+
+/** Send a GET; return the JSON of the answer, and the server's time. Throws Refused. */
+export function getDated(path) {
+  return exchange(path, {});
 }
 
 /** Send a POST with a JSON body, and return the JSON of the answer. Throws Refused. */
@@ -72,15 +85,26 @@ export async function post(path, body) {
   }
 }
 
+const USER = "penstock-user";
+
+/** Return the name of the user who signed in with this browser, or null. */
+export function signedIn() {
+  return localStorage.getItem(USER);
+}
+
 /** Exchange the token for a cookie, and return the user of the token. Throws Refused. */
 export async function signIn(token) {
   csrf = null;
   if (!/^[\x21-\x7e]+$/u.test(token)) throw new Refused(422, "A token has no spaces or accents.");
-  return ask("/v1/login", { method: "POST", headers: { authorization: `Bearer ${token}` } });
+  const headers = { authorization: `Bearer ${token}` };
+  const who = await ask("/v1/login", { method: "POST", headers });
+  localStorage.setItem(USER, who.user_id);
+  return who;
 }
 
 /** Delete the cookie. Throws Refused. */
 export async function signOut() {
   csrf = null;
   await ask("/v1/logout", { method: "POST" });
+  localStorage.removeItem(USER);
 }

@@ -1,10 +1,7 @@
 // Shows text of agents and users on the page: never as HTML, and with invisible characters marked.
 
-// Characters that are invisible, or that change the order of visible characters (bidi controls).
-// `put` makes an exception for \n and \t.
-const UNSEEN = /[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/u;
-// In an approval, all spaces except the ordinary space are marked, too.
-const UNSEEN_OR_SPACE = new RegExp(`${UNSEEN.source}|(?! )\\p{Zs}`, "u");
+import { UNSEEN, UNSEEN_OR_SPACE } from "./unseen.js";
+
 // Characters that emoji are made of. They are not marked outside approvals.
 const EMOJI_PARTS = new Set(["\u200d", "\ufe0f"]);
 
@@ -12,23 +9,40 @@ function name(character) {
   return `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
-/** Append the text to the element; replace each invisible character by a mark with its code. */
-export function put(element, text, { strict = false } = {}) {
-  let plain = "";
+/**
+ * Call `show` for each visible part of the text, and `mark` with the code of each character that
+ * cannot be seen. With `strict`, in what a person decides about, all spaces except the ordinary
+ * space are marked, too.
+ */
+export function eachPart(text, show, mark, strict = false) {
+  const all = String(text);
   const unseen = strict ? UNSEEN_OR_SPACE : UNSEEN;
-  for (const character of String(text)) {
+  if (!unseen.test(all)) {
+    show(all);
+    return;
+  }
+  let plain = "";
+  for (const character of all) {
     const ordinary = "\n\t".includes(character) || (!strict && EMOJI_PARTS.has(character));
     if (ordinary || !unseen.test(character)) {
       plain += character;
       continue;
     }
-    element.append(plain);
+    if (plain) show(plain);
     plain = "";
-    const mark = document.createElement("mark");
-    mark.textContent = name(character);
-    element.append(mark);
+    mark(name(character));
   }
-  element.append(plain);
+  if (plain) show(plain);
+}
+
+/** Append the text to the element; replace each invisible character by a mark with its code. */
+export function put(element, text, { strict = false } = {}) {
+  const mark = (code) => {
+    const found = document.createElement("mark");
+    found.textContent = code;
+    element.append(found);
+  };
+  eachPart(text, (plain) => element.append(plain), mark, strict);
   return element;
 }
 

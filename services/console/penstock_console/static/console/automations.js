@@ -1,0 +1,163 @@
+// @ts-check
+// The screens of automations: the rules, and one rule with its deliveries.
+
+import { get, post } from "../api.js";
+import { short } from "../text.js";
+import { query } from "./place.js";
+import { Component, Time, Tree, duration, html } from "./view.js";
+
+const path = (id) => `/v1/automations/${encodeURIComponent(id)}`;
+const place = (id) => `/console/automations/${encodeURIComponent(id)}`;
+const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
+const STATUSES = ["waiting", "delivered", "failed"];
+const LOOKS = { waiting: "paused", delivered: "completed", failed: "failed" };
+
+/** Return what a rule waits for, and what it does, as two texts. */
+function described(rule) {
+  const triggers = [...rule.subjects, ...(rule.hook ? ["a request to its hook"] : []), ...(rule.schedule ? ["a schedule"] : [])];
+  const [kind, action] = Object.entries(rule.action)[0] ?? ["nothing", {}];
+  const does = {
+    webhook: () => `sends a webhook to ${action.url ?? ""}`,
+    run: () => `starts ${action.agent ?? action.workflow ?? "a run"}`,
+    decide: () => "decides the approval",
+  }[kind];
+  return [triggers.join(", "), does ? does() : kind];
+}
+
+function stateOf(rule) {
+  if (rule.paused) return html`<span class="status is-paused">paused</span>`;
+  return rule.enabled ? html`<span class="status is-completed">on</span>` : html`<span class="status is-cancelled">off</span>`;
+}
+
+function Deliveries({ deliveries, onAgain }) {
+  return html`<table>
+    <thead><tr><th scope="col">Outcome</th><th scope="col">Event</th><th scope="col">Attempts</th><th scope="col" class="wide">At</th><th scope="col">Last answer</th><th scope="col">Again</th></tr></thead>
+    <tbody>
+      ${deliveries.map((each) => {
+        const { last } = each;
+        const wait = each.status === "waiting";
+        return html`<tr key=${`${each.id} ${each.replay ?? 0}`}>
+          <td><span class=${`status is-${LOOKS[each.status] ?? "queued"}`}>${each.status}</span>${each.waits_for && html` <span class="dim">for ${each.waits_for}</span>`}</td>
+          <td>${each.run_id ? html`<a href=${runPlace(each.run_id)}>${each.type}</a>` : each.type}${each.started_run_id && html` <a href=${runPlace(each.started_run_id)}>the run it started</a>`}</td>
+          <td>${String(each.attempts)}</td>
+          <td class="wide">${last && html`<${Time} at=${last.at} />`}</td>
+          <td class="name">${last ? `${last.status ?? ""} ${short(last.text || last.answer || "", 120)} (${duration(last.seconds * 1000)})` : ""}</td>
+          <td><button type="button" class="quiet small" aria-label=${`${wait ? "Try now" : "Replay"}: the delivery ${each.id}`}
+            onClick=${() => onAgain(each, wait ? "retry-now" : "replay")}>${wait ? "Try now" : "Replay"}</button></td>
+        </tr>`;
+      })}
+    </tbody>
+  </table>`;
+}
+
+export class Automations extends Component {
+  constructor() {
+    super();
+    this.state = { rules: null, next: null, error: null };
+  }
+
+  componentDidMount() {
+    this.read(null);
+  }
+
+  async read(after) {
+    try {
+      const { automations, next } = await get(`/v1/automations${after ? `?${new URLSearchParams({ after })}` : ""}`);
+      this.setState({ rules: [...(after ? this.state.rules : []), ...automations], next });
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+  }
+
+  render(_, { rules, next, error }) {
+    return html`<main>
+      <div class="bar"><h1 tabindex="-1">Automations</h1></div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      ${rules?.length > 0 && html`<table>
+        <thead><tr><th scope="col">State</th><th scope="col">Rule</th><th scope="col" class="wide">On</th><th scope="col">Does</th></tr></thead>
+        <tbody>
+          ${rules.map((rule) => {
+            const [on, does] = described(rule);
+            return html`<tr key=${rule.id}>
+              <td>${stateOf(rule)}</td>
+              <td class="name"><a href=${place(rule.id)}>${rule.name || rule.id}</a></td>
+              <td class="wide">${on}</td>
+              <td>${does}</td>
+            </tr>`;
+          })}
+        </tbody>
+      </table>`}
+      ${rules?.length === 0 && html`<div class="empty">
+        <p>There are no rules yet.</p>
+        <p>A rule sends a webhook or starts a run when something happens (docs/automations.md).</p>
+      </div>`}
+      ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>More</button></p>`}
+    </main>`;
+  }
+}
+
+export class Automation extends Component {
+  constructor() {
+    super();
+    this.state = { rule: null, deliveries: null, next: null, error: null, isBusy: false };
+  }
+
+  componentDidMount() {
+    this.read();
+  }
+
+  componentDidUpdate(before) {
+    if (before.ruleId !== this.props.ruleId || before.search !== this.props.search) this.read();
+  }
+
+  async read(after = null) {
+    const { ruleId, search } = this.props;
+    const { status } = query(search, ["status"]);
+    try {
+      const rule = await get(path(ruleId));
+      const wanted = new URLSearchParams({ limit: "50", ...(status && { status }), ...(after && { after }) });
+      const { deliveries, next } = await get(`${path(ruleId)}/deliveries?${wanted}`);
+      if (this.props.ruleId !== ruleId) return;
+      this.setState({ rule, deliveries: [...(after ? this.state.deliveries : []), ...deliveries], next, error: null });
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+  }
+
+  async send(below, body = {}) {
+    this.setState({ isBusy: true });
+    try {
+      await post(`${path(this.props.ruleId)}/${below}`, body);
+      await this.read();
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+    this.setState({ isBusy: false });
+  }
+
+  render({ ruleId, search }, { rule, deliveries, next, error, isBusy }) {
+    const { status } = query(search, ["status"]);
+    return html`<main>
+      <p class="crumbs"><a href="/console/automations">Automations</a></p>
+      <div class="bar">
+        <h1 tabindex="-1">${rule?.name || ruleId}</h1>
+        ${rule && stateOf(rule)}
+        ${rule && html`<button type="button" class="quiet pause" disabled=${isBusy} onClick=${() => this.send(rule.paused ? "resume" : "pause")}>${rule.paused ? "Resume the rule" : "Pause the rule"}</button>`}
+      </div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      ${rule?.paused?.reason && html`<p class="dim">Paused: ${rule.paused.reason}</p>`}
+      ${rule && html`<details class="card"><summary>The rule</summary><${Tree} value=${rule} /></details>`}
+      ${deliveries && html`<div class="bar">
+          <h2>Deliveries</h2>
+          <nav class="choices" aria-label="Deliveries by outcome">
+            ${["", ...STATUSES].map((each) => html`<a href=${`${place(ruleId)}${each ? `?status=${each}` : ""}`} aria-current=${each === status ? "true" : undefined}>${each || "all"}</a>`)}
+          </nav>
+          <button type="button" class="quiet" disabled=${isBusy} onClick=${() => this.read()}>Read again</button>
+        </div>
+        ${deliveries.length > 0
+          ? html`<${Deliveries} deliveries=${deliveries} onAgain=${(each, what) => this.send(`deliveries/${encodeURIComponent(each.id)}/${what}`)} />`
+          : html`<div class="empty"><p>No delivery ${status ? `is ${status}` : "yet"}.</p></div>`}`}
+      ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>Older deliveries</button></p>`}
+    </main>`;
+  }
+}

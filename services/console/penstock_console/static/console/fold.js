@@ -1,0 +1,185 @@
+// @ts-check
+// Makes a run's transcript from its events. No DOM.
+
+import { call, short } from "../text.js";
+
+/** The transcript of a run and of the runs below it. */
+export class Transcript {
+  constructor(runId) {
+    this.runId = runId;
+    this.items = []; // in the order in which they began; `version` counts the changes of an item
+    this.end = null; // the event that ended the run
+    this.usage = null;
+    this._byKey = new Map();
+    this._tasks = new Map(); // what a worker was given to do, by the id of its run
+  }
+
+  take(event) {
+    const { category, action } = event.event;
+    const read = READ[`${category}.${action}`];
+    if (read) read(this, event, event.data);
+  }
+
+  /** The last state and attempt of each step of the run itself, by the step's id. */
+  get steps() {
+    const own = this.items.filter((each) => each.kind === "step" && each.runId === this.runId);
+    // Events have `step_` before the id of the definition.
+    return new Map(own.map((each) => [each.step.replace(/^step_/u, ""), each]));
+  }
+
+  /** Return the item of this kind and id; make it if it is new. */
+  item(event, kind, id, fresh = {}) {
+    const key = `${kind} ${event.run_id} ${id}`;
+    let found = this._byKey.get(key);
+    if (!found) {
+      found = {
+        key,
+        kind,
+        at: event.timestamp,
+        sequence: event.sequence,
+        runId: event.run_id,
+        isBelow: event.run_id !== this.runId || Boolean(event.subrun),
+        who: event.source?.agent_name ?? null,
+        version: 0,
+        ...fresh,
+      };
+      this._byKey.set(key, found);
+      this.items.push(found);
+    }
+    found.version += 1;
+    return found;
+  }
+
+  known(event, kind, id) {
+    const found = this._byKey.get(`${kind} ${event.run_id} ${id}`);
+    if (found) found.version += 1;
+    return found;
+  }
+
+  note(event, text, tone = "dim") {
+    return this.item(event, "note", event.sequence, { text, tone });
+  }
+
+  remove(item) {
+    this._byKey.delete(item.key);
+    this.items.splice(this.items.indexOf(item), 1);
+  }
+}
+
+function settled(transcript, event, outcome) {
+  const item = transcript.known(event, "approval", event.data.approval_id);
+  if (item) item.outcome = outcome;
+}
+
+function ended(transcript, event, data) {
+  if (event.run_id !== transcript.runId) return;
+  transcript.end = event;
+  transcript.usage = data.usage ?? transcript.usage;
+  transcript.item(event, "end", event.event.action, { action: event.event.action, data });
+}
+
+const READ = {
+  "lifecycle.started": (all, event, data) => {
+    const text = data.message ?? "";
+    if (event.run_id === all.runId) all.item(event, "asked", "", { text, who: data.user_id });
+    else all.note(event, `⇒ ${data.agent}: ${short(text)}`, "tool");
+  },
+  "lifecycle.resumed": (all, event) => event.run_id === all.runId && all.note(event, "the run goes on"),
+  "lifecycle.retrying": (all, event, data) =>
+    all.note(event, `${data.step ?? "it"} is tried again: ${data.reason}`),
+  "lifecycle.completed": ended,
+  "lifecycle.failed": ended,
+  "lifecycle.cancelled": ended,
+  "llm.message_started": (all, event, data) =>
+    all.item(event, "message", data.message_id, { text: "", who: data.name ?? event.source?.agent_name }),
+  "llm.stream": (all, event, data) => {
+    all.item(event, "message", data.message_id, { text: "" }).text += data.content;
+  },
+  "llm.message_completed": (all, event, data) => {
+    const item = all.item(event, "message", data.message_id, { text: "" });
+    item.isDone = true;
+    if (data.content && item.text !== data.content) item.text = data.content;
+    if (data.error) item.error = data.error;
+  },
+  "llm.reasoning": (all, event, data) => {
+    all.item(event, "reasoning", data.reasoning_id, { text: "" }).text += data.thought;
+  },
+  "llm.tool_args": (all, event, data) => {
+    const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool, argsText: "" });
+    item.argsText += data.delta ?? "";
+  },
+  "llm.tool_call": (all, event, data) => {
+    const { tool, args, pending } = data;
+    Object.assign(all.item(event, "tool", data.tool_call_id), { tool, args, state: pending ? "waits" : "called" });
+  },
+  "llm.tool_progress": (all, event, data) => {
+    const item = all.known(event, "tool", data.tool_call_id);
+    if (!item) return;
+    item.state = data.status ?? item.state;
+    if (data.args) Object.assign(item, { args: data.args, areEdited: true });
+  },
+  "llm.tool_result": (all, event, data) => {
+    const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool });
+    const took = data.duration_s ?? (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
+    Object.assign(item, { state: data.outcome, result: data.result, error: data.error, took });
+  },
+  "approval.requested": (all, event, data) =>
+    all.item(event, "approval", data.approval_id, { approval: data, outcome: null }),
+  "approval.decided": (all, event, data) => settled(all, event, `${data.outcome} by ${data.by}`),
+  "approval.expired": (all, event) => settled(all, event, "nobody decided in time"),
+  "approval.withdrawn": (all, event) => settled(all, event, "the decision is not needed any more"),
+  "approval.escalated": (all, event) => all.note(event, "further people may decide now"),
+  "dispatch.team": (all, event, data) => all.note(event, `⇒ ${data.team_name}: ${short(data.task)}`, "tool"),
+  "dispatch.worker": (all, event, data) => {
+    const note = all.note(event, `⇒ ${data.worker_name}: ${short(data.task)}`, "tool");
+    all._tasks.set(data.subrun_id, { note, task: data.task });
+  },
+  "dispatch.transfer": (all, event, data) => all.note(event, `⇒ ${data.from} hands over to ${data.to}`, "tool"),
+  "workflow.started": (all, event, data) => {
+    const asked = event.run_id === all.runId && all.known(event, "asked", "");
+    if (asked && !asked.text) asked.input = data.input;
+  },
+  "workflow.step_started": (all, event, data) => {
+    const id = `${data.step_id} ${data.iteration ?? ""} ${data.attempt ?? ""}`;
+    const name = data.description || data.step_id;
+    const step = all.item(event, "step", id, {
+      name,
+      step: data.step_id,
+      attempt: data.attempt,
+      state: "running",
+      child: data.child_run_id,
+    });
+    const given = all._tasks.get(data.child_run_id);
+    if (given) {
+      step.task = given.task;
+      all.remove(given.note);
+    }
+    all._byKey.set(`step ${event.run_id} ${data.step_id}`, all._byKey.get(`step ${event.run_id} ${id}`));
+  },
+  "workflow.step_completed": (all, event, data) => {
+    const item = all.known(event, "step", data.step_id);
+    if (item) Object.assign(item, { state: "completed", output: data.output, until: event.timestamp });
+  },
+  "workflow.step_failed": (all, event, data) => {
+    const item = all.known(event, "step", data.step_id);
+    if (item) Object.assign(item, { state: "failed", error: data.error.message, until: event.timestamp });
+  },
+  "retrieval.started": (all, event, data) => all.note(event, `⌕ ${short(data.query)}`, "tool"),
+  "artifact.updated": (all, event, data) => all.note(event, `artifact ${data.name}`),
+  "system.warning": (all, event, data) => all.note(event, `! ${data.message ?? data.code}`, "bad"),
+  "system.error": (all, event, data) => all.note(event, `! ${data.message ?? data.code}`, "bad"),
+};
+
+/** Return an event as one short line. */
+export function lineOf(event) {
+  const { data } = event;
+  if (data.tool && data.args) return call(data.tool, data.args);
+  if (data.tool) return `${data.tool}: ${short(data.error ?? data.result ?? data.delta ?? data.status, 120)}`;
+  if (event.event.category === "approval" && data.items) {
+    const calls = data.items.map((item) => (item.tool ? call(item.tool, item.args) : item.decision ?? item.kind));
+    return short(`${data.outcome ? `${data.outcome} by ${data.by}: ` : ""}${calls.join(", ")}`, 160);
+  }
+  const text =
+    data.content ?? data.thought ?? data.message ?? data.error ?? data.summary ?? data.reason ?? data.description ?? data.task ?? data.name;
+  return short(typeof text === "string" ? text : data, 160);
+}

@@ -1,0 +1,164 @@
+// @ts-check
+// The screen of what waits for a person: the list by deadline, and the one that is chosen.
+
+import { get } from "../api.js";
+import { call, short } from "../text.js";
+import { Countdown, Decision, outcomeOf } from "./decision.js";
+import { follow } from "./live.js";
+import { focusOn, go } from "./place.js";
+import { Component, Time, html } from "./view.js";
+
+const CHANGES = ["requested", "voted", "escalated", "decided", "expired", "withdrawn"].map((each) => `approval.${each}`);
+const FOREVER = "9999";
+
+export class Inbox extends Component {
+  constructor() {
+    super();
+    this.state = { approvals: new Map(), error: null, isLoading: true, lines: [], next: null };
+  }
+
+  componentDidMount() {
+    this.begin();
+    this.keys = (event) => this.press(event);
+    addEventListener("keydown", this.keys);
+  }
+
+  componentWillUnmount() {
+    this.isGone = true;
+    this.stream?.close();
+    removeEventListener("keydown", this.keys);
+  }
+
+  componentDidUpdate(before) {
+    if (before.approvalId !== this.props.approvalId) this.readLines();
+  }
+
+  begin() {
+    // The stream begins before the list is read, so no change between the two is missed.
+    this.stream?.close();
+    this.stream = follow("/v1/approvals/events?", {
+      names: ["ready", ...CHANGES],
+      take: (message) => {
+        if (message.type === "ready") this.read();
+        else this.put([JSON.parse(message.data)]);
+      },
+      state: this.props.onLive,
+      ended: async () => {
+        if (!this.isGone) setTimeout(() => !this.isGone && this.begin(), 2000);
+        return false;
+      },
+    });
+  }
+
+  async read(after = null) {
+    try {
+      const search = new URLSearchParams({ status: "pending", ...(after && { after }) });
+      const { approvals, next } = await get(`/v1/approvals?${search}`);
+      this.put(approvals);
+      this.setState({ isLoading: false, error: null, next });
+      const [first] = this.sorted();
+      const isWide = matchMedia("(min-width: 48.01rem)").matches;
+      if (first && isWide && !this.props.approvalId) go(placeOf(first), { replace: true });
+      else await this.readLines();
+    } catch (error) {
+      this.setState({ isLoading: false, error: error.message });
+    }
+  }
+
+  /** Take records. A record that is older than the one that is here changes nothing. */
+  put(records) {
+    const { approvals } = this.state;
+    for (const record of records) {
+      const known = approvals.get(record.approval_id);
+      const isOlder = known && (known.updated_at > record.updated_at || (outcomeOf(known) && !outcomeOf(record)));
+      // What was never pending here is no news of this list.
+      if (isOlder || (!known && outcomeOf(record) && record.approval_id !== this.props.approvalId)) continue;
+      approvals.set(record.approval_id, record);
+    }
+    this.setState({ approvals });
+  }
+
+  async readLines() {
+    const id = this.props.approvalId;
+    this.setState({ lines: [] });
+    if (!id) return;
+    const path = `/v1/approvals/${encodeURIComponent(id)}`;
+    try {
+      if (!this.state.approvals.has(id)) this.put([await get(path)]);
+      const { lines } = await get(`${path}/lines`);
+      if (this.props.approvalId === id) this.setState({ lines });
+    } catch (error) {
+      if (this.props.approvalId === id) this.setState({ error: error.message });
+    }
+  }
+
+  /** The pending approvals by deadline, then those that were decided while they were shown. */
+  sorted() {
+    const rank = (each) => [outcomeOf(each) ? 1 : 0, each.expires_at ?? FOREVER, each.requested_at].join(" ");
+    return [...this.state.approvals.values()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
+  }
+
+  press(event) {
+    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = { j: 1, k: -1 }[event.key];
+    if (step) {
+      const all = this.sorted();
+      const at = all.findIndex((each) => each.approval_id === this.props.approvalId);
+      const next = all[Math.max(0, Math.min(all.length - 1, at + step))];
+      if (next) go(placeOf(next), { replace: true });
+      return;
+    }
+    // The keys only lead to the buttons: no decision is made by one stray key.
+    const wanted = { a: "button.approve", r: "button.reject" }[event.key];
+    if (wanted) focusOn(`.chosen ${wanted}`);
+  }
+
+  render({ approvalId }, { approvals, error, isLoading, lines, next }) {
+    const all = this.sorted();
+    const pending = all.filter((each) => !outcomeOf(each)).length;
+    const chosen = approvals.get(approvalId);
+    return html`<main class="inbox">
+      <div class="bar">
+        <h1 tabindex="-1">Inbox</h1>
+        <p class="dim" role="status">${isLoading ? "" : `${pending} ${pending === 1 ? "waits" : "wait"} for a person`}</p>
+        <p class="keys dim"><kbd>j</kbd> <kbd>k</kbd> choose, <kbd>a</kbd> <kbd>r</kbd> lead to the buttons</p>
+      </div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      ${!isLoading && !all.length && !chosen && !error && html`<div class="empty">
+        <p>Nothing waits for a person.</p>
+        <p>A tool call that a policy asks about appears here at once. Try it on the <a href="/">start page</a>.</p>
+      </div>`}
+      <div class=${`panes ${chosen ? "has-chosen" : ""}`}>
+        ${all.length > 0 && html`<ul class="cards" aria-label="Approvals">
+          ${all.map((each) => {
+            const item = each.items[0];
+            const outcome = outcomeOf(each);
+            return html`<li key=${each.approval_id} class=${outcome ? "is-settled" : ""}>
+              <a href=${placeOf(each)} aria-current=${each.approval_id === approvalId ? "true" : undefined}>
+                <strong>${item.tool ? short(call(item.tool, item.args), 90) : short(item.description ?? item.kind, 90)}</strong>
+                ${each.items.length > 1 && html`<span class="dim"> and ${String(each.items.length - 1)} more</span>`}
+                <span class="dim">${each.agent} for ${each.user_id}</span>
+                <span>${outcome ?? (each.expires_at ? html`<${Countdown} until=${each.expires_at} />` : html`<span class="dim">no deadline</span>`)}</span>
+              </a>
+            </li>`;
+          })}
+          ${next && html`<li><button type="button" class="quiet" onClick=${() => this.read(next)}>More</button></li>`}
+        </ul>`}
+        ${chosen
+          ? html`<div class="chosen" key=${`${approvalId} ${chosen.digest}`}>
+              <p class="crumbs narrow-only"><a href="/console/inbox">All that wait</a></p>
+              <p class="dim">${chosen.agent} asks for ${chosen.user_id}, <${Time} at=${chosen.requested_at} />.${" "}
+                <a href=${`/console/runs/${encodeURIComponent(chosen.run_id)}`}>The run</a></p>
+              <${Decision} approval=${chosen} onDecided=${(record) => this.put([record])} />
+              ${lines.length > 0 && html`<h2>The run's last lines</h2>
+                <dl class="lines">${lines.map((each) => html`<div><dt>${each.what}</dt><dd>${each.text}</dd></div>`)}</dl>`}
+            </div>`
+          : all.length > 0 && html`<p class="dim choose">Choose one to see what it would do.</p>`}
+      </div>
+    </main>`;
+  }
+}
+
+function placeOf(approval) {
+  return `/console/inbox/${encodeURIComponent(approval.approval_id)}`;
+}

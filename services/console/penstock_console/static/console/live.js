@@ -1,0 +1,84 @@
+// @ts-check
+// Follows a stream of events over an EventSource, which continues after a lost connection with the
+// cursor of the last event.
+
+const AGAIN_MS = [500, 1000, 2000, 5000];
+
+/**
+ * Follow the stream at `path`, which has a query already.
+ *
+ * `take(event)` gets each message. `state(word)` gets `live` or `lost` when it changes. `ended()` is
+ * called when the server refuses to continue; it returns whether to connect again. `names` are the
+ * names of the stream's events.
+ */
+export function follow(path, { take, state, ended = async () => true, names = ["message"] }) {
+  let source = null;
+  let cursor = null;
+  let failures = 0;
+  let timer = 0;
+  let closed = false;
+
+  const open = () => {
+    const after = cursor === null ? "" : `&after=${encodeURIComponent(cursor)}`;
+    const opened = new EventSource(path + after);
+    source = opened;
+    opened.onopen = () => {
+      failures = 0;
+      state("live");
+    };
+    for (const name of names) {
+      opened.addEventListener(name, (message) => {
+        if (source !== opened) return;
+        if (message.lastEventId) cursor = message.lastEventId;
+        take(message);
+      });
+    }
+    opened.onerror = async () => {
+      if (source !== opened) return;
+      state("lost");
+      if (opened.readyState !== EventSource.CLOSED) return;
+      source = null;
+      const again = await ended();
+      if (closed || !again) return;
+      timer = setTimeout(open, AGAIN_MS[Math.min(failures, AGAIN_MS.length - 1)]);
+      failures += 1;
+    };
+  };
+
+  const stop = () => {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  };
+  // The browser keeps a page that was left, for the way back. Its stream would take one of the six
+  // connections that a browser has to a host.
+  const left = () => stop();
+  const shown = (event) => event.persisted && open();
+  addEventListener("pagehide", left);
+  addEventListener("pageshow", shown);
+  open();
+  return {
+    close() {
+      closed = true;
+      removeEventListener("pagehide", left);
+      removeEventListener("pageshow", shown);
+      stop();
+    },
+  };
+}
+
+/** Return a function that calls `draw` once for all its calls before the next frame. */
+export function oncePerFrame(draw) {
+  let isDue = false;
+  const run = () => {
+    isDue = false;
+    draw();
+  };
+  return () => {
+    if (isDue) return;
+    isDue = true;
+    // A hidden page gets no frames.
+    if (document.hidden) setTimeout(run, 250);
+    else requestAnimationFrame(run);
+  };
+}

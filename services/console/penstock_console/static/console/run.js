@@ -1,0 +1,257 @@
+// @ts-check
+// The screen of one run: its transcript as it comes, and all its events.
+
+import { get, post } from "../api.js";
+import { short } from "../text.js";
+import { Decision } from "./decision.js";
+import { EventList } from "./events.js";
+import { Transcript } from "./fold.js";
+import { Graph } from "./graph.js";
+import { follow, oncePerFrame } from "./live.js";
+import { focusOn, go, query } from "./place.js";
+import { ENDED } from "./run_list.js";
+import { Component, Growing, Id, Status, Time, Tree, duration, html, named } from "./view.js";
+
+const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
+const DIALECTS = ["raw", "canonical", "agui", "unified"];
+const NUMBER = new Intl.NumberFormat();
+
+const TOOL_WORDS = { waits: "waits for a person", called: "called", ok: "done" };
+
+class Item extends Component {
+  shouldComponentUpdate(next) {
+    return next.version !== this.props.version;
+  }
+
+  render({ item }) {
+    const show = SHOW[item.kind](item);
+    return html`<li class=${`item-${item.kind} ${item.isBelow ? "is-below" : ""}`} data-sequence=${item.sequence}>${show}</li>`;
+  }
+}
+
+const SHOW = {
+  asked: (item) => html`<p class="who">${item.who}</p><${Growing} className="text" text=${item.text} />
+    ${item.input && html`<${Tree} value=${item.input} />`}`,
+  message: (item) => html`<p class="who">${item.who ?? "assistant"}</p>
+    <${Growing} className="text" text=${item.text} />
+    ${item.error && html`<p class="bad">${item.error}</p>`}`,
+  reasoning: (item) => html`<details>
+    <summary>Reasoning</summary>
+    <${Growing} className="text dim" text=${item.text} />
+  </details>`,
+  tool: (item) => html`<details>
+    <summary>
+      <span class="tool">${item.tool}</span>
+      <span class="preview">${short(item.args ?? item.argsText ?? "", 80)}</span>
+      <span class=${`state is-${item.state ?? "called"}`}>${TOOL_WORDS[item.state] ?? item.state ?? "called"}${item.took > 0.05 ? `, ${duration(item.took * 1000)}` : ""}</span>
+    </summary>
+    <p class="dim">Arguments${item.areEdited ? ", as a person changed them" : ""}</p>
+    ${item.args ? html`<${Tree} value=${item.args} />` : html`<${Growing} className="text" text=${item.argsText ?? ""} />`}
+    ${item.result !== undefined && html`<p class="dim">Result</p><${Tree} value=${item.result} />`}
+    ${item.error && html`<p class="bad">${item.error}</p>`}
+  </details>`,
+  approval: (item) => html`<${Decision} approval=${item.approval} outcome=${item.outcome} />`,
+  note: (item) => html`<p class=${item.tone}>${item.text}</p>`,
+  step: (item) => html`<p>
+    <span class=${`status is-${item.state}`}>${item.state}</span> <strong>${item.name}</strong>
+    ${item.until && html` <span class="dim">${duration(Date.parse(item.until) - Date.parse(item.at))}</span>`}
+    ${item.child && html` <a href=${`/console/runs/${encodeURIComponent(item.child)}`}>its run</a>`}
+  </p>
+  ${item.task && html`<p class="dim">${short(item.task)}</p>`}
+  ${item.error && html`<p class="bad">${item.error}</p>`}
+  ${item.output !== undefined && item.output !== null && html`<details><summary>Output</summary><${Tree} value=${item.output} /></details>`}`,
+  end: (item) => html`<p><${Status} status=${item.action} /> ${item.data.code ? `(${item.data.code}) ` : ""}${item.data.error ?? item.data.reason ?? ""}</p>`,
+};
+
+export class Run extends Component {
+  constructor() {
+    super();
+    this.state = { run: null, error: null, below: [], follows: true };
+    this.draw = oncePerFrame(() => this.setState({}, () => this.scroll()));
+  }
+
+  componentDidMount() {
+    this.begin();
+    this.clock = setInterval(() => !this.transcript.end && this.setState({}), 1000);
+  }
+
+  componentDidUpdate(before) {
+    if (before.runId !== this.props.runId) this.begin();
+  }
+
+  componentWillUnmount() {
+    this.isGone = true;
+    this.stream?.close();
+    clearInterval(this.clock);
+  }
+
+  begin() {
+    this.stream?.close();
+    const { runId } = this.props;
+    const path = `/v1/runs/${encodeURIComponent(runId)}`;
+    this.transcript = new Transcript(runId);
+    this.events = [];
+    this.path = path;
+    this.setState({ run: null, error: null, below: [], definition: null });
+    this.read();
+    this.stream = follow(`${path}/events?names=off&include=children`, {
+      take: (message) => this.path === path && this.take(message),
+      state: (word) => {
+        this.props.onLive(word);
+        if (word === "live" && this.state.error) this.read();
+      },
+      // Refused: the reason is in the answer to a read of the run.
+      ended: () => this.read(),
+    });
+  }
+
+  /** Read the run's record. Return whether the stream may be tried again. */
+  async read() {
+    const { path } = this;
+    try {
+      const run = await get(path);
+      if (this.path !== path || this.isGone) return false;
+      document.title = named(`${short(run.message, 40) || run.run_id} - Penstock`);
+      this.setState({ run, error: null });
+      const search = new URLSearchParams({ parent_run_id: run.run_id, limit: "200" });
+      get(`/v1/runs?${search}`).then(({ runs }) => this.setState({ below: runs.reverse() }), () => {});
+      return !this.transcript.end;
+    } catch (error) {
+      if (this.path === path) this.setState({ error: error.message });
+      return error.status === 0 || error.status >= 500 || error.status === 429;
+    }
+  }
+
+  take(message) {
+    const event = JSON.parse(message.data);
+    this.events.push({ raw: message.data, position: this.events.length });
+    this.transcript.take(event);
+    if (event.event.category === "workflow" && event.event.action === "started") this.readSteps(event);
+    if (event.event.category === "lifecycle" && event.run_id === this.props.runId) {
+      if (this.transcript.end) {
+        this.stream.close();
+        this.props.onLive(null);
+        setTimeout(() => !this.isGone && this.read(), DELIVERIES_MS);
+      }
+      this.read();
+    }
+    this.draw();
+  }
+
+  /** Read the definition of the workflow whose run this is, to show its steps. */
+  async readSteps({ run_id: runId, data }) {
+    if (runId !== this.props.runId || !data.version) return;
+    const path = `/v1/workflows/${encodeURIComponent(data.workflow)}/versions/${encodeURIComponent(data.version)}`;
+    const found = await get(path).catch(() => null); // the transcript has the steps, too
+    if (found && this.props.runId === runId) this.setState({ definition: found.definition });
+  }
+
+  /** Keep the end of the transcript in view while the reader is there. */
+  scroll() {
+    if (!this.state.follows || this.transcript.end || this.tab() !== "transcript") return;
+    window.scrollTo({ top: document.documentElement.scrollHeight });
+  }
+
+  tab() {
+    return query(this.props.search, ["tab"]).tab === "events" ? "events" : "transcript";
+  }
+
+  async cancel() {
+    this.setState({ isCancelling: true });
+    try {
+      await post(`${this.path}/cancel`, {});
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+    this.setState({ isCancelling: false });
+    this.read();
+  }
+
+  render({ runId, search }, { run, error, below, follows, isCancelling, definition }) {
+    const here = `/console/runs/${encodeURIComponent(runId)}`;
+    if (!run && !error) return html`<main><h1 tabindex="-1">Run</h1><p class="dim">Loading…</p></main>`;
+    if (!run) {
+      return html`<main>
+        <h1 tabindex="-1">Run</h1>
+        <p class="notice" role="alert">${error}</p>
+        <p><a href="/console/runs">All runs</a></p>
+      </main>`;
+    }
+    const { transcript, events } = this;
+    const end = transcript.end;
+    const status = end ? end.event.action : run.status;
+    const tab = this.tab();
+    const until = end ? Date.parse(end.timestamp) : ENDED.has(run.status) ? Date.parse(run.updated_at) : Date.now();
+    const tabs = [["transcript", "Transcript"], ["events", `Events (${NUMBER.format(events.length)})`]];
+    return html`<main class="run">
+      <p class="crumbs">
+        <a href="/console/runs">Runs</a>
+        ${run.parent_run_id && html` / <a href=${`/console/runs/${encodeURIComponent(run.parent_run_id)}`}>the run above</a>`}
+      </p>
+      <div class="bar">
+        <h1 tabindex="-1">${short(run.message, 160) || run.run_id}</h1>
+        <${Status} status=${status} />
+        ${!ENDED.has(status) && html`<button type="button" class="reject cancel" disabled=${isCancelling} onClick=${() => this.cancel()}>Cancel the run</button>`}
+      </div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <div class="columns">
+        <div class="story">
+          <div class="tabs">
+            <div role="tablist" aria-label="Views of the run" onKeyDown=${(event) => this.press(event, here)}>
+            ${tabs.map(
+              ([name, label]) => html`<a role="tab" id=${`tab-${name}`} href=${name === "events" ? `${here}?tab=events` : here}
+                aria-selected=${tab === name} aria-controls="panel" tabindex=${tab === name ? 0 : -1}>${label}</a>`,
+            )}
+            </div>
+            ${!end && tab === "transcript" && html`<label class="follow"><input type="checkbox" checked=${follows} onChange=${(event) => this.setState({ follows: event.target.checked })} /> Follow the end</label>`}
+          </div>
+          <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
+            ${tab === "events"
+              ? html`<${EventList} events=${events} runId=${runId} />`
+              : html`${definition && html`<${Graph} steps=${definition.steps} states=${transcript.steps} />`}
+                  <ol class="transcript">
+                    ${transcript.items.map((item) => html`<${Item} key=${item.key} item=${item} version=${item.version} />`)}
+                  </ol>
+                  ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
+                  ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
+          </div>
+        </div>
+        <aside aria-label="About the run">
+          <dl class="facts">
+            <div><dt>Run</dt><dd><${Id} text=${run.run_id} label="the run's id" /></dd></div>
+            <div><dt>Agent</dt><dd>${run.agent}</dd></div>
+            <div><dt>User</dt><dd>${run.user_id}</dd></div>
+            <div><dt>Session</dt><dd><a href=${`/console/runs?${new URLSearchParams({ session_id: run.session_id })}`}>${run.session_id}</a></dd></div>
+            <div><dt>Started</dt><dd><${Time} at=${run.created_at} day=${true} /></dd></div>
+            <div><dt>Duration</dt><dd>${duration(until - Date.parse(run.created_at))}</dd></div>
+            <div><dt>Legs</dt><dd>${String(run.legs ?? 0)}</dd></div>
+            ${transcript.usage?.total_tokens > 0 && html`<div><dt>Tokens</dt><dd>${NUMBER.format(transcript.usage.total_tokens)}</dd></div>`}
+          </dl>
+          ${below.length > 0 &&
+          html`<h2>Runs below</h2>
+            <ul class="below">
+              ${below.map((each) => html`<li key=${each.run_id}>
+                <a href=${`/console/runs/${encodeURIComponent(each.run_id)}`}>${each.step_id ?? each.agent}</a>
+                <${Status} status=${each.status} />
+              </li>`)}
+            </ul>`}
+          ${run.deliveries?.length > 0 &&
+          html`<h2>Deliveries</h2>
+            <ul class="below">
+              ${run.deliveries.map((each) => html`<li><span>${each.automation}</span> <span class=${each.status === "failed" ? "bad" : "dim"}>${each.status} ${each.result ?? ""}</span></li>`)}
+            </ul>`}
+          <h2>Its events as</h2>
+          <ul class="links">
+            ${DIALECTS.map((each) => html`<li><a target="_blank" rel="noopener" href=${`${this.path}/events?dialect=${each}`}>${each}</a></li>`)}
+          </ul>
+        </aside>
+      </div>
+    </main>`;
+  }
+
+  press(event, here) {
+    if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
+    go(this.tab() === "events" ? here : `${here}?tab=events`, { replace: true });
+    requestAnimationFrame(() => focusOn("[role=tab][aria-selected=true]"));
+  }
+}

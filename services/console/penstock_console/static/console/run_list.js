@@ -1,0 +1,97 @@
+// @ts-check
+// The runs of a list: pages of records, and lifecycle events applied to them. No DOM.
+
+export const ENDED = new Set(["completed", "failed", "cancelled"]);
+
+const STATUS = {
+  started: "running",
+  paused: "paused",
+  resumed: "running",
+  completed: "completed",
+  failed: "failed",
+  cancelled: "cancelled",
+};
+
+export class RunList {
+  /** `filters` may have `agent`, `user_id`, `session_id` and `status`. */
+  constructor(filters) {
+    this.filters = filters;
+    this.records = new Map(); // all runs that are known, by id
+    this.children = new Map(); // the ids of the runs below a run, by its id
+  }
+
+  /** Take records of a page. A record that is older than what an event has said changes nothing. */
+  add(records) {
+    for (const record of records) {
+      const known = this.records.get(record.run_id);
+      if (known && known.sequence > record.sequence) continue;
+      this.records.set(record.run_id, record);
+      this._link(record);
+    }
+  }
+
+  /**
+   * Apply an event. Return `shown` if it changed a run, `unknown` if it is about a run that is not
+   * here but may belong here, and null otherwise.
+   */
+  apply(event) {
+    const status = STATUS[event.event.action];
+    if (event.event.category !== "lifecycle" || status === undefined) return null;
+    const known = this.records.get(event.run_id);
+    if (known && known.sequence >= event.sequence) return null;
+    if (!known && event.event.action !== "started") {
+      return this.filters.status === status ? "unknown" : null;
+    }
+    const { data, timestamp } = event;
+    const record = known ?? {
+      run_id: event.run_id,
+      agent: data.agent,
+      user_id: data.user_id,
+      session_id: event.session_id,
+      parent_run_id: event.parent_run_id,
+      step_id: event.step_id,
+      message: data.message ?? "",
+      target: data.workflow ? "workflows" : undefined,
+      created_at: timestamp,
+    };
+    this.records.set(event.run_id, {
+      ...record,
+      status,
+      sequence: event.sequence,
+      updated_at: timestamp,
+      approval_id: status === "paused" ? data.approval_id : undefined,
+      ...(status === "failed" && { code: data.code, error: data.error }),
+      ...(data.usage && { usage: data.usage }),
+    });
+    this._link(this.records.get(event.run_id));
+    return "shown";
+  }
+
+  _link(record) {
+    if (!record.parent_run_id) return;
+    const below = this.children.get(record.parent_run_id) ?? new Set();
+    this.children.set(record.parent_run_id, below.add(record.run_id));
+  }
+
+  /** The runs of the list that fit the filters, the newest first; without runs below others. */
+  get rows() {
+    return this._sorted(
+      [...this.records.values()].filter((each) => !each.parent_run_id && this._fits(each)),
+    );
+  }
+
+  /** The runs below a run, in the order of their starts. */
+  below(runId) {
+    const found = [...(this.children.get(runId) ?? [])].map((id) => this.records.get(id));
+    return this._sorted(found).reverse();
+  }
+
+  _fits(record) {
+    return Object.entries(this.filters).every(([name, value]) => !value || record[name] === value);
+  }
+
+  // Ids of runs begin with the time of their start.
+  _sorted(records) {
+    return records.sort((one, other) => (one.run_id < other.run_id ? 1 : -1));
+  }
+}

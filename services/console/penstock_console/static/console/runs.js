@@ -1,0 +1,241 @@
+// @ts-check
+// The screen of all runs: pages of the API, then lifecycle events as they come.
+
+import { get, getDated } from "../api.js";
+import { short } from "../text.js";
+import { follow, oncePerFrame } from "./live.js";
+import { go, query } from "./place.js";
+import { ENDED, RunList } from "./run_list.js";
+import { Component, Status, Time, duration, html } from "./view.js";
+
+const PAGE = 50;
+// The stream begins so long before the answer of the list, since a list may be a moment behind.
+const OVERLAP_MS = 30_000;
+const FILTERS = ["status", "agent", "user_id", "session_id"];
+const STATUSES = ["queued", "running", "paused", "completed", "failed", "cancelled"];
+
+function path(filters, more = {}) {
+  const wanted = Object.entries({ ...filters, ...more }).filter(([, value]) => value !== "");
+  const search = new URLSearchParams([...wanted, ["parent_run_id", ""], ["limit", `${PAGE}`]]);
+  return `/v1/runs?${search}`;
+}
+
+export class Runs extends Component {
+  constructor() {
+    super();
+    this.waiting = [];
+    this.state = { agents: [], open: new Set(), isPaused: false, waiting: 0, now: Date.now() };
+    this.draw = oncePerFrame(() => this.setState({}));
+  }
+
+  componentDidMount() {
+    this.begin();
+    get("/v1/agents").then(({ agents }) => this.setState({ agents }), () => {});
+    this.clock = setInterval(() => this.setState({ now: Date.now() }), 1000);
+    this.keys = (event) => this.press(event);
+    addEventListener("keydown", this.keys);
+  }
+
+  componentWillUnmount() {
+    this.isGone = true;
+    this.stream?.close();
+    clearInterval(this.clock);
+    removeEventListener("keydown", this.keys);
+  }
+
+  componentDidUpdate(before) {
+    if (before.search !== this.props.search) this.begin();
+  }
+
+  async begin() {
+    this.stream?.close();
+    const asked = query(this.props.search, FILTERS);
+    const list = new RunList(asked);
+    this.list = list;
+    this.setState({ error: null, isLoading: true, next: null, waiting: 0, isPaused: false });
+    try {
+      const { body, date } = await getDated(path(asked));
+      if (this.list !== list || this.isGone) return;
+      list.add(body.runs);
+      this.setState({ isLoading: false, next: body.next });
+      const since = new Date(date.getTime() - OVERLAP_MS).toISOString();
+      this.stream = follow(`/v1/events?subjects=lifecycle.*&names=off&since=${since}`, {
+        take: (message) => this.take(list, JSON.parse(message.data)),
+        state: this.props.onLive,
+        ended: async () => {
+          // The cursor may have expired: the list is read again.
+          if (this.list === list && !this.isGone) setTimeout(() => this.begin(), 2000);
+          return false;
+        },
+      });
+    } catch (error) {
+      if (this.list === list) this.setState({ isLoading: false, error: error.message });
+    }
+  }
+
+  async take(list, event) {
+    if (this.list !== list) return;
+    if (this.state.isPaused) {
+      this.waiting.push(event);
+      this.setState({ waiting: this.waiting.length });
+      return;
+    }
+    const found = list.apply(event);
+    if (found === "unknown") {
+      const record = await get(`/v1/runs/${encodeURIComponent(event.run_id)}`).catch(() => null);
+      if (record && this.list === list) list.add([record]);
+    }
+    if (found) this.draw();
+  }
+
+  pause(isPaused) {
+    const waiting = this.waiting ?? [];
+    this.waiting = [];
+    this.setState({ isPaused, waiting: 0 }, () => {
+      for (const event of waiting) this.take(this.list, event);
+    });
+  }
+
+  async more() {
+    const { list } = this;
+    const { next } = this.state;
+    this.setState({ next: null });
+    try {
+      const { runs, next: after } = await get(path(list.filters, { before: next }));
+      if (this.list !== list) return;
+      list.add(runs);
+      this.setState({ next: after });
+    } catch (error) {
+      this.setState({ error: error.message, next });
+    }
+  }
+
+  async unfold(runId) {
+    const { open } = this.state;
+    if (!open.delete(runId)) {
+      open.add(runId);
+      const { list } = this;
+      const search = new URLSearchParams({ parent_run_id: runId, limit: "1000" });
+      get(`/v1/runs?${search}`).then(
+        ({ runs }) => {
+          list.add(runs);
+          this.setState({});
+        },
+        (error) => this.setState({ error: error.message }),
+      );
+    }
+    this.setState({ open });
+  }
+
+  press(event) {
+    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey) return;
+    if (event.key === "/") {
+      event.preventDefault();
+      document.getElementById("filter-status")?.focus();
+    }
+    const step = { j: 1, k: -1 }[event.key];
+    if (!step) return;
+    const links = [...document.querySelectorAll("a.run-link")];
+    const at = links.indexOf(document.activeElement);
+    const next = links[Math.max(0, Math.min(links.length - 1, at + step))];
+    if (next instanceof HTMLElement) next.focus();
+  }
+
+  choose(name, value) {
+    const chosen = { ...query(this.props.search, FILTERS), [name]: value };
+    const search = new URLSearchParams(Object.entries(chosen).filter(([, each]) => each));
+    go(`/console/runs${search.size ? `?${search}` : ""}`, { replace: true });
+  }
+
+  render({ search }, { agents, error, isLoading, isPaused, next, waiting }) {
+    const filters = query(search, FILTERS);
+    const rows = this.list?.rows ?? [];
+    const options = (names, chosen) => [
+      html`<option value="">all</option>`,
+      ...names.map(([id, name]) => html`<option value=${id} selected=${id === chosen}>${name}</option>`),
+    ];
+    const select = (name, label, choices) => html`<label for=${`filter-${name}`}>
+      ${label}
+      <select id=${`filter-${name}`} value=${filters[name]} onChange=${(event) => this.choose(name, event.target.value)}>
+        ${options(choices, filters[name])}
+      </select>
+    </label>`;
+    const field = (name, label, hint) => html`<label for=${`filter-${name}`}>
+      ${label}
+      <input id=${`filter-${name}`} type="search" value=${filters[name]} placeholder=${hint}
+        onChange=${(event) => this.choose(name, event.target.value.trim())} />
+    </label>`;
+    return html`<main>
+      <div class="bar">
+        <h1 tabindex="-1">Runs</h1>
+        <form class="filters" role="search" aria-label="Runs" onSubmit=${(event) => event.preventDefault()}>
+          ${select("status", "Status", STATUSES.map((each) => [each, each]))}
+          ${select("agent", "Agent", agents.map((each) => [each.id, each.name]))}
+          ${field("user_id", "User", "a user's name")}
+          ${field("session_id", "Session", "a session's id")}
+        </form>
+        <button type="button" class="quiet" aria-pressed=${isPaused} onClick=${() => this.pause(!isPaused)}>
+          ${isPaused ? `Show ${waiting} ${waiting === 1 ? "change" : "changes"}` : "Pause updates"}
+        </button>
+      </div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      ${rows.length > 0 &&
+      html`<table class="runs">
+        <thead>
+          <tr>
+            <th scope="col">Status</th>
+            <th scope="col">Run</th>
+            <th scope="col">Agent</th>
+            <th scope="col" class="wide">User</th>
+            <th scope="col" class="wide">Started</th>
+            <th scope="col" class="number">Duration</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${rows.map((run) => this.rows(run, 0))}
+        </tbody>
+      </table>`}
+      ${!isLoading && !error && rows.length === 0 && this.nothing(filters)}
+      ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.more()}>Older runs</button></p>`}
+    </main>`;
+  }
+
+  rows(run, depth) {
+    const isOpen = this.state.open.has(run.run_id);
+    const below = this.list.below(run.run_id);
+    const until = ENDED.has(run.status) ? Date.parse(run.updated_at) : Math.max(this.state.now, Date.parse(run.updated_at));
+    const mayUnfold = run.target === "workflows" || below.length > 0;
+    const name = short(run.message, 160) || run.run_id;
+    return [
+      html`<tr key=${run.run_id} class=${`depth-${Math.min(depth, 3)}`} data-run=${run.run_id}>
+        <td><${Status} status=${run.status} /></td>
+        <td class="name">
+          ${mayUnfold
+            ? html`<button type="button" class="fold" aria-expanded=${isOpen} aria-label=${`Runs below ${name}`}
+                onClick=${() => this.unfold(run.run_id)}>${isOpen ? "▾" : "▸"}</button>`
+            : html`<span class="fold"></span>`}
+          <a class="run-link" href=${`/console/runs/${encodeURIComponent(run.run_id)}`}>${name}</a>
+          ${run.status === "failed" && html`<span class="reason">${short(run.error ?? run.code ?? "", 120)}</span>`}
+        </td>
+        <td>${run.agent}${run.step_id && html`<span class="dim"> ${run.step_id}</span>`}</td>
+        <td class="wide">${run.user_id}</td>
+        <td class="wide"><${Time} at=${run.created_at} /></td>
+        <td class="number">${duration(until - Date.parse(run.created_at))}</td>
+      </tr>`,
+      ...(isOpen ? below.flatMap((each) => this.rows(each, depth + 1)) : []),
+    ];
+  }
+
+  nothing(filters) {
+    if (Object.values(filters).some(Boolean)) {
+      return html`<div class="empty">
+        <p>No run fits these filters.</p>
+        <p><a href="/console/runs">Show all runs</a></p>
+      </div>`;
+    }
+    return html`<div class="empty">
+      <p>There are no runs yet.</p>
+      <p>Start one on the <a href="/">start page</a>, or in a terminal: <code>penstock run "Hello" --agent AGENT</code></p>
+    </div>`;
+  }
+}

@@ -1,0 +1,160 @@
+// @ts-check
+// The elements that all screens share. Text reaches a screen only through `html`, which marks the
+// characters that cannot be seen.
+
+import { Component, h, html as create } from "../vendor/htm-preact-3.1.1.js";
+import { eachPart, put } from "../text.js";
+
+export { Component, render } from "../vendor/htm-preact-3.1.1.js";
+
+const NAMED = ["title", "aria-label", "placeholder", "alt"];
+const seen = new WeakSet();
+
+/** Return the children for a text: the text, or its parts with a mark for each hidden character. */
+function marked(text, strict = false) {
+  const parts = [];
+  eachPart(
+    text,
+    (plain) => parts.push(plain),
+    (code) => parts.push(h("mark", null, code)),
+    strict,
+  );
+  return parts.length === 1 ? parts[0] : parts;
+}
+
+/** Return the text for an attribute, which cannot contain marks. */
+export function named(text) {
+  let all = "";
+  eachPart(text, (plain) => (all += plain), (code) => (all += `[${code}]`));
+  return all;
+}
+
+function safe(node) {
+  if (Array.isArray(node)) return node.map(safe);
+  if (typeof node === "string") return marked(node);
+  if (node === null || typeof node !== "object" || seen.has(node)) return node;
+  seen.add(node);
+  const { props, type } = node;
+  if (typeof type === "string") {
+    for (const name of NAMED) {
+      if (typeof props[name] === "string") props[name] = named(props[name]);
+    }
+    if (props.href !== undefined && !/^\/(?![/\\])/u.test(props.href)) {
+      throw new Error("a link leads out of this origin");
+    }
+  }
+  if (props?.children !== undefined) props.children = safe(props.children);
+  return node;
+}
+
+/** A tagged template for elements. Every text in it is shown with its hidden characters marked. */
+export function html(strings, ...values) {
+  return safe(create(strings, ...values));
+}
+
+/** Text that a person decides about: unusual spaces are marked, too. */
+export function Exact({ text }) {
+  return marked(text, true);
+}
+
+/** Text that grows. A new piece is appended without a look at the pieces before it. */
+export class Growing extends Component {
+  shouldComponentUpdate(next) {
+    const { text } = next;
+    if (!text.startsWith(this.shown)) this.base.replaceChildren();
+    put(this.base, text.startsWith(this.shown) ? text.slice(this.shown.length) : text);
+    this.shown = text;
+    return false;
+  }
+
+  componentDidMount() {
+    this.shown = this.props.text;
+    put(this.base, this.shown);
+  }
+
+  render({ className }) {
+    return h("div", { class: className });
+  }
+}
+
+const STATUS_WORDS = { paused: "waits for a person", queued: "queued" };
+
+/** The status of a run as a sign and a word. */
+export function Status({ status }) {
+  return html`<span class=${`status is-${status}`}>${STATUS_WORDS[status] ?? status}</span>`;
+}
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+/** A time in the zone of the reader, with UTC beside it. */
+export function Time({ at, day = false }) {
+  const date = new Date(at);
+  if (Number.isNaN(date.getTime())) return "";
+  const isToday = !day && date.toDateString() === new Date().toDateString();
+  const text = (isToday ? CLOCK : DAY).format(date);
+  return html`<time datetime=${date.toISOString()} title=${`${date.toISOString()} (UTC)`}>${text}</time>`;
+}
+
+/** Return a duration as text, such as `1 m 5 s`. */
+export function duration(ms) {
+  if (!(ms >= 0)) return "";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  const s = ms / 1000;
+  if (s < 60) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
+  const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+  const first = units.findIndex(([, size]) => s >= Number(size));
+  const [big, small] = [units[first], units[first + 1]];
+  const rest = small ? Math.floor((s % Number(big[1])) / Number(small[1])) : 0;
+  return `${Math.floor(s / Number(big[1]))} ${big[0]}${rest ? ` ${rest} ${small[0]}` : ""}`;
+}
+
+const LONG = 400;
+const MAX_DEPTH = 20;
+
+/** A JSON value as a tree with sorted keys. Long texts are folded. */
+export function Tree({ value, depth = 0 }) {
+  if (value !== null && typeof value === "object" && Object.keys(value).length > 0) {
+    if (depth >= MAX_DEPTH) return html`<${Exact} text=${JSON.stringify(value)} />`;
+    const entries = Array.isArray(value)
+      ? value.map((each, index) => [`[${index}]`, each])
+      : Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1));
+    return html`<dl class="tree">
+      ${entries.map(
+        ([key, each]) => html`<div key=${key}>
+          <dt><${Exact} text=${key} /></dt>
+          <dd><${Tree} value=${each} depth=${depth + 1} /></dd>
+        </div>`,
+      )}
+    </dl>`;
+  }
+  const text = JSON.stringify(value) ?? "";
+  const shown = html`<span class="value"><${Exact} text=${text} /></span>`;
+  if (text.length <= LONG) return shown;
+  return html`<details>
+    <summary>${text.length.toLocaleString()} characters</summary>
+    ${shown}
+  </details>`;
+}
+
+/** An identifier, with a button that copies it. */
+export class Id extends Component {
+  async copy() {
+    try {
+      await navigator.clipboard.writeText(this.props.text);
+      this.setState({ said: "copied" });
+    } catch {
+      this.setState({ said: "select it to copy" });
+    }
+    setTimeout(() => this.setState({ said: "" }), 1500);
+  }
+
+  render({ text, label }, { said }) {
+    return html`<span class="id"
+      ><code>${text}</code>
+      <button type="button" class="quiet small" aria-label=${`Copy ${label}`} onClick=${() => this.copy()}>
+        ${said || "Copy"}
+      </button></span
+    >`;
+  }
+}

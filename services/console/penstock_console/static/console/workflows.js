@@ -1,0 +1,132 @@
+// @ts-check
+// The screens of workflows: all by name, and one with its versions, its steps and a start.
+
+import { get, post } from "../api.js";
+import { Answer } from "./form.js";
+import { Graph } from "./graph.js";
+import { go } from "./place.js";
+import { Component, Time, Tree, html } from "./view.js";
+
+const path = (name) => `/v1/workflows/${encodeURIComponent(name)}`;
+const place = (name) => `/console/workflows/${encodeURIComponent(name)}`;
+
+export class Workflows extends Component {
+  constructor() {
+    super();
+    this.state = { workflows: null, next: null, error: null };
+  }
+
+  componentDidMount() {
+    this.read(null);
+  }
+
+  async read(after) {
+    try {
+      const { workflows, next } = await get(`/v1/workflows${after ? `?${new URLSearchParams({ after })}` : ""}`);
+      this.setState({ workflows: [...(after ? this.state.workflows : []), ...workflows], next });
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+  }
+
+  render(_, { workflows, next, error }) {
+    return html`<main>
+      <div class="bar"><h1 tabindex="-1">Workflows</h1></div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      ${workflows?.length > 0 && html`<table>
+        <thead><tr><th scope="col">Workflow</th><th scope="col" class="wide">About</th><th scope="col">Version</th><th scope="col" class="wide">Changed</th></tr></thead>
+        <tbody>
+          ${workflows.map((each) => html`<tr key=${each.name}>
+            <td><a href=${place(each.name)}>${each.name}</a>${each.retired && html` <span class="dim">retired</span>`}</td>
+            <td class="name wide">${each.description ?? each.title ?? ""}</td>
+            <td>${each.version}</td>
+            <td class="wide"><${Time} at=${each.updated_at} /></td>
+          </tr>`)}
+        </tbody>
+      </table>`}
+      ${workflows?.length === 0 && html`<div class="empty">
+        <p>There are no workflows yet.</p>
+        <p>Write one (docs/workflows.md), then: <code>penstock workflow apply FILE</code></p>
+      </div>`}
+      ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>More</button></p>`}
+    </main>`;
+  }
+}
+
+export class Workflow extends Component {
+  constructor() {
+    super();
+    this.state = { version: null, versions: [], input: undefined, error: null, isBusy: false };
+  }
+
+  componentDidMount() {
+    this.read();
+  }
+
+  componentDidUpdate(before) {
+    if (before.name !== this.props.name || before.search !== this.props.search) this.read();
+  }
+
+  async read() {
+    const { name, search } = this.props;
+    const wanted = new URLSearchParams(search).get("version");
+    this.setState({ error: null });
+    try {
+      const version = await get(wanted ? `${path(name)}/versions/${encodeURIComponent(wanted)}` : path(name));
+      if (this.props.name === name) this.setState({ version });
+      const { versions } = await get(`${path(name)}/versions`);
+      if (this.props.name === name) this.setState({ versions });
+    } catch (error) {
+      if (this.props.name === name) this.setState({ error: error.message });
+    }
+  }
+
+  async start(event) {
+    event.preventDefault();
+    const { version, input } = this.state;
+    this.setState({ isBusy: true, error: null });
+    try {
+      const run = await post(`${path(this.props.name)}/runs`, { input: input ?? {}, version: version.version });
+      go(`/console/runs/${encodeURIComponent(run.run_id)}`);
+    } catch (error) {
+      this.setState({ error: error.message, isBusy: false });
+    }
+  }
+
+  render({ name }, { version, versions, input, error, isBusy }) {
+    const schema = version?.input_schema ?? {};
+    const isOpen = !(schema.required ?? []).length;
+    return html`<main>
+      <p class="crumbs"><a href="/console/workflows">Workflows</a></p>
+      <div class="bar">
+        <h1 tabindex="-1">${version?.definition.title ?? name}</h1>
+        ${version && html`<span class="dim">version ${version.version}${version.is_latest ? ", the latest" : ""}</span>`}
+      </div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      ${version && html`
+        <p class="lead">${version.definition.description ?? ""}</p>
+        <${Graph} steps=${version.definition.steps} />
+        <div class="columns">
+          <div>
+            <h2>Start</h2>
+            <form class="card start" onSubmit=${(event) => this.start(event)}>
+              <${Answer} id="input" schema=${schema} set=${(value) => this.setState({ input: value })} />
+              <button type="submit" disabled=${isBusy || (input === undefined && !isOpen)}>Start a run</button>
+            </form>
+            <h2>Definition</h2>
+            <div class="card"><${Tree} value=${version.definition} /></div>
+          </div>
+          <aside aria-label="Versions">
+            <h2>Versions</h2>
+            <ul class="below">
+              ${[...versions].reverse().map((each) => html`<li key=${each.version}>
+                <a href=${`${place(name)}?${new URLSearchParams({ version: each.version })}`} aria-current=${each.version === version.version ? "true" : undefined}>${each.version}</a>
+                <span class="dim"><${Time} at=${each.created_at} /></span>
+              </li>`)}
+            </ul>
+            <p><a href=${`/console/runs?${new URLSearchParams({ agent: name })}`}>Its runs</a></p>
+          </aside>
+        </div>`}
+    </main>`;
+  }
+}
