@@ -104,7 +104,7 @@ async def events_of(http: httpx.AsyncClient, run_id: str) -> list[list[Any]]:
     while True:
         answer = await http.get(
             f"/v1/runs/{run_id}/events",
-            params={"include": "children", "limit": 1000} | ({"after": after} if after else {}),
+            params={"include": "children", "limit": "1000", **({"after": after} if after else {})},
             headers={"accept": "application/json"},
         )
         page = answer.json()
