@@ -85,7 +85,6 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_normalizer/partitions": EVERY,
     "penstock_normalizer/prices": EVERY,  # the table of prices
     "penstock_normalizer/recovery/abandoned_runs.py": ("%s, partition %d: the frames",),
-    "penstock_normalizer/prices/prices.py": EVERY,
     "penstock_normalizer/service.py": EVERY,
     "penstock_workflows/effects/listens.py": ("unused types are removed",),
     "penstock_workflows/registry.py": EVERY,

@@ -34,8 +34,32 @@ def test_streamed_text_grows_on_one_line_and_what_follows_begins_a_new_one() -> 
     assert shown(
         stream("Hello "),
         stream("world"),
-        event("lifecycle.completed", {"summary": "Hello world", "usage": {"total_tokens": 7}}),
-    ) == [("Hello ", ""), ("world", ""), ("\n", ""), ("completed (7 tokens)\n", "dim")]
+        event("lifecycle.completed", {"summary": "Hello world"}),
+    ) == [("Hello ", ""), ("world", ""), ("\n", ""), ("completed\n", "dim")]
+
+
+def used(micros: int | None, currency: str = "EUR") -> dict[str, Any]:
+    cost = None if micros is None else {"micros": micros, "currency": currency}
+    return event("llm.usage", {"input_tokens": 400, "output_tokens": 7, "cost": cost})
+
+
+@pytest.mark.parametrize(
+    ("calls", "line"),
+    [
+        ([used(None)], "400 tokens read, 7 written"),
+        ([used(597), used(403)], "800 tokens read, 14 written, cost 0.001 EUR"),
+        (
+            [used(1_500_000), used(7, "USD"), used(None)],
+            "1200 tokens read, 21 written, cost 1.50 EUR and 0.000007 USD and calls without a known"
+            " price",
+        ),
+    ],
+)
+@pytest.mark.parametrize("end", ["completed", "cancelled"])
+def test_the_end_of_a_run_tells_what_it_used_and_cost(
+    calls: list[dict[str, Any]], line: str, end: str
+) -> None:
+    assert said(*calls, event(f"lifecycle.{end}", {"reason": "x"})).endswith(f"\n{line}\n")
 
 
 def test_a_run_begins_with_its_id_to_come_back_by() -> None:

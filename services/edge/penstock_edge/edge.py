@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.bus import Bus
 from penstock.dialects.agui.encode import PROFILES
@@ -15,6 +16,7 @@ from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.runs.agui_leg_ids import AguiLegIds
 from penstock_edge.runs.cancel import Canceller
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources.cost_list import CostList, Costs
 from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.many_runs import ManyRunViews
@@ -53,6 +55,7 @@ class Edge:
     open_runs: OpenRuns
     run_list: RunList
     session_list: SessionList
+    cost_list: CostList
     shards: SessionShards
     cursors: SavedCursors
 
@@ -90,6 +93,7 @@ class Edge:
             open_runs=open_runs,
             run_list=run_list,
             session_list=SessionList(bus, run_list),
+            cost_list=CostList(bus),
             shards=shards,
             cursors=SavedCursors(bus, settings.cursor_settle_s),
         )
@@ -98,6 +102,17 @@ class Edge:
     def streams(self) -> OpenStreams:
         """The open streams of all surfaces. A handler that opens a stream calls `require_room`."""
         return self.hubs.streams
+
+    def usage_of(self, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the fields of each of these runs that say what it used and cost.
+
+        A run that used nothing has no `usage`. Only a run whose children used something has
+        `usage_with_children`.
+        """
+        below = {run_id: self.run_list.rows.below(run_id) for run_id in run_ids}
+        every = dict.fromkeys((*run_ids, *(child for found in below.values() for child in found)))
+        costs = self.cost_list.rows.of_runs([*every])
+        return [_usage(run_id, below[run_id], costs) for run_id in run_ids]
 
     def allowance(self) -> Allowance:
         settings = self.settings
@@ -139,3 +154,14 @@ class Edge:
 
     async def stream(self, view: View, start: StartPosition) -> EventStream:
         return EventStream(await self.hubs.join(view, start), ended=start.ended)
+
+
+def _usage(run_id: str, below: Iterable[str], costs: Mapping[str, Costs]) -> dict[str, Any]:
+    fields = {"usage": costs[run_id].shown()} if run_id in costs else {}
+    children = [costs[child] for child in below if child in costs]
+    if children:
+        whole = Costs()
+        for each in (costs.get(run_id, Costs()), *children):
+            whole.merge(each)
+        fields["usage_with_children"] = whole.shown()
+    return fields

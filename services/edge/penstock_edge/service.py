@@ -110,6 +110,7 @@ class EdgeService(Service):
         self.spawn("open-runs", self._edge.open_runs.follow)
         self.spawn("list-runs", self._edge.run_list.index.run)
         self.spawn("list-sessions", self._edge.session_list.index.run)
+        self.spawn("list-costs", self._edge.cost_list.index.run)
 
     def _on_loss(self, loss: Loss) -> None:
         self._edge.many.feeds.forget(loss.stream)
@@ -120,7 +121,9 @@ class EdgeService(Service):
 
     async def stop(self) -> None:
         """End all streams between two frames, so that clients can reconnect with their cursors."""
-        await self.cancel("maintain-streams", "open-runs", "list-runs", "list-sessions")
+        await self.cancel(
+            "maintain-streams", "open-runs", "list-runs", "list-sessions", "list-costs"
+        )
         await self._large_events.stop()
         await self._edge.hubs.close()
         await self._edge.cursors.close()

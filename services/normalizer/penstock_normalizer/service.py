@@ -18,6 +18,7 @@ from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock_normalizer.costs.ledger import CONSUMER, Ledger
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.prices.prices import Prices
 from penstock_normalizer.recovery.abandoned_runs import end_abandoned_run
@@ -62,6 +63,7 @@ class NormalizerService(Service):
         self.spawn("shards", self._take_part_in_all)
         end = partial(end_abandoned_run, self.bus)
         self.consume(ADVISORIES, handler_of_advisories(self.bus, self.store_dead_letter, end))
+        self.consume(CONSUMER, Ledger(self.bus).add)
         self.spawn("dead letters", self._count_dead_letters)
         self.spawn("lag", self._measure_lag)
         self.spawn("prices", self._prices.follow)

@@ -45,7 +45,7 @@ DAY_S = 24 * HOUR_S
 
 # The version of the declarations below. Increase the version by one with every change of the
 # declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
-SCHEMA = 5
+SCHEMA = 6
 # The oldest schema whose services can work on streams of the schema `SCHEMA`.
 OLDEST = 1
 # The oldest schema whose services know shards. Services of an older schema would write the frames
@@ -77,6 +77,7 @@ class Retention:
     events_max_age_s: float = 7 * DAY_S
     deadletters_max_age_s: float = 30 * DAY_S
     runs_max_age_s: float = 30 * DAY_S
+    costs_max_age_s: float = 400 * DAY_S  # thirteen months
     idempotency_max_age_s: float = DAY_S
     max_bytes: int = -1
     # the number of shards of a new installation; later, only `penstock streams migrate` adds shards
@@ -225,6 +226,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
     forever = 0.0
     ages_s = {
         "runs": retention.runs_max_age_s,  # the list of runs
+        "costs": retention.costs_max_age_s,  # what each run used and cost
         "sessions": forever,  # the runs of a session, and its queue
         "aliases": retention.runs_max_age_s,  # from foreign ids to run ids
         "idempotency": retention.idempotency_max_age_s,

@@ -128,6 +128,7 @@ HOW: dict[str, list[How]] = {
     ],
     "POST /v1/runs/{run_id}/cancel": [How(404, 409)],
     "GET /v1/agents": [How()],
+    "GET /v1/costs": [How()],
     "GET /v1/events": [How(headers=PAGE)],
     "GET /v1/sessions/{session_id}/events": [How(403, query=ALICE, headers=PAGE)],
     # executions-sse.md

@@ -117,6 +117,9 @@ class Api:
     def runs(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
         return self.pages("/v1/runs", "runs", "before", limit, filters)
 
+    def costs(self, limit: int, **query: object) -> tuple[list[dict[str, Any]], bool]:
+        return self.pages("/v1/costs", "costs", "after", limit, query)
+
     def agents(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.call("GET", "/v1/agents")["agents"]
         return found

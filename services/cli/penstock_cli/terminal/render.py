@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 Piece = tuple[str, str]
 Data = Mapping[str, Any]
@@ -34,6 +34,12 @@ def short(value: object, max_chars: int = MAX_VALUE_CHARS) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(clean(text).split())
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def money(micros: int) -> str:
+    """Return millionths as a number of units, with at least two decimal places: `0.000597`."""
+    text = f"{micros / 1_000_000:.6f}"
+    return text[:-4] + text[-4:].rstrip("0")
 
 
 def call(tool: object, args: object) -> str:
@@ -66,6 +72,35 @@ class _Text:
     unshown: str = ""
 
 
+@dataclass(slots=True)
+class _Used:
+    """The sum of events `llm.usage`. `micros` maps a currency to millionths of it."""
+
+    calls: int = 0
+    read: int = 0
+    written: int = 0
+    micros: dict[str, int] = field(default_factory=dict)
+    without_price: int = 0
+
+    def add(self, data: Data) -> None:
+        self.calls += 1
+        self.read += data.get("input_tokens") or 0
+        self.written += data.get("output_tokens") or 0
+        cost = data.get("cost")
+        if cost is None:
+            self.without_price += 1
+        else:
+            currency = cost["currency"]
+            self.micros[currency] = self.micros.get(currency, 0) + cost["micros"]
+
+    def line(self) -> str:
+        amounts = [f"{money(micros)} {currency}" for currency, micros in self.micros.items()]
+        if amounts and self.without_price:
+            amounts.append("calls without a known price")
+        costs = f", cost {' and '.join(amounts)}" if amounts else ""
+        return f"{self.read} tokens read, {self.written} written{costs}"
+
+
 class View:
     """The view of one run in the terminal. The streamed pieces of a text are shown as one text.
 
@@ -82,9 +117,18 @@ class View:
         self._shown: set[object] = set()  # Ids of messages whose text was shown.
         self._has_spoken = False  # Whether a text of the followed run itself was shown.
         self._latest = ""  # The text that was shown last.
+        self._used = _Used()  # Of all events that were shown.
 
     def render(self, event: Mapping[str, Any]) -> list[Piece]:
         name = f"{event['event']['category']}.{event['event']['action']}"
+        pieces = self._rendered(name, event)
+        if name == "llm.usage":
+            self._used.add(event["data"])
+        if name in _ENDS and not event.get("subrun") and self._used.calls:
+            pieces += self._line((self._used.line(), "dim"), None)
+        return pieces
+
+    def _rendered(self, name: str, event: Mapping[str, Any]) -> list[Piece]:
         data: Data = event["data"]
         subrun = event.get("subrun") or {}
         who, run = self._who(subrun.get("name"), event.get("step_id")), subrun.get("id")
@@ -210,11 +254,6 @@ def _escalated(data: Data) -> Piece:
     return f"escalated (step {short(data['step'])}): {whom} may decide, too", "yellow"
 
 
-def _completed(data: Data) -> Piece:
-    tokens = (data.get("usage") or {}).get("total_tokens")
-    return "completed" + (f" ({tokens} tokens)" if tokens else ""), "dim"
-
-
 def _failed(data: Data) -> Piece:
     return f"failed ({short(data['code'])}): {short(data['error'], 2000)}", "bold red"
 
@@ -256,11 +295,12 @@ def _unknown(name: str) -> Callable[[Data], Piece]:
 
 # Maps an event that is not streamed text to the function that makes its line. An unknown event is
 # shown as JSON.
+_ENDS: Final = ("lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled")
 _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "lifecycle.paused": _nothing,  # the approval was shown before
     "lifecycle.resumed": lambda _: ("▶ resumed", "dim"),
     "lifecycle.retrying": _retrying,
-    "lifecycle.completed": _completed,
+    "lifecycle.completed": lambda _: ("completed", "dim"),
     "lifecycle.failed": _failed,
     "lifecycle.cancelled": _cancelled,
     "llm.message_started": _nothing,
@@ -269,7 +309,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "llm.tool_call": _tool_call,
     "llm.tool_progress": _tool_progress,
     "llm.tool_result": _tool_result,
-    "llm.usage": _nothing,
+    "llm.usage": _nothing,  # The sum is shown at the run's end.
     "dispatch.team": lambda d: (f"⇒ {short(d['team_name'])}: {short(d['task'])}", "magenta"),
     "dispatch.worker": lambda d: (f"⇒ {short(d['worker_name'])}: {short(d['task'])}", "magenta"),
     "dispatch.transfer": lambda d: (

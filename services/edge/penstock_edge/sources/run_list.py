@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = "runs"
 STATUSES: Final = {status: code for code, status in enumerate(get_args(RunStatus))}
+MAX_BELOW: Final = 2000  # about as many runs below a run are looked for
 _AFTER_ALL: Final = b"\xff" * 16
 _PUT: Final = (
     "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
@@ -123,6 +124,18 @@ class RunRows(IndexRows):
         if len(keys) == limit:
             return keys, keys[-1]
         return keys, next_before
+
+    def below(self, run_id: str) -> list[str]:
+        """Return the runs to which a run led, its steps' runs and theirs; at most some thousand."""
+        found: list[str] = []
+        level = [run_id]
+        while level and len(found) < MAX_BELOW:
+            marks = ", ".join("?" * len(level))
+            sql = f"SELECT key FROM runs WHERE parent IN ({marks}) AND parent != 0 LIMIT ?"
+            rows = self.rows(sql, [*map(number_of, level), MAX_BELOW])
+            level = [run_id_of(key) for (key,) in rows]
+            found += level
+        return found
 
 
 _COLUMNS: Final = {

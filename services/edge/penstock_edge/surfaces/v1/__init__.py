@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1.agent_list import AgentList
+from penstock_edge.surfaces.v1.costs import CostSums
 from penstock_edge.surfaces.v1.events import EventsOfAllRuns
 from penstock_edge.surfaces.v1.runs import Runs
 from penstock_edge.surfaces.v1.session_events import SessionEvents
@@ -12,4 +13,4 @@ from penstock_edge.surfaces.v1.session_events import SessionEvents
 class V1(Surface):
     """Has the handlers for all paths under `/v1` except approvals, which another service serves."""
 
-    handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents)
+    handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents, CostSums)

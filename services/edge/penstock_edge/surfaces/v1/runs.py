@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, get_args
@@ -223,6 +225,10 @@ class Runs:
         if not who.has_scope("administer"):
             for run in runs:
                 run.pop("unredacted", None)
+        for run, usage in zip(
+            runs, await self._usage([run["run_id"] for run in runs]), strict=True
+        ):
+            run.update(usage)
         return json_response({"runs": runs, "next": runs[-1]["run_id"] if more else None})
 
     @serves(
@@ -232,7 +238,8 @@ class Runs:
             summary="One run",
             description="`deliveries` has what automations have sent or done for the run's events, "
             "also after its end: `id`, `automation` (the rule), `status` (waiting, delivered, "
-            "failed), `result` and `attempts`.",
+            "failed), `result` and `attempts`. `usage` has what the run's models used and cost, if "
+            "anything, `usage_with_children` adds the runs that it led to, if these did.",
             answers={200: json("The run", RunRecord)},
             scopes=("read",),
             parameters=(by.RUN_ID,),
@@ -242,7 +249,25 @@ class Runs:
     async def show(self, request: Request) -> ASGIApp:
         who, bus = identity_of(request), self._edge.bus
         record = await run_of(bus, who, request.path_params["run_id"])
-        return _shown(who, record, deliveries=await deliveries_of(bus, record))
+        usage: dict[str, Any] = {}
+        indexes = (self._edge.cost_list.index, self._edge.run_list.index)
+        # An edge that has just started may still read the buckets. It then shows no sums.
+        if all(index.is_complete for index in indexes):
+            await asyncio.gather(*(index.caught_up() for index in indexes))
+            [usage] = await self._usage([record.run_id])
+        return _shown(who, record, deliveries=await deliveries_of(bus, record), **usage)
+
+    async def _usage(self, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the fields of each run that say what it used and cost, with its children and
+        without.
+
+        A list does not wait for the latest events: its sums may lack those of some seconds.
+        """
+        found = []
+        for first in range(0, len(run_ids), 50):
+            found += self._edge.usage_of(run_ids[first : first + 50])
+            await asyncio.sleep(0)  # fifty runs take a millisecond, in which others wait
+        return found
 
     @serves(
         Operation(

@@ -1,0 +1,239 @@
+"""Adds up what runs used and cost, from an index in memory of the bucket `costs`.
+
+The index has a row for each run, day, model and currency. It needs about 200 bytes for a row, so
+100 MB for half a million of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from penstock import telemetry
+from penstock.bus import Bus
+from penstock.bus.records import CostRecord, CostRow
+from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows
+from penstock.bus.subjects import is_run_id
+from penstock_edge.sources.run_list import packed
+
+log = logging.getLogger(__name__)
+
+BUCKET: Final = "costs"
+# Maps what costs can be grouped and filtered by to a column of the index.
+COLUMNS: Final[Mapping[str, str]] = {
+    "agent": "agent",
+    "user": "owner",
+    "model": "model",
+    "day": "day",
+    "session": "session",
+}
+COUNTS: Final = (
+    *("calls", "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens"),
+    *("cached_input_tokens", "cache_write_tokens", "without_price", "estimated"),
+)
+_NAMES: Final = ("agent", "owner", "model", "day", "session", "currency")
+_ALL: Final = ("key", "n", "seq", *_NAMES, "micros", *COUNTS)
+_PUT: Final = (
+    f"INSERT INTO costs({', '.join(_ALL)}) VALUES ({', '.join('?' * len(_ALL))}) "
+    "ON CONFLICT (key, n) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _ALL[2:])
+)
+_SUMS: Final = ", ".join(f"sum({name})" for name in ("micros", *COUNTS))
+
+
+@dataclass(slots=True)
+class Costs:
+    """Sums of tokens and costs. `micros` maps a currency to millionths of it."""
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    micros: dict[str, int] = field(default_factory=dict)
+
+    def merge(self, other: Costs) -> None:
+        """Add all sums of another object."""
+        for name, count in other.counts.items():
+            self.counts[name] += count
+        for currency, micros in other.micros.items():
+            self.micros[currency] = self.micros.get(currency, 0) + micros
+
+    def shown(self) -> dict[str, Any]:
+        """Return the sums as clients see them."""
+        return {**self.counts, "cost_micros": dict(sorted(self.micros.items()))}
+
+
+class CostRows(IndexRows):
+    """The index's rows. Names are numbers of the table `names`, in which each name is once."""
+
+    def __init__(self) -> None:
+        numbers = ", ".join(f"{name} INT" for name in _ALL[1:])
+        super().__init__(
+            "costs",
+            f"CREATE TABLE costs(key BLOB, {numbers}, UNIQUE (key, n))",
+            "CREATE TABLE names(id INTEGER PRIMARY KEY, name TEXT UNIQUE)",
+        )
+        self._ids: dict[str, int] = {}
+
+    def put(self, changes: Sequence[Change]) -> None:
+        """Store the rows of the changed records; log values that are no records, and drop their
+        rows."""
+        rows: list[tuple[Any, ...]] = []
+        gone: list[tuple[bytes]] = []
+        for change in changes:
+            record = _record(change) if change.value is not None else None
+            if record is not None:
+                key = packed(record.run_id)
+                rows += [
+                    self._row(key, n, change.sequence, record, row)
+                    for n, row in enumerate(record.rows)
+                ]
+            elif is_run_id(change.key):
+                gone.append((packed(change.key),))
+        self.write("DELETE FROM costs WHERE key = ?", gone)
+        self.write(_PUT, rows)
+
+    def drop(self, key: str, sequence: int) -> None:
+        """Drop the rows of a run, unless they have a later sequence."""
+        self.write("DELETE FROM costs WHERE key = ? AND seq < ?", [(packed(key), sequence)])
+
+    def of_runs(self, run_ids: Sequence[str]) -> dict[str, Costs]:
+        """Return the costs of each of these runs that has any."""
+        found: dict[str, Costs] = {}
+        by_key = {packed(run_id): run_id for run_id in run_ids}
+        marks = ", ".join("?" * len(by_key))
+        sql = (
+            f"SELECT key, currency, {_SUMS} FROM costs WHERE key IN ({marks}) "
+            "GROUP BY key, currency"
+        )
+        for key, currency, micros, *counts in self.rows(sql, [*by_key]):
+            self._add(found.setdefault(by_key[key], Costs()), currency, micros, counts)
+        return found
+
+    def next_end(self, start: int) -> int | None:
+        """Return the last row number of the slice that begins after `start`; None at the end."""
+        ids = "SELECT rowid AS id FROM costs WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        sql = f"SELECT max(id) FROM ({ids})"
+        [(end,)] = self.rows(sql, (start, SLICE))
+        return end if end is None else int(end)
+
+    def slice(
+        self,
+        column: str,
+        conditions: Sequence[tuple[str, Sequence[str]]],
+        start: int,
+        end: int,
+        found: dict[int, Costs],
+    ) -> None:
+        """Add the rows of one slice to `found`, by the number of the name in `column`."""
+        given: list[Any] = [start, end]
+        where = "rowid > ? AND rowid <= ?"
+        for condition, names in conditions:
+            ids = [self._ids[name] for name in names if name in self._ids]
+            where += f" AND {condition.format(', '.join('?' * len(ids)))}"
+            given += ids
+        sql = f"SELECT {column}, currency, {_SUMS} FROM costs WHERE {where} GROUP BY 1, 2"
+        for name, currency, micros, *counts in self.rows(sql, given):
+            self._add(found.setdefault(name, Costs()), currency, micros, counts)
+
+    def days(self) -> list[str]:
+        """Return the days that are in the index."""
+        return self.names([id for (id,) in self.rows("SELECT DISTINCT day FROM costs")])
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Return the names with these numbers, in this order."""
+        found = []
+        for id in ids:
+            [(name,)] = self.rows("SELECT name FROM names WHERE id = ?", (id,))
+            found.append(name)
+        return found
+
+    def clear(self) -> None:
+        super().clear()
+        self.db.execute("DELETE FROM names")
+        self._ids.clear()
+
+    def _row(
+        self, key: bytes, n: int, sequence: int, record: CostRecord, row: CostRow
+    ) -> tuple[Any, ...]:
+        names = (record.agent, record.user_id, row.model, row.day, record.session_id)
+        return (
+            *(key, n, sequence, *map(self._id, names)),
+            self._id(row.currency) if row.currency is not None else None,
+            *(row.micros, *(getattr(row, name) for name in COUNTS)),
+        )
+
+    def _id(self, name: str) -> int:
+        known = self._ids.get(name)
+        if known is None:
+            cursor = self.db.execute("INSERT INTO names(name) VALUES (?)", (name,))
+            known = self._ids[name] = int(cursor.lastrowid or 0)
+        return known
+
+    def _add(self, costs: Costs, currency: int | None, micros: int, counts: Sequence[int]) -> None:
+        names = self.names([currency]) if currency is not None else []
+        counted = dict(zip(COUNTS, counts, strict=True))
+        costs.merge(Costs(counted, dict.fromkeys(names, micros)))
+
+
+class CostList:
+    """The costs of the runs of all users, in one edge."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.rows = CostRows()
+        self.index = BucketIndex(bus, BUCKET, self.rows)
+
+    async def grouped(
+        self,
+        by: str,
+        owners: Collection[str] | None,
+        wanted: Mapping[str, str],
+        since: str | None,
+        until: str | None,
+    ) -> dict[str, Costs]:
+        """Return the costs by the names of `by`, a key of `COLUMNS`.
+
+        Args:
+            owners: the users whose runs count; None for the runs of all users.
+            wanted: the names that must fit, by keys of `COLUMNS`.
+            since, until: the first day, and the first day that no longer counts, as YYYY-MM-DD.
+        """
+        await self.index.caught_up()
+        conditions: list[tuple[str, Sequence[str]]] = [
+            (f"{COLUMNS[name]} IN ({{}})", [value]) for name, value in wanted.items()
+        ]
+        if owners is not None:
+            conditions.append(("owner IN ({})", [*owners]))
+        if since is not None or until is not None:
+            days = [
+                day
+                for day in self.rows.days()
+                if (since or "") <= day and (until is None or day < until)
+            ]
+            conditions.append(("day IN ({})", days))
+        found: dict[int, Costs] = {}
+        start = 0
+        while (end := self.rows.next_end(start)) is not None:
+            self.rows.slice(COLUMNS[by], conditions, start, end, found)
+            start = end
+            await asyncio.sleep(0)  # one slice takes some milliseconds, in which others wait
+        return dict(zip(self.rows.names([*found]), found.values(), strict=True))
+
+
+def _record(change: Change) -> CostRecord | None:
+    try:
+        record = CostRecord.model_validate_json(change.value or b"")
+    except ValidationError:
+        record = None
+    if record is None or not is_run_id(change.key):
+        telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
+        log.warning(
+            "run %s: its record in KV %s cannot be read; sums of costs leave the run out. Repair "
+            "or delete the record",
+            change.key,
+            BUCKET,
+        )
+        return None
+    return record

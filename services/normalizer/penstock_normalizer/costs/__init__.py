@@ -1,0 +1,1 @@
+"""Adds up what runs used and cost, from the published events."""
