@@ -38,10 +38,10 @@ class _Lane:
     pattern: str
     next: int  # the stream sequence from which the next batch is read
     known: int = 0  # all messages of the pattern before this stream sequence have been read
-    held: deque[Stored] = field(default_factory=deque)
+    unreturned: deque[Stored] = field(default_factory=deque)
 
     def is_read(self, end: int) -> bool:
-        return self.known >= end and not (self.held and self.held[0].sequence < end)
+        return self.known >= end and not (self.unreturned and self.unreturned[0].sequence < end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class History:
         piece = max(LEAST, limit // lanes)
         piece_bytes = max(LEAST_READ_BYTES, MAX_READ_BYTES // lanes)
         while lacking := [
-            lane for lane in self._lanes.values() if not lane.held and lane.known < end
+            lane for lane in self._lanes.values() if not lane.unreturned and lane.known < end
         ]:
             for at in range(0, len(lacking), AT_ONCE):
                 await asyncio.gather(
@@ -165,25 +165,27 @@ class History:
             lane.next = found[-1].sequence + 1
         lane.known = lane.next if found and pending else max(lane.next, end)
         # A message before `_next` matches another pattern, too, and was returned already.
-        lane.held.extend(stored for stored in found if stored.sequence >= self._next)
+        lane.unreturned.extend(stored for stored in found if stored.sequence >= self._next)
 
     def _merge(self, end: int, limit: int) -> list[Stored]:
         merged: list[Stored] = []
         lanes = list(self._lanes.values())
-        heads = [(lane.held[0].sequence, at) for at, lane in enumerate(lanes) if lane.held]
+        heads = [
+            (lane.unreturned[0].sequence, at) for at, lane in enumerate(lanes) if lane.unreturned
+        ]
         heapq.heapify(heads)
         while heads and heads[0][0] < end and len(merged) < limit:
             sequence, at = heapq.heappop(heads)
             lane = lanes[at]
-            stored = lane.held.popleft()
+            stored = lane.unreturned.popleft()
             if sequence >= self._next:
                 merged.append(stored)
                 self._next = sequence + 1
                 if self._learn is not None and self._learn(stored):
                     self._keep_lanes()
                     break
-            if lane.held:
-                heapq.heappush(heads, (lane.held[0].sequence, at))
+            if lane.unreturned:
+                heapq.heappush(heads, (lane.unreturned[0].sequence, at))
             elif lane.known < end:
                 # The next message of this pattern is not read yet, and may come before the messages
                 # in `heads`.

@@ -245,7 +245,7 @@ class SessionFromStart(Source):
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
         # The live events that wait until all stored events are delivered; None after that.
-        self._held: list[Stored] | None = []
+        self._waiting: list[Stored] | None = []
 
     async def start(self) -> int:
         self._live.on_failure = self.on_failure
@@ -255,9 +255,9 @@ class SessionFromStart(Source):
         )
         while batch := await history.before(live_from):
             self._deliver(batch)
-        held, self._held = self._held, None
-        if held:
-            self._deliver(held)
+        waiting, self._waiting = self._waiting, None
+        if waiting:
+            self._deliver(waiting)
         return 1
 
     def patterns(self) -> Collection[str]:
@@ -270,10 +270,10 @@ class SessionFromStart(Source):
         await self._live.stop()
 
     def _on_live(self, batch: list[Stored]) -> None:
-        if self._held is None:
+        if self._waiting is None:
             self._deliver(batch)
         else:
-            self._held += batch
+            self._waiting += batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,26 +213,26 @@ class RunsInTurn:
     """Encodes the runs of a thread one after another.
 
     AG-UI clients cannot process two runs at once. So while one run is open, the events of all other
-    runs are held until this run ends or pauses. `feed_event` encodes one event with the encoder of
+    runs wait until this run ends or pauses. `feed_event` encodes one event with the encoder of
     the event's run.
     """
 
     encoders: RunEncoders
     feed_event: FeedEvent = AguiEncoder.feed
     current: AguiEncoder | None = None  # the encoder of the event that was encoded last
-    _held: list[tuple[str, Event]] = field(default_factory=list)  # events, each with its run id
+    _waiting: list[tuple[str, Event]] = field(default_factory=list)  # events, each with its run id
     _open: str | None = None
 
     def feed(self, run_id: str, event: Event) -> list[Frame]:
-        """Return the frames of this event, and of the held events that can follow now.
+        """Return the frames of this event, and of the waiting events that can follow now.
 
-        If this event is held, the result is empty.
+        If this event waits, the result is empty.
         """
-        self._held.append((run_id, event))
+        self._waiting.append((run_id, event))
         frames: list[Frame] = []
         while (next_ := self._next()) is not None:
             try:
-                frames += self._encode(*self._held.pop(next_))
+                frames += self._encode(*self._waiting.pop(next_))
             except (ValueError, KeyError, TypeError) as error:
                 if not frames:
                     raise
@@ -240,7 +240,7 @@ class RunsInTurn:
         return frames
 
     def _next(self) -> int | None:
-        fits = (at for at, (run_id, _) in enumerate(self._held) if self._open in (None, run_id))
+        fits = (at for at, (run_id, _) in enumerate(self._waiting) if self._open in (None, run_id))
         return next(fits, None)
 
     def _encode(self, run_id: str, event: Event) -> Sequence[Frame]:

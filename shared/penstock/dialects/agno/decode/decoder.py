@@ -390,11 +390,11 @@ class AgnoDecoder(Snapshots):
         run.thoughts.clear()  # only later frames of this run could repeat these thoughts
         return drafts
 
-    def _close_all(self, status: str, why: str) -> list[Draft]:
+    def _close_all(self, status: str, reason: str) -> list[Draft]:
         """End all open parts of all runs, beginning with the inner runs."""
         inner = self._agents.inner()
-        drafts = [draft for run in inner for draft in self._finish(run, status, cut=why)]
-        return drafts + self._messages.close(self._agents.outer, why)
+        drafts = [draft for run in inner for draft in self._finish(run, status, cut=reason)]
+        return drafts + self._messages.close(self._agents.outer, reason)
 
     # Steps and other events.
 
