@@ -32,7 +32,7 @@ from penstock.dialects.agui.vocabulary import (
     is_modern,
 )
 from penstock.dialects.approvals import OpenApprovals
-from penstock.dialects.base import Json, JsonObject, epoch_s, frame, type_of, unconfirmed
+from penstock.dialects.base import Json, JsonObject, epoch_s, frame, unconfirmed
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 
@@ -99,11 +99,42 @@ class AguiEncoder:
         self._run_id = ""
         self._is_workflow = False  # whether the run is a workflow of Penstock
         self._approvals = OpenApprovals()
-        self._passthrough = Passthrough(self._context)
+        self._handlers = self._table()
+
+    def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
+        """Map canonical types to handlers. An event of any other type becomes CUSTOM."""
+        passthrough = Passthrough(self._context)
+        return {
+            "lifecycle.started": self._started,
+            "lifecycle.paused": self._paused,
+            "lifecycle.resumed": _nothing,
+            "lifecycle.completed": self._completed,
+            "lifecycle.failed": self._failed,
+            "lifecycle.cancelled": self._cancelled,
+            "approval.requested": _nothing,
+            "llm.message_started": self._messages.started,
+            "llm.stream": self._messages.streamed,
+            "llm.message_completed": self._messages.completed,
+            "llm.reasoning": self._messages.thought,
+            "llm.tool_args": self._tools.arguments,
+            "llm.tool_call": self._tools.called,
+            "llm.tool_result": self._tools.answered,
+            "llm.usage": _nothing,  # RUN_FINISHED has the sum
+            "workflow.step_started": self._steps.step_started,
+            "workflow.step_completed": self._steps.step_ended,
+            "workflow.step_failed": self._steps.step_ended,
+            "dispatch.team": self._steps.team_dispatched,
+            "dispatch.worker": self._steps.dispatched,
+            "dispatch.finished": self._steps.finished,
+            "state.snapshot": passthrough.snapshot,
+            "state.delta": passthrough.delta,
+            "state.messages": passthrough.messages,
+            "custom.event": passthrough.custom_event,
+        }
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         name, data, context = event["event"], event["data"], self._context
-        event_type = type_of(event)
+        event_type = f"{name['category']}.{name['action']}"  # as `type_of`, without a call
         context.current_type = event_type
         phase = self.phase
         if phase is _OVER:
@@ -119,9 +150,14 @@ class AguiEncoder:
         emitted = [] if phase is _RUNNING else list(self._begin(event))
         if self.profile.step is not None:
             emitted += self._steps.enter(data)
-        handle = _HANDLERS.get(event_type)
-        emitted += handle(self, data) if handle else (context.custom(data),)
-        return self._frames(emitted, EventIds(self._thread_id, self._run_id, _epoch_ms(event)))
+        handler = self._handlers.get(event_type)
+        emitted += handler(data) if handler else (context.custom(data),)
+        event_ids = EventIds(self._thread_id, self._run_id, _epoch_ms(event))
+        body = self.profile.body
+        return [
+            frame(body(kind, fields, facts, event_ids), kind._value_)
+            for kind, fields, facts in emitted
+        ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
         """End a stream with an error, because the stream cannot continue to the run's end. If the
@@ -131,7 +167,7 @@ class AguiEncoder:
         self._run_id = self._run_id or self._run_ids(1)
         emitted = [*self._close(error=message), _error(message, code)]
         self.phase = Phase.OVER
-        return self._frames(emitted, self.event_ids)
+        return [self._frame(each, self.event_ids) for each in emitted]
 
     @property
     def scope(self) -> str:
@@ -150,12 +186,9 @@ class AguiEncoder:
         yield from self._messages.reopened()
         yield from self._tools.reopened()
 
-    def _frames(self, emitted: Sequence[Emitted], event_ids: EventIds) -> list[Frame]:
-        body = self.profile.body
-        return [
-            frame(body(kind, fields, facts, event_ids), kind._value_)
-            for kind, fields, facts in emitted
-        ]
+    def _frame(self, emitted: Emitted, event_ids: EventIds) -> Frame:
+        event_type, fields, facts = emitted
+        return frame(self.profile.body(event_type, fields, facts, event_ids), event_type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Emitted]:
         """Emit RUN_STARTED, and the starts of the parts that are still open after a pause."""
@@ -247,6 +280,10 @@ class AguiEncoder:
         return EventType.RUN_FINISHED, body, facts
 
 
+def _nothing(data: JsonObject) -> Iterator[Emitted]:
+    yield from ()
+
+
 def _is_frontends(item: JsonObject) -> bool:
     return item["kind"] in CLIENT_KINDS and bool(item.get("tool_call_id"))
 
@@ -257,58 +294,3 @@ def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Emitted:
 
 def _epoch_ms(event: JsonObject) -> int | None:
     return round(epoch_s(event) * 1000) if event.get("timestamp") is not None else None
-
-
-Handler = Callable[[AguiEncoder, JsonObject], Iterator[Emitted]]
-
-
-def _nothing(_encoder: AguiEncoder, _data: JsonObject) -> Iterator[Emitted]:
-    return iter(())
-
-
-def _by_messages(handle: Callable[[Messages, JsonObject], Iterator[Emitted]]) -> Handler:
-    return lambda encoder, data: handle(encoder._messages, data)
-
-
-def _by_tools(handle: Callable[[Tools, JsonObject], Iterator[Emitted]]) -> Handler:
-    return lambda encoder, data: handle(encoder._tools, data)
-
-
-def _by_steps(handle: Callable[[Steps, JsonObject], Iterator[Emitted]]) -> Handler:
-    return lambda encoder, data: handle(encoder._steps, data)
-
-
-def _by_passthrough(handle: Callable[[Passthrough, JsonObject], Iterator[Emitted]]) -> Handler:
-    return lambda encoder, data: handle(encoder._passthrough, data)
-
-
-# Maps canonical types to handlers. An event of any other type becomes CUSTOM. All encoders share
-# this table: a table of bound methods would take memory for each stream, and only the garbage
-# collector could free its encoder.
-_HANDLERS: Final[Mapping[str, Handler]] = {
-    "lifecycle.started": AguiEncoder._started,
-    "lifecycle.paused": AguiEncoder._paused,
-    "lifecycle.resumed": _nothing,
-    "lifecycle.completed": AguiEncoder._completed,
-    "lifecycle.failed": AguiEncoder._failed,
-    "lifecycle.cancelled": AguiEncoder._cancelled,
-    "approval.requested": _nothing,
-    "llm.message_started": _by_messages(Messages.started),
-    "llm.stream": _by_messages(Messages.streamed),
-    "llm.message_completed": _by_messages(Messages.completed),
-    "llm.reasoning": _by_messages(Messages.thought),
-    "llm.tool_args": _by_tools(Tools.arguments),
-    "llm.tool_call": _by_tools(Tools.called),
-    "llm.tool_result": _by_tools(Tools.answered),
-    "llm.usage": _nothing,  # RUN_FINISHED has the sum
-    "workflow.step_started": _by_steps(Steps.step_started),
-    "workflow.step_completed": _by_steps(Steps.step_ended),
-    "workflow.step_failed": _by_steps(Steps.step_ended),
-    "dispatch.team": _by_steps(Steps.team_dispatched),
-    "dispatch.worker": _by_steps(Steps.dispatched),
-    "dispatch.finished": _by_steps(Steps.finished),
-    "state.snapshot": _by_passthrough(Passthrough.snapshot),
-    "state.delta": _by_passthrough(Passthrough.delta),
-    "state.messages": _by_passthrough(Passthrough.messages),
-    "custom.event": _by_passthrough(Passthrough.custom_event),
-}
