@@ -154,8 +154,7 @@ class WorkflowStore:
         return found
 
     async def _read(self, key: str) -> WorkflowRecord | None:
-        entry = await self._bucket.get(key)
-        return WorkflowRecord.model_validate_json(entry.value) if entry is not None else None
+        return await self._bucket.load(key, WorkflowRecord)
 
     async def _require_room(self, name: str, by: str) -> None:
         if await self.latest(name) is not None:

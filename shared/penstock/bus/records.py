@@ -5,7 +5,7 @@ pydantic checks each of these: a record that cannot be parsed is refused with th
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -237,6 +237,10 @@ class QueuedLeg(Record):
     leg: int
     pod: str
     sequence: int = Field(0, description="Stream sequence of its command, which orders the queue")
+
+
+# The most runs that the record of a session lists. When there are more, the oldest are dropped.
+MAX_SESSION_RUNS: Final = 1000
 
 
 class SessionRecord(Record):

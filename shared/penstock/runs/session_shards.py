@@ -75,7 +75,7 @@ class SessionShards:
 
     async def _of_runs(self, user_id: str, session_id: str) -> int | None:
         keys = [subjects.session_key(user_id, agent, session_id) for agent in self.agents]
-        entries = await asyncio.gather(*(self._bus.bucket("sessions").get(key) for key in keys))
-        records = [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
-        runs = [run_id for record in records for run_id in record.runs]
+        bucket = self._bus.bucket("sessions")
+        records = await asyncio.gather(*(bucket.load(key, SessionRecord) for key in keys))
+        runs = [run_id for record in records if record is not None for run_id in record.runs]
         return subjects.shard_of(max(runs)) if runs else None

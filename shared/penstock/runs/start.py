@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -26,7 +26,7 @@ from penstock.bus import (
     StreamFull,
     subjects,
 )
-from penstock.bus.records import RunRecord, SessionRecord, StartCommand
+from penstock.bus.records import MAX_SESSION_RUNS, RunRecord, SessionRecord, StartCommand
 from penstock.bus.shards import new_run_id
 from penstock.bus.state.run_trees import RunTrees, Stopped
 from penstock.bus.subjects import session_key
@@ -38,14 +38,9 @@ from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.tracing.requests import traceparent
 from penstock.web.problems import Problem
 
-# The greatest number of runs in a session's record. When there are more, the oldest runs are
-# dropped.
-MAX_SESSION_RUNS: Final = 1000
 
-
-async def list_run(bus: Bus, command: StartCommand, agent: str) -> None:
+async def list_run(bus: Bus, run_id: str, user_id: str, agent: str, session_id: str) -> None:
     """Add a run to the record that its session has for this agent; a repeat changes nothing."""
-    user_id, session_id = command.user_id, command.session_id
     bucket, key = bus.bucket("sessions"), session_key(user_id, agent, session_id)
     while True:
         entry = await bucket.get(key)
@@ -56,10 +51,10 @@ async def list_run(bus: Bus, command: StartCommand, agent: str) -> None:
             # when the connector claims a run.
             else SessionRecord(agent=agent, session_id=session_id)
         )
-        if command.run_id in record.runs:
+        if run_id in record.runs:
             return
         record.user_id = user_id
-        record.runs = [*record.runs, command.run_id][-MAX_SESSION_RUNS:]
+        record.runs = [*record.runs, run_id][-MAX_SESSION_RUNS:]
         revision = entry.revision if entry is not None else 0
         if await bucket.update(key, record.dump(), revision) is not None:
             return
@@ -269,7 +264,9 @@ class Starter:
                 await start.prepare(command.run_id)
             if command.workflow is not None:
                 # For all other agents, the connector lists the run in its session.
-                await list_run(self._bus, command, self._shards.record_agent(command.agent))
+                agent = self._shards.record_agent(command.agent)
+                named = (command.user_id, agent, command.session_id)
+                await list_run(self._bus, command.run_id, *named)
         except BaseException:
             await self._delete_record(command.run_id, revision)
             raise
@@ -285,8 +282,7 @@ class Starter:
         if run_id is None and start.key is not None:
             entry = await self._bus.bucket("idempotency").get(_key_of(start))
             run_id = orjson.loads(entry.value)["run_id"] if entry is not None else None
-        entry = await self._bus.bucket("runs").get(run_id) if run_id is not None else None
-        return RunRecord.model_validate_json(entry.value) if entry is not None else None
+        return None if run_id is None else await self._bus.bucket("runs").load(run_id, RunRecord)
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
         """Return the id of the run that the key's first request started, and whether it is
@@ -303,7 +299,7 @@ class Starter:
         if await bucket.create(key, value) is not None:
             return run_id, True
         entry = await bucket.get(key)
-        if entry is None or entry.value is None:
+        if entry is None:
             raise Problem(503, "the idempotency key has just expired; try again")
         first = orjson.loads(entry.value)
         if first["sha256"] != digest:
@@ -337,10 +333,7 @@ class Starter:
         revision = await runs.create(command.run_id, record.dump())
         if revision is not None:
             return record, revision
-        entry = await runs.get(command.run_id)
-        if entry is None or entry.value is None:
-            return record, None
-        return RunRecord.model_validate_json(entry.value), None
+        return await runs.load(command.run_id, RunRecord) or record, None
 
     async def _publish(self, command: StartCommand) -> None:
         payload = await wrap(self._bus, f"{command.run_id}.start", command.dump())

@@ -78,21 +78,20 @@ async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRec
         version = await _latest_version(bus, name)
     found = None
     if NAME.fullmatch(name) is not None and VERSION.fullmatch(version) is not None:
-        found = await bus.bucket(BUCKET).get(version_key(name, version))
+        found = await bus.bucket(BUCKET).load(version_key(name, version), WorkflowRecord)
     if found is None:
         raise Problem(404, f"the workflow {name[:64]} has no version {version[:64]}")
-    return WorkflowRecord.model_validate_json(found.value)
+    return found
 
 
 async def _latest_version(bus: Bus, name: str) -> str:
-    entry = None
+    latest = None
     if NAME.fullmatch(name) is not None:
-        entry = await bus.bucket(BUCKET).get(latest_key(name))
-    if entry is None:
+        latest = await bus.bucket(BUCKET).load(latest_key(name), LatestWorkflow)
+    if latest is None:
         raise Problem(
             404, f"there is no workflow {name[:64]!r}; `penstock workflow list` lists them"
         )
-    latest = LatestWorkflow.model_validate_json(entry.value)
     if latest.version is None:
         raise Problem(
             404,

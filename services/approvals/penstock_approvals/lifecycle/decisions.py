@@ -402,10 +402,10 @@ class Approvals:
         return DecideReply(status=200, approval=voted)
 
     async def _run(self, run_id: str) -> RunRecord:
-        entry = await self._bus.bucket("runs").get(run_id)
-        if entry is None or entry.value is None:
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        if record is None:
             raise LookupError(f"run {run_id} has no record")
-        return RunRecord.model_validate_json(entry.value)
+        return record
 
 
 def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:

@@ -154,7 +154,4 @@ class RunEnds:
 
 
 async def pause_of(bus: Bus, run_id: str) -> PauseRecord | None:
-    entry = await bus.bucket("pauses").get(run_id)
-    if entry is None or not entry.value:
-        return None
-    return PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
+    return await bus.bucket("pauses").load(run_id, PauseRecord)

@@ -107,8 +107,8 @@ class Restore:
 
         For runs of agents, the connector's watchdog finds lost decisions and has them sent again.
         """
-        entry = await self._bus.bucket("runs").get(record.run_id)
-        if entry is not None and RunRecord.model_validate_json(entry.value).status not in ENDED:
+        run = await self._bus.bucket("runs").load(record.run_id, RunRecord)
+        if run is not None and run.status not in ENDED:
             await self._approvals.outbox.send_on(record.approval_id)
 
     async def _restore_status(self, record: ApprovalRecord) -> None:

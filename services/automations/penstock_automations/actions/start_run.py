@@ -101,14 +101,12 @@ class StartRunExecutor(ActionExecutor):
 
     async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
         """Complete the start if the run has a record. Otherwise no run was started."""
-        entry = await self._plans.get(f"run.{job.key}")
-        if entry is None:
+        plan = await self._plans.load(f"run.{job.key}", Plan)
+        if plan is None:
             return None
-        plan = Plan.model_validate_json(entry.value)
-        run = await self._bus.bucket("runs").get(plan.run_id)
-        if run is None:
+        record = await self._bus.bucket("runs").load(plan.run_id, RunRecord)
+        if record is None:
             return None
-        record = RunRecord.model_validate_json(run.value)
 
         async def started() -> Plan:
             if record.status == "queued":
@@ -143,15 +141,15 @@ class StartRunExecutor(ActionExecutor):
         Raises Problem, NotAccepted or ExpressionError if the rule cannot start a run for the event.
         """
         key = f"run.{job.key}"
-        entry = await self._plans.get(key)
-        if entry is None:
+        plan = await self._plans.load(key, Plan)
+        if plan is None:
             made = await self._made(rule, job, occurrence)
             if await self._plans.create(key, made.dump()) is not None:
                 return made
-            entry = await self._plans.get(key)  # another process has stored the plan first
-        if entry is None:
+            plan = await self._plans.load(key, Plan)  # another process has stored the plan first
+        if plan is None:
             raise Problem(503, "the plan of the run has just expired")
-        return Plan.model_validate_json(entry.value)
+        return plan
 
     async def _made(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
         record = rule.record
@@ -188,11 +186,10 @@ class StartRunExecutor(ActionExecutor):
         )
 
     async def _parent(self, job: Job) -> RunRecord | None:
-        entry = await self._bus.bucket("runs").get(job.run_id) if job.run_id is not None else None
-        if entry is None:
+        if job.run_id is None:
             return None
         try:
-            return RunRecord.model_validate_json(entry.value)
+            return await self._bus.bucket("runs").load(job.run_id, RunRecord)
         except ValidationError:
             return None
 

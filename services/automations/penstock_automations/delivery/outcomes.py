@@ -163,8 +163,7 @@ async def waiting_user(bus: Bus, call: CallJob) -> str | None:
     If the run's record is missing, the run counts as open, and the result is an empty text. Raises
     BusError.
     """
-    entry = await bus.bucket("runs").get(call.run_id)
-    if entry is None:
+    record = await bus.bucket("runs").load(call.run_id, RunRecord)
+    if record is None:
         return ""
-    record = RunRecord.model_validate_json(entry.value)
     return None if record.status in ENDED else record.user_id

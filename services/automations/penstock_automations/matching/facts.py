@@ -40,12 +40,11 @@ class Facts:
         if (known := self._known.get(run_id)) is not None:
             self._known.move_to_end(run_id)
             return known
-        entry = await self._bus.bucket("runs").get(run_id)
-        if entry is None:
-            return None
         try:
-            record = RunRecord.model_validate_json(entry.value)
+            record = await self._bus.bucket("runs").load(run_id, RunRecord)
         except ValidationError:
+            return None
+        if record is None:
             return None
         rules = tuple(record.automations or ())
         facts = RunFacts(record.user_id, rules, max(record.depth or 0, len(rules)))

@@ -93,12 +93,9 @@ class Orders:
         Raises:
             LookupError: the pause's record is lost, or belongs to another approval.
         """
-        entry = await self._bus.bucket("pauses").get(command.run_id)
-        if entry is not None and entry.value is not None:
-            value = await objects.unwrap(self._bus, entry.value)
-            pause = PauseRecord.model_validate_json(value)
-            if pause.approval_id == command.approval_id:
-                return pause
+        pause = await self._bus.bucket("pauses").load(command.run_id, PauseRecord)
+        if pause is not None and pause.approval_id == command.approval_id:
+            return pause
         raise LookupError(f"the record of the pause for approval {command.approval_id} is lost")
 
     async def request(self, order: Order, upstream: Upstream[Any], agent: ServerAgent) -> Call:

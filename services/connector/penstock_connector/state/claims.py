@@ -36,8 +36,7 @@ class Claims:
         return None
 
     async def read(self, run_id: str) -> Claim | None:
-        entry = await self._bucket.get(f"claim.{run_id}")
-        return _claim(entry) if entry is not None else None
+        return await self._bucket.load(f"claim.{run_id}", Claim)
 
     async def take_over(self, run_id: str, state: ClaimState = "held") -> bool:
         """Replace the claim of a connector that does not answer.
@@ -60,7 +59,7 @@ class Claims:
 
 
 def _claim(entry: Entry) -> Claim:
-    return Claim.model_validate_json(entry.value or b"{}")
+    return Claim.model_validate_json(entry.value)
 
 
 class ClaimedSending(NamedTuple):
@@ -88,8 +87,7 @@ class Sendings:
         return None
 
     async def read(self, approval_id: str) -> Sent | None:
-        entry = await self._bucket.get(approval_id)
-        return Sent.model_validate_json(entry.value) if entry is not None else None
+        return await self._bucket.load(approval_id, Sent)
 
     async def take_over(self, approval_id: str, revision: int) -> bool:
         """Replace the claim of a dead connector that has not begun to send.

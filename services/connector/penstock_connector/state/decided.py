@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, ContinueCommand, PauseRecord
-from penstock.bus.write import objects
 
 
 class NotDecided(Exception):
@@ -57,17 +56,10 @@ class Decisions:
         return record.decision.at if record is not None and record.decision is not None else None
 
     async def is_taken(self, run_id: str) -> bool:
-        entry = await self._bus.bucket("pauses").get(run_id)
-        if entry is None:
-            return False
-        kept = PauseRecord.model_validate_json(await objects.unwrap(self._bus, entry.value))
-        record = await self._record(kept.approval_id)
+        kept = await self._bus.bucket("pauses").load(run_id, PauseRecord)
+        record = await self._record(kept.approval_id) if kept is not None else None
         return record is not None and record.continue_command() is not None
 
     async def _record(self, approval_id: str) -> ApprovalRecord | None:
-        entry = await self._bus.bucket("approvals").get(approval_id)
-        if entry is None:
-            return None
-        value = await objects.unwrap(self._bus, entry.value)
-        record = ApprovalRecord.model_validate_json(value)
-        return record if record.approval_id == approval_id else None
+        record = await self._bus.bucket("approvals").load(approval_id, ApprovalRecord)
+        return record if record is not None and record.approval_id == approval_id else None

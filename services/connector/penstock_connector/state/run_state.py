@@ -69,10 +69,7 @@ class Runs:
         return stored.stored_at if stored is not None else ""
 
     async def record(self, run_id: str) -> RunRecord | None:
-        entry = await self._bus.bucket("runs").get(run_id)
-        if entry is None or entry.value is None:
-            return None
-        return RunRecord.model_validate_json(entry.value)
+        return await self._bus.bucket("runs").load(run_id, RunRecord)
 
     async def has_ended(self, run_id: str) -> bool:
         record = await self.record(run_id)

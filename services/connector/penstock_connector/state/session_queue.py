@@ -14,10 +14,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.bus import Bus, Entry, Msg
-from penstock.bus.records import ENDED, PauseRecord, QueuedLeg, SessionRecord
+from penstock.bus.records import ENDED, MAX_SESSION_RUNS, PauseRecord, QueuedLeg, SessionRecord
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored, session_turn
-from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock.start_fields import NotAccepted, Refusal
 from penstock_connector.state.connectors import Connectors
@@ -28,7 +27,6 @@ from penstock_connector.state.run_state import CLOSED, WRITER, Runs, is_over, ki
 log = logging.getLogger(__name__)
 
 CHECK_AGAIN_S = 2.0  # seconds between two checks of the first leg in the queue, if no notice comes
-MAX_SESSION_RUNS: Final = 1000  # the most runs that the record of a session lists
 
 
 class Joined(NamedTuple):
@@ -257,7 +255,7 @@ def _is_same_leg(queued_leg: QueuedLeg, other: QueuedLeg) -> bool:
 
 
 def _session(entry: Entry) -> SessionRecord:
-    return SessionRecord.model_validate_json(entry.value or b"{}")
+    return SessionRecord.model_validate_json(entry.value)
 
 
 # the most seconds to wait until the normalizer has found out whether the run of an ended leg is
@@ -308,10 +306,9 @@ async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
 
 
 async def _waits_as_a_thread(bus: Bus, run_id: str) -> bool:
-    entry = await bus.bucket("pauses").get(run_id)
-    if entry is None:
+    pause = await bus.bucket("pauses").load(run_id, PauseRecord)
+    if pause is None:
         return False
-    pause = PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
     items = pause.resume.get("items", {}).values()
     return any(item.get("style") != BY_CALL for item in items)
 

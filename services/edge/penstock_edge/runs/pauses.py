@@ -69,18 +69,12 @@ async def pause_of(bus: Bus, caller: str, run_id: str, fits: Callable[[Pause], b
 
 
 async def approval_record(bus: Bus, approval_id: str) -> ApprovalRecord | None:
-    entry = await bus.bucket("approvals").get(approval_id)
-    if entry is None:
-        return None
-    return ApprovalRecord.model_validate_json(await unwrap(bus, entry.value))
+    return await bus.bucket("approvals").load(approval_id, ApprovalRecord)
 
 
 async def pause_record(bus: Bus, run_id: str) -> PauseRecord | None:
     """Return the record of the run's last pause."""
-    entry = await bus.bucket("pauses").get(run_id)
-    if entry is None:
-        return None
-    return PauseRecord.model_validate_json(await unwrap(bus, entry.value))
+    return await bus.bucket("pauses").load(run_id, PauseRecord)
 
 
 async def approval_of_item(bus: Bus, user_id: str, session: Session, item_id: str) -> str | None:

@@ -113,10 +113,11 @@ def _start_from(sequence: int) -> StartPosition:
 
 async def record_of(bus: Bus, run_id: str) -> RunRecord:
     known_as = run_id.lower()  # a UUID in capital letters is the same id
-    entry = await bus.bucket("runs").get(known_as) if subjects.is_run_id(known_as) else None
-    if entry is None:
-        raise Problem(404, f"there is no run {run_id[:64]}")
-    return RunRecord.model_validate_json(entry.value)
+    if subjects.is_run_id(known_as):
+        record = await bus.bucket("runs").load(known_as, RunRecord)
+        if record is not None:
+            return record
+    raise Problem(404, f"there is no run {run_id[:64]}")
 
 
 async def is_descendant(bus: Bus, run_id: str, root: str) -> bool:
@@ -129,10 +130,9 @@ async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
     found: list[RunRecord] = []
     next_: str | None = run_id
     while next_ is not None and len(found) <= MAX_DEPTH:
-        entry = await bus.bucket("runs").get(next_)
-        if entry is None:
+        record = await bus.bucket("runs").load(next_, RunRecord)
+        if record is None:
             break
-        record = RunRecord.model_validate_json(entry.value)
         found.append(record)
         next_ = record.parent_run_id if record.workflow_depth else None
     return found

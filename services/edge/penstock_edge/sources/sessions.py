@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from penstock.bus import RETRY_S, Bus, BusError, ObjectGone, Stored
 from penstock.bus.messages import FIRST, SEQUENCE
 from penstock.bus.read.direct import read, replay
-from penstock.bus.records import ENDED, RunRecord, SessionRecord
+from penstock.bus.records import ENDED, MAX_SESSION_RUNS, RunRecord, SessionRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, session_key
 from penstock.bus.write.objects import unwrap
@@ -35,8 +35,6 @@ CREATED_AT: Final = (
 NEWEST: Final = 20
 READ_AT_ONCE: Final = 100  # the number of records that one request reads at the same time
 KNOWN_OWNERS: Final = 20_000
-# The number of runs in a session's record. If there are more, the connector drops the oldest.
-MAX_SESSION_RUNS: Final = 1000
 
 _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
 
@@ -82,17 +80,15 @@ class RunRecords:
         known = self._known.get(run_id)
         while known is None:
             try:
-                entry = await self._bus.bucket("runs").get(run_id)
+                known = await self._bus.bucket("runs").load(run_id, RunRecord)
             except BusError as error:
                 log.warning("reading the record of run %s: %s; trying again", run_id, error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if entry is None:
-                return None
-            try:
-                known = RunRecord.model_validate_json(entry.value)
             except ValidationError as error:
                 log.warning("the record of run %s cannot be read: %s", run_id, error)
+                return None
+            if known is None:
                 return None
             if len(self._known) >= KNOWN_OWNERS:
                 self._known.clear()
@@ -151,10 +147,10 @@ async def has_expired_events(bus: Bus, records: Sequence[SessionRecord]) -> bool
 
 
 async def _is_run_cut(bus: Bus, run_id: str) -> bool:
-    entry = await bus.bucket("runs").get(run_id)
+    record = await bus.bucket("runs").load(run_id, RunRecord)
     begun = 1
-    if entry is not None:
-        first = RunRecord.model_validate_json(entry.value).first_event
+    if record is not None:
+        first = record.first_event
         if first is None:
             lifecycle = await lifecycle_of(bus, run_id)
             if lifecycle is None:

@@ -88,11 +88,10 @@ async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
     _, service, kind, run_id = stored.subject.split(".")
     if service not in _SERVICES or kind not in _OPEN_A_LEG:
         return
-    entry = await bus.bucket("runs").get(run_id)
-    if entry is None:
+    record = await bus.bucket("runs").load(run_id, RunRecord)
+    if record is None:
         log.warning("run %s: it has no record, so it is not ended", run_id)
         return
-    record = RunRecord.model_validate_json(entry.value)
     if record.status in ENDED:
         return
     if service == "connector" and await _is_opened(bus, stored, record):

@@ -142,8 +142,5 @@ async def can_continue_from_state(bus: Bus, run_id: str, *, is_paused: bool) -> 
 
     Every workflow's run and every paused run can continue in this way.
     """
-    entry = await bus.bucket("pauses").get(run_id)
-    if entry is None:
-        return False
-    record = PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
-    return is_paused or record.protocol == PROTOCOL
+    record = await bus.bucket("pauses").load(run_id, PauseRecord)
+    return record is not None and (is_paused or record.protocol == PROTOCOL)

@@ -67,8 +67,7 @@ class RunIndex:
 
     async def record(self, run_id: str) -> RunRecord | None:
         """Return the run's record, None without one; raise ValueError if it cannot be parsed."""
-        entry = await self._bucket.get(run_id)
-        return RunRecord.model_validate_json(entry.value) if entry is not None else None
+        return await self._bucket.load(run_id, RunRecord)
 
     async def update(
         self,
@@ -95,7 +94,7 @@ class RunIndex:
                 entry = await self._bucket.get(run_id)
                 record = (
                     RunRecord.model_validate_json(entry.value)
-                    if entry is not None and entry.value is not None
+                    if entry is not None
                     else _new_record(run_id, fold, event)
                 )
                 may_stay = record.status == _STATUS[event.type] or not overrule

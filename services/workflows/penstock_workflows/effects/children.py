@@ -93,10 +93,10 @@ class Children:
         If another process starts the child at this moment, that process cancels the child (see
         `Decisions`).
         """
-        entry = await self._bus.bucket("runs").get(child.child)
-        if entry is None:
+        record = await self._bus.bucket("runs").load(child.child, RunRecord)
+        if record is None:
             return ChildInput(child.child, "lifecycle.cancelled", {"reason": child.reason})
-        target: Target = RunRecord.model_validate_json(entry.value).target or "connector"
+        target: Target = record.target or "connector"
         command = CancelCommand(run_id=child.child, by=child.by, reason=child.reason)
         await self._bus.publisher.publish(
             Message(

@@ -101,8 +101,8 @@ class Listens:
         changed. A repeated call returns them again, until `caught_up` is called.
         """
         key = _key(state.run_id, listen)
-        entry = await self._bucket.get(key)
-        if entry is None:
+        listening = await self._bucket.load(key, Listening)
+        if listening is None:
             user_id = str(state.started.command.get("user_id", "anonymous"))
             made = Listening(
                 run_id=state.run_id,
@@ -114,10 +114,9 @@ class Listens:
                 begins=await self._begins(listen.since),
             )
             await self._bucket.create(key, made.dump())
-            entry = await self._bucket.get(key)
-            if entry is None:
+            listening = await self._bucket.load(key, Listening)
+            if listening is None:
                 raise BusUnavailable(f"{key} of KV {BUCKET} was just deleted")
-        listening = Listening.model_validate_json(entry.value)
         if listening.caught_up:
             return []
         await self.update_consumers()

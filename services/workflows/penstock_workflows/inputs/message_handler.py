@@ -237,11 +237,9 @@ class MessageHandler:
         # `failed` and `cancelled` also concern the event's own run, because another service may
         # have ended a workflow's run. No other lifecycle event is an input of its own run.
         concerned = [run_id] if action in ("failed", "cancelled") else []
-        entry = await self._bus.bucket("runs").get(run_id)
-        if entry is not None:
-            record = RunRecord.model_validate_json(entry.value)
-            if record.workflow_depth and record.parent_run_id:
-                concerned.append(record.parent_run_id)
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        if record is not None and record.workflow_depth and record.parent_run_id:
+            concerned.append(record.parent_run_id)
         return concerned
 
     async def _end_unstarted(
@@ -259,11 +257,8 @@ class MessageHandler:
         """
         if await self._bus.tail(JOURNAL, subjects.journal(run_id)) is not None:
             return
-        entry = await self._bus.bucket("runs").get(run_id)
-        if entry is None:
-            return
-        record = RunRecord.model_validate_json(entry.value)
-        if record.status == "queued" and record.target == "workflows":
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        if record is not None and record.status == "queued" and record.target == "workflows":
             start = unstarted_input_of(record, cancelled=cancelled, refused=refused)
             await self._decisions.take(run_id, start, repeated=repeated)
 
@@ -273,10 +268,10 @@ class MessageHandler:
         Otherwise a start that an operator replays after the run's journal was removed would carry
         the workflow out a second time. Raises ValueError for a run without a record.
         """
-        entry = await self._bus.bucket("runs").get(run_id)
-        if entry is None:
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        if record is None:
             raise ValueError(f"the run {run_id} has no record (any more), so it is not started")
-        return RunRecord.model_validate_json(entry.value).status == "queued"
+        return record.status == "queued"
 
     @_once
     async def event(self, stored: Stored, repeated: bool) -> None:

@@ -73,18 +73,13 @@ def _headers(letter: DeadLetter) -> dict[str, str]:
     return own | {"Nats-Msg-Id": f"replay.{letter.key}"}
 
 
-async def _run(bus: Buckets, run_id: str) -> RunRecord | None:
-    entry = await bus.bucket("runs").get(run_id)
-    return RunRecord.model_validate_json(entry.value) if entry is not None else None
-
-
 def _how_it_ended(run: RunRecord) -> str:
     code = f", code {run.code}" if run.code else ""
     return f"the run has ended ({run.status}{code})"
 
 
 async def _start(bus: Buckets, letter: DeadLetter) -> None:
-    run = await _run(bus, letter.run_id)
+    run = await bus.bucket("runs").load(letter.run_id, RunRecord)
     if run is None or run.status == "queued":
         return
     if run.status in ENDED:
@@ -96,7 +91,7 @@ async def _start(bus: Buckets, letter: DeadLetter) -> None:
 
 
 async def _continue(bus: Buckets, letter: DeadLetter) -> None:
-    run = await _run(bus, letter.run_id)
+    run = await bus.bucket("runs").load(letter.run_id, RunRecord)
     if run is not None and run.status in ENDED:
         raise CannotReplay(
             f"{_how_it_ended(run)}, and a run that has ended cannot go on: "
@@ -106,8 +101,7 @@ async def _continue(bus: Buckets, letter: DeadLetter) -> None:
         command = ContinueCommand.model_validate_json(await objects.unwrap(bus, letter.payload))
     except (ValidationError, ObjectGone) as error:
         raise CannotReplay(f"its command cannot be read: {error}") from error
-    entry = await bus.bucket("sent").get(command.approval_id)
-    sent = Sent.model_validate_json(entry.value) if entry is not None else None
+    sent = await bus.bucket("sent").load(command.approval_id, Sent)
     if sent is not None and sent.state != "claimed":
         raise CannotReplay(
             f"its decision was dealt with ({sent.state}), and is never sent twice: drop the letter"
@@ -115,7 +109,7 @@ async def _continue(bus: Buckets, letter: DeadLetter) -> None:
 
 
 async def _cancel(bus: Buckets, letter: DeadLetter) -> None:
-    run = await _run(bus, letter.run_id)
+    run = await bus.bucket("runs").load(letter.run_id, RunRecord)
     if run is not None and run.status in ENDED:
         raise CannotReplay(f"{_how_it_ended(run)}: there is nothing to cancel, drop the letter")
 
@@ -128,7 +122,7 @@ _CHECKS: dict[str, Callable[[Buckets, DeadLetter], Awaitable[None]]] = {
 
 
 async def _why_no_frame(bus: Buckets, letter: DeadLetter) -> str:
-    run = await _run(bus, letter.run_id)
+    run = await bus.bucket("runs").load(letter.run_id, RunRecord)
     if run is not None and run.status in ENDED:
         return (
             f"{_how_it_ended(run)}: published events are never taken back, so its source frames "

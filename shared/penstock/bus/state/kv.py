@@ -10,13 +10,16 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel
 
 from penstock.bus.errors import FenceConflict, OutcomeUnknown
 from penstock.bus.messages import Message, Stored
 from penstock.bus.read import leader
 from penstock.bus.read.direct import STORED_AT, last_of_each, replay
 from penstock.bus.write.fence import Writes
+from penstock.bus.write.objects import unwrap
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 
 MARKER_S = 60  # seconds after which the marker of a deletion expires
@@ -30,6 +33,9 @@ _MARKER = "Nats-Marker-Reason"
 _MARKERS = frozenset({_OPERATION, _MARKER})
 _TTL = "Nats-TTL"
 _WRITE = "Penstock-Write"  # identifies a write; needed when the answer to the write was lost
+
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,18 @@ class Bucket:
         stored = await self._last(key)
         values = await self._values([stored]) if stored is not None else []
         return self._entry(values[0]) if values else None
+
+    async def load(self, key: str, model: type[RecordT]) -> RecordT | None:
+        """Return the record under a key, perhaps from the object store; None without a value.
+
+        Raises:
+            ValidationError: the value is not such a record.
+            ObjectGone: the record is in the object store, which no longer has it.
+        """
+        entry = await self.get(key)
+        if entry is None:
+            return None
+        return model.model_validate_json(await unwrap(self._bus, entry.value))
 
     async def put(self, key: str, value: bytes) -> int:
         """Write a value, whatever the key holds; return the new revision."""

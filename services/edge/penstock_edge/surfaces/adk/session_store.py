@@ -19,6 +19,7 @@ from penstock.bus import Bus
 from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.subjects import session_key, session_turn
 from penstock.dialects.adk.encode import AdkEncoder
+from penstock.runs.start import list_run
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import Turn
@@ -27,7 +28,6 @@ from penstock_edge.sources.read_run import RUNS_READ, Allowance, read_run, sessi
 from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import (
     CREATED_AT,
-    MAX_SESSION_RUNS,
     Session,
     create_session,
     idle_since,
@@ -61,8 +61,7 @@ class SessionStore:
         self._sessions = sessions
 
     async def get(self, named: NamedSession) -> SessionRecord | None:
-        entry = await self._bucket.get(named.key)
-        return SessionRecord.model_validate_json(entry.value) if entry is not None else None
+        return await self._bucket.load(named.key, SessionRecord)
 
     async def create(self, named: NamedSession) -> dict[str, Any]:
         record = await create_session(self._bus, named.user_id, named.agent.id, named.id)
@@ -106,22 +105,8 @@ class SessionStore:
 
         The notice wakes each `WaitingStream` that waits for a run of this session, on every edge.
         """
-        while True:
-            entry = await self._bucket.get(named.key)
-            record = (
-                SessionRecord.model_validate_json(entry.value)
-                if entry is not None
-                # the connector sets the thread id when it claims the run
-                else SessionRecord(agent=named.agent.id, session_id=named.id)
-            )
-            record.user_id = named.user_id
-            if run_id not in record.runs:
-                record.runs = [*record.runs, run_id][-MAX_SESSION_RUNS:]
-                revision = entry.revision if entry is not None else 0
-                if await self._bucket.update(named.key, record.dump(), revision) is None:
-                    continue
-            await self._bus.client.publish(session_turn(named.key))
-            return
+        await list_run(self._bus, run_id, named.user_id, named.agent.id, named.id)
+        await self._bus.client.publish(session_turn(named.key))
 
     async def check_at_rest(self, named: NamedSession) -> None:
         session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
