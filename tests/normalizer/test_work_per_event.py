@@ -77,7 +77,7 @@ def calls_of(do: Callable[[], int]) -> tuple[int, int]:
     ("source", "limit"),
     [
         pytest.param(lambda: text(Frames()), 75, id="text"),
-        pytest.param(lambda: recorded("agno", "3.1.10/simple_text.sse"), 83, id="agno"),
+        pytest.param(lambda: recorded("agno", "3.1.10/simple_text.sse"), 85, id="agno"),
         pytest.param(lambda: recorded("adk", "2.13.0/weather_stream.sse"), 118, id="adk"),
         pytest.param(lambda: recorded("agui", "agno/tool.sse"), 86, id="agui"),
     ],

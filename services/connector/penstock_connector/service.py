@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from penstock import telemetry
 from penstock.bus import BusError, Consumer, Lease, Peers, Reader, Stored, streams
-from penstock.bus.connection.retry import until_answered
+from penstock.bus.connection.retry import until_answered, with_retries
 from penstock.bus.read.work_queue import Handle
 from penstock.bus.subjects import command, run_id_of
 from penstock.http.transport import new_client
@@ -19,7 +19,6 @@ from penstock.settings import Settings
 from penstock_connector.commands.handlers import Commands
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.decided import NotDecided
-from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 

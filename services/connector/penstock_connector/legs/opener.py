@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from penstock.bus import BusError, FenceConflict, RawWriter
+from penstock.bus.connection.retry import with_retries
 from penstock.settings import ServerAgent
 from penstock_connector.legs.leg_writer import FRESH_S
 from penstock_connector.legs.orders import Order
 from penstock_connector.legs.outcome import lost
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner
-from penstock_connector.state.retries import with_retries
 from penstock_connector.state.session_queue import Joined
 from penstock_connector.state.stores import Stores
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock import log_fields, start_fields
 from penstock.bus import Bus, Stored
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.records import ContinueCommand, PauseRecord, QueuedLeg, StartCommand
 from penstock.bus.subjects import session_key
 from penstock.bus.write import objects
@@ -18,7 +19,6 @@ from penstock.settings import ServerAgent
 from penstock.tracing import spans
 from penstock_connector.state.decided import Decisions
 from penstock_connector.state.leg_record import LegRecord
-from penstock_connector.state.retries import with_retries
 from penstock_connector.upstreams.base import Call, Upstream
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from penstock import log_fields, telemetry
 from penstock.bus import FenceConflict, Message, Msg, RawWriter, Subscription
 from penstock.bus.budget import Budget
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.records import CancelCommand, SendingState
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
@@ -32,7 +33,6 @@ from penstock_connector.legs.progress import LegHistory
 from penstock_connector.legs.registry import STOPPED, LegRegistry
 from penstock_connector.legs.response import Resources
 from penstock_connector.settings import ConnectorSettings
-from penstock_connector.state.retries import with_retries
 from penstock_connector.state.session_queue import require_at_rest
 from penstock_connector.state.stores import Stores
 from penstock_connector.upstreams import upstreams

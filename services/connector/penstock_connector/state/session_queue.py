@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.bus import Bus, Entry, Msg
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.records import ENDED, MAX_SESSION_RUNS, PauseRecord, QueuedLeg, SessionRecord
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored, session_turn
@@ -21,7 +22,6 @@ from penstock.bus.write.fence import tail
 from penstock.start_fields import NotAccepted, Refusal
 from penstock_connector.state.connectors import Connectors
 from penstock_connector.state.leg_record import LegRecords
-from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, WRITER, Runs, is_over, kind_of
 
 log = logging.getLogger(__name__)

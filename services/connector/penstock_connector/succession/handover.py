@@ -14,12 +14,11 @@ from typing import Final
 import orjson
 
 from penstock.bus import Bus, BusError, Msg, Retry, Subscription
-from penstock.bus.connection.retry import until_answered
+from penstock.bus.connection.retry import until_answered, with_retries
 from penstock.bus.subjects import handover
 from penstock_connector.legs.outcome import LegEnd
 from penstock_connector.legs.registry import STOPPED, LegRegistry
 from penstock_connector.legs.runner import LegRunner
-from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, holder_of, kind_of
 from penstock_connector.state.stores import Stores
 from penstock_connector.succession.takeover import Takeover

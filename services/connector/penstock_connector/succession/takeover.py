@@ -14,6 +14,7 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.bus import FenceConflict, Retry, Stored
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.messages import raw_frame
 from penstock.bus.read.direct import STORED_AT
 from penstock.bus.records import CancelCommand
@@ -26,7 +27,6 @@ from penstock_connector.legs.progress import LegHistory
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner, sending_state
 from penstock_connector.state.leg_record import LegRecord
-from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, holder_of, kind_of, leg_of
 from penstock_connector.state.stores import Stores
 

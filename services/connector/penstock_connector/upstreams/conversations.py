@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from penstock.bus import Bus, ObjectGone
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.write import objects
 from penstock.dialects.agui.decode.transcript import merged
-from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ of the leg finds the same runId.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Final
 
 import orjson
 
-from penstock.bus import RETRY_S, Bus, BusError
+from penstock.bus import Bus
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.subjects import key_of
 from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.views.agui import LegIds, default_agui_run_id
@@ -37,21 +37,13 @@ class AguiLegIds(LegIds):
         return run_id if record is None else record.session_id
 
     async def agui_run_id(self, run_id: str, leg: int) -> str:
-        while True:
-            try:
-                entry = await self.bus.bucket("aliases").get(_key(run_id, leg))
-            except BusError as error:
-                log.warning(
-                    "the AG-UI runId of leg %d of run %s cannot be read now; trying again: %s",
-                    leg,
-                    run_id,
-                    error,
-                )
-                await asyncio.sleep(RETRY_S)
-                continue
-            if entry is None:
-                return default_agui_run_id(run_id, leg)
-            return str(orjson.loads(entry.value)["agui_run_id"])
+        entry = await with_retries(
+            lambda: self.bus.bucket("aliases").get(_key(run_id, leg)),
+            f"the AG-UI runId of leg {leg} of run {run_id} cannot be read now",
+        )
+        if entry is None:
+            return default_agui_run_id(run_id, leg)
+        return str(orjson.loads(entry.value)["agui_run_id"])
 
     async def write(self, run_id: str, leg: int, name: str) -> int:
         """Write the client's runId for a leg that is about to begin; return the KV revision."""

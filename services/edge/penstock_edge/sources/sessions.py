@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 import orjson
 from pydantic import ValidationError
 
-from penstock.bus import RETRY_S, Bus, BusError, ObjectGone, Stored
+from penstock.bus import Bus, ObjectGone, Stored
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.messages import FIRST, SEQUENCE
 from penstock.bus.read.direct import read, replay
 from penstock.bus.records import ENDED, MAX_SESSION_RUNS, RunRecord, SessionRecord
@@ -78,13 +79,12 @@ class RunRecords:
         The status in the record may be outdated. If the bus does not answer, the method waits.
         """
         known = self._known.get(run_id)
-        while known is None:
+        if known is None:
             try:
-                known = await self._bus.bucket("runs").load(run_id, RunRecord)
-            except BusError as error:
-                log.warning("reading the record of run %s: %s; trying again", run_id, error)
-                await asyncio.sleep(RETRY_S)
-                continue
+                known = await with_retries(
+                    lambda: self._bus.bucket("runs").load(run_id, RunRecord),
+                    f"the record of run {run_id} cannot be read now",
+                )
             except ValidationError as error:
                 log.warning("the record of run %s cannot be read: %s", run_id, error)
                 return None

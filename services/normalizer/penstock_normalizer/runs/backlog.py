@@ -11,9 +11,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
-from penstock.bus import RETRY_S, Bus, BusError, Stored, streams, subjects
+from penstock.bus import RETRY_S, Bus, Stored, streams, subjects
 from penstock.bus.budget import Budget, counted_bytes
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.read import direct
 from penstock.bus.write import fence
 
@@ -150,13 +152,9 @@ async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
     The list is empty only if the stream's leader has no frame of the run from `start` on.
     """
     stream, pattern = streams.raw_for(run_id), subjects.raw_of_run(run_id)
+    ask = partial(direct.read, bus, stream, pattern, start, limit, READ_BYTES)
     while True:
-        try:
-            found, _ = await direct.read(bus, stream, pattern, start, limit, READ_BYTES)
-        except BusError as error:
-            log.warning("run %s: its frames cannot be read yet: %s", run_id, error)
-            await asyncio.sleep(RETRY_S)
-            continue
+        found, _ = await with_retries(ask, f"run {run_id}: its frames cannot be read yet")
         if found:
             return found  # a replica that lags behind returns fewer frames but skips none
         tail = await fence.tail(bus, stream, pattern)

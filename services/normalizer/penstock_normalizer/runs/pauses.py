@@ -11,6 +11,7 @@ import asyncio
 import logging
 
 from penstock.bus import RETRY_S, Bus, BusError, MessageTooLarge, ObjectGone
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.records import PauseRecord
 from penstock.bus.write import objects
 from penstock.dialects.workflow import PROTOCOL
@@ -39,24 +40,20 @@ class Pauses:
         self._workflows: dict[str, tuple[int, int]] = {}
 
     async def restore(self, fold: RunFold) -> None:
-        entry = await self._bucket.get(fold.run_id)
-        if entry is not None:
-            record = await objects.unwrap(self._bus, entry.value)
-            fold.restore(PauseRecord.model_validate_json(record).fold)
+        record = await self._bucket.load(fold.run_id, PauseRecord)
+        if record is not None:
+            fold.restore(record.fold)
 
     async def store(self, fold: RunFold) -> None:
         assert fold.pending is not None
         name, pause = f"{fold.pending.approval_id}.pause", _record(fold).dump()
-        while True:
-            try:
-                value = await objects.wrap(self._bus, name, pause)
-                if await self._put(fold.run_id, fold.sequence, value):
-                    return
-            except MessageTooLarge:
-                raise  # a repeated write would be as large
-            except BusError as error:
-                log.warning("run %s: its pause is not stored yet: %s", fold.run_id, error)
-                await asyncio.sleep(RETRY_S)
+
+        async def store() -> None:
+            value = await objects.wrap(self._bus, name, pause)
+            while not await self._put(fold.run_id, fold.sequence, value):
+                pass
+
+        await with_retries(store, f"run {fold.run_id}: its pause is not stored yet")
 
     async def store_workflow(self, fold: RunFold) -> None:
         """Store the state of a workflow's run after its events.
@@ -111,18 +108,14 @@ class Pauses:
     async def expire(self, run_id: str) -> None:
         """Let the pause of an ended run, if there is one, expire after `kept_s` seconds."""
         self._workflows.pop(run_id, None)
-        while True:
-            try:
-                entry = await self._bucket.get(run_id)
-                if entry is None or await self._bucket.update(
-                    run_id, entry.value, entry.revision, self._kept_s
-                ):
+
+        async def expire() -> None:
+            while entry := await self._bucket.get(run_id):
+                kept = (run_id, entry.value, entry.revision, self._kept_s)
+                if await self._bucket.update(*kept) is not None:
                     return
-            except MessageTooLarge:
-                raise  # a repeated write would be as large
-            except BusError as error:
-                log.warning("run %s: its pause does not expire yet: %s", run_id, error)
-                await asyncio.sleep(RETRY_S)
+
+        await with_retries(expire, f"run {run_id}: its pause does not expire yet")
 
 
 def _record(fold: RunFold) -> PauseRecord:

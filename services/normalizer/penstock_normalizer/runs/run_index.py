@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,7 +11,8 @@ from typing import Any
 import orjson
 
 from penstock import log_fields, telemetry
-from penstock.bus import RETRY_S, Bus, BusError, MessageTooLarge, Stored, messages, streams
+from penstock.bus import Bus, Stored, messages, streams
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.records import ENDED, RunRecord, RunStatus
 from penstock.bus.write import objects
 from penstock.dialects.base import JsonObject
@@ -89,31 +89,30 @@ class RunIndex:
             return
         event = lifecycle[-1]
         log_fields.traced(run_id, fold.facts.get("traceparent"))
-        while True:
-            try:
-                entry = await self._bucket.get(run_id)
-                record = (
-                    RunRecord.model_validate_json(entry.value)
-                    if entry is not None
-                    else _new_record(run_id, fold, event)
-                )
-                may_stay = record.status == _STATUS[event.type] or not overrule
-                if record.sequence >= event.sequence and may_stay:
-                    return
-                changes = _changes(fold, event, record.first_event or first_event)
-                before, record = record, record.model_copy(update=changes)
-                revision = entry.revision if entry is not None else 0
-                if await self._bucket.update(run_id, record.dump(), revision) is not None:
-                    _log_failure(record)
-                    _measure(before, record)
-                    if spans.is_on() and record.status in ENDED:
-                        spans.record(span_of(record, fold.facts, event.data))
-                    return
-            except MessageTooLarge:
-                raise  # a repeated write would be as large
-            except BusError as error:
-                log.warning("run %s: its record is not written yet: %s", run_id, error)
-                await asyncio.sleep(RETRY_S)
+
+        async def write() -> bool:
+            entry = await self._bucket.get(run_id)
+            record = (
+                RunRecord.model_validate_json(entry.value)
+                if entry is not None
+                else _new_record(run_id, fold, event)
+            )
+            may_stay = record.status == _STATUS[event.type] or not overrule
+            if record.sequence >= event.sequence and may_stay:
+                return True
+            changes = _changes(fold, event, record.first_event or first_event)
+            before, record = record, record.model_copy(update=changes)
+            revision = entry.revision if entry is not None else 0
+            if await self._bucket.update(run_id, record.dump(), revision) is None:
+                return False
+            _log_failure(record)
+            _measure(before, record)
+            if spans.is_on() and record.status in ENDED:
+                spans.record(span_of(record, fold.facts, event.data))
+            return True
+
+        while not await with_retries(write, f"run {run_id}: its record is not written yet"):
+            pass
 
     async def update_from_stored(self, run_id: str, lifecycle: Stored) -> None:
         """Update a run's record to a lifecycle event of EVENTS; create the record if it was

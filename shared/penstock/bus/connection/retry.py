@@ -13,7 +13,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from penstock.bus.errors import BusUnavailable, OutcomeUnknown
+from penstock.bus.errors import (
+    BusError,
+    BusUnavailable,
+    FenceConflict,
+    MessageTooLarge,
+    OutcomeUnknown,
+)
 
 T = TypeVar("T")
 
@@ -41,6 +47,29 @@ async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
                 return done.pop().result()
     finally:
         _give_up(asked)
+
+
+async def with_retries(
+    step: Callable[[], Awaitable[T]], what: str = "the bus does not answer"
+) -> T:
+    """Return the step's result; if the bus does not answer, repeat the step every 0.25 s.
+
+    `what` says in the log what is delayed. A repeated call of `step` must do no harm.
+
+    Raises:
+        FenceConflict: another process has written first.
+        MessageTooLarge: a repeated write would be as large.
+    """
+    level = logging.WARNING
+    while True:
+        try:
+            return await step()
+        except (FenceConflict, MessageTooLarge):
+            raise
+        except (BusError, TimeoutError) as error:
+            log.log(level, "%s, trying again: %r", what, error)
+            level = logging.DEBUG  # with a thousand runs, one warning for each step is enough
+            await asyncio.sleep(RETRY_S)
 
 
 async def until_answered(what: str, step: Callable[[], Awaitable[T]]) -> T:
