@@ -23,7 +23,6 @@ BOUND: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/bus/read/work_queue.py": EVERY,
     "penstock_automations/delivery/one_delivery.py": EVERY,
     "penstock_connector/commands/session_order.py": EVERY,
-    "penstock_connector/state/retries.py": EVERY,
     "penstock_connector/upstreams/conversations.py": EVERY,
     "penstock_workflows/effects/listens.py": ("%s: the event is gone",),
     "penstock_workflows/inputs/message_handler.py": EVERY,
