@@ -208,7 +208,7 @@ class Service(ABC):
 def routes_on_bus(
     *surfaces: object, statuses: Mapping[type[Exception], int] | None = None
 ) -> list[Route]:
-    """Return the routes of objects whose handlers read and write the bus.
+    """Return the routes of objects whose handlers read and write the bus (decision 0333).
 
     What the bus raises in a handler becomes a Problem: 410 for a payload that has expired, else
     503. `statuses` has the statuses of further errors, which are logged.

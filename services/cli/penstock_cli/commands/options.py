@@ -46,7 +46,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def client(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Make a command of `function(api, output, **options)`, which calls the HTTP API.
+    """Make a command of `function(api, output, **options)`, which calls the HTTP API (decision 0334).
 
     The command also has the options `--url` and `--json`. Its exit code is what the function
     returns; None is 0. As the callback of a group, the command runs only without a subcommand.
