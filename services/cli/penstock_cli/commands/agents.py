@@ -42,7 +42,11 @@ def list_agents(
     if config is None:
         with connected(url, as_json) as (api, output):
             columns = ("id", "name", "protocol", "kind", "answers")
-            output.listing(api.agents(), ("agent", *columns[1:]), partial(_row, columns))
+            output.listing(
+                api.call("GET", "/v1/agents")["agents"],
+                ("agent", *columns[1:]),
+                partial(_row, columns),
+            )
         return
     output = Output(as_json)
     with configuration(output):

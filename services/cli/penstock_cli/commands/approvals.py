@@ -11,6 +11,7 @@ from penstock_cli.commands.options import (
     DATA,
     AsJson,
     Data,
+    Limit,
     Nats,
     Url,
     client,
@@ -18,9 +19,9 @@ from penstock_cli.commands.options import (
     operate,
     parser,
 )
-from penstock_cli.terminal import approvals
-from penstock_cli.terminal.api import DEFAULT_URL, Api
-from penstock_cli.terminal.output import Output
+from penstock_cli.terminal import approvals, render
+from penstock_cli.terminal.api import DEFAULT_URL, Api, path_of
+from penstock_cli.terminal.output import Output, Record
 from penstock_cli.terminal.watch import Watch
 
 app = typer.Typer(help="List, show and decide approvals.", no_args_is_help=True)
@@ -45,13 +46,19 @@ def list_approvals(
     mine: Annotated[
         bool, typer.Option("--mine", help="Only those that wait for your decision.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="The largest number of approvals.")] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List the approvals that wait for a decision."""
     filters = {"status": None if status == "all" else status, "run_id": run}
     if mine:
         filters["waits_for"] = "me"
-    approvals.show_list(api, output, filters, limit)
+    found, more = api.approvals(limit, **filters)
+    output.listing(found, ("approval", "status", "agent", "asks"), _row, more=more)
+
+
+def _row(found: Record) -> tuple[str, ...]:
+    asks = "; ".join(map(render.item, found["items"]))
+    return found["approval_id"], found["status"], found["agent"], asks
 
 
 @app.command("watch")
@@ -153,7 +160,11 @@ def audit(
         raise typer.BadParameter("--run and --anchor go with --verify")
     if approval_id is not None:
         with connected(url, as_json) as (api, output):
-            raise typer.Exit(approvals.show_audit(output, api.audit(approval_id)))
+            raise typer.Exit(
+                approvals.show_audit(
+                    output, api.call("GET", path_of("approvals", approval_id, "audit"))
+                )
+            )
     from penstock_cli.operations import audit as operations  # noqa: PLC0415 - needs NATS
 
     output = Output(as_json)

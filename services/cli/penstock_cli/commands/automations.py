@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from penstock_cli.commands.options import client, parse_since, parser
+from penstock_cli.commands.options import Limit, client, parse_since, parser
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import NOT_FOUND, Api, ApiError, path_of
 from penstock_cli.terminal.output import Output, Record
@@ -45,7 +45,6 @@ Until = Annotated[
     str | None,
     typer.Option(parser=_time, metavar="TIME", help="Only what began before, in the same forms."),
 ]
-Limit = Annotated[int, typer.Option(min=1, help="The largest number that is shown.")]
 
 
 @app.command("list")

@@ -32,6 +32,13 @@ Wait = Annotated[
         "command ends there with exit code 4. Default: only at a terminal.",
     ),
 ]
+Limit = Annotated[int, typer.Option(min=1, help="The largest number that is shown.")]
+Session = Annotated[
+    str | None, typer.Option(help="The id of a conversation to continue, or to begin.")
+]
+YesOrNo = Annotated[
+    bool | None, typer.Option("--yes/--no", help="Approve, or reject, everything that is asked.")
+]
 Nats = Annotated[
     str | None,
     typer.Option(
@@ -46,10 +53,10 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def client(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Make a command of `function(api, output, **options)`, which calls the HTTP API (decision 0334).
+    """Make a command of `function(api, output, **options)`, which calls the HTTP API.
 
-    The command also has the options `--url` and `--json`. Its exit code is what the function
-    returns; None is 0. As the callback of a group, the command runs only without a subcommand.
+    The command also has the options `--url` and `--json` (decision 0334). Its exit code is what the
+    function returns; None is 0. As a group's callback, it runs only without a subcommand.
     """
 
     def run(*, context: typer.Context, url: str, as_json: bool, **options: Any) -> None:

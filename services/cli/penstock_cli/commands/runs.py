@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import sse
-from penstock_cli.commands.options import RunId, Wait, client
+from penstock_cli.commands.options import Limit, RunId, Session, Wait, YesOrNo, client
 from penstock_cli.terminal import approvals, render
 from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed, path_of
 from penstock_cli.terminal.approvals import Item, waits
@@ -189,13 +189,8 @@ def run(
     output: Output,
     message: Annotated[str, typer.Argument(help="What to say to the agent.")],
     agent: Annotated[str, typer.Option(help="The agent's id, see `penstock agents`.")],
-    session: Annotated[
-        str | None, typer.Option(help="The id of a conversation to continue, or to begin.")
-    ] = None,
-    answer: Annotated[
-        bool | None,
-        typer.Option("--yes/--no", help="Approve, or reject, everything that is asked."),
-    ] = None,
+    session: Session = None,
+    answer: YesOrNo = None,
     wait: Wait = None,
 ) -> int:
     """Start a run and follow it. Ctrl-C ends only this command; the run continues."""
@@ -245,7 +240,7 @@ def events(
 @client
 def cancel(api: Api, output: Output, run_id: RunId) -> None:
     """Stop a run."""
-    output.record(api.cancel(run_id))
+    output.record(api.call("POST", path_of("runs", run_id, "cancel")))
 
 
 @app.command("list")
@@ -262,10 +257,11 @@ def list_runs(
     parent: Annotated[
         str | None, typer.Option(help="The runs of the steps of this workflow's run only.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The largest number of runs.")] = 20,
+    limit: Limit = 20,
 ) -> None:
     """List runs, the newest first."""
-    runs, more = api.runs(limit, status=status, agent=agent, parent_run_id=parent)
+    filters = {"status": status, "agent": agent, "parent_run_id": parent}
+    runs, more = api.pages("/v1/runs", "runs", "before", limit, filters)
     columns = {"run": "run_id", "status": "status", "agent": "agent"}
     if any(run.get("step_id") for run in runs):
         columns["step"] = "step_id"

@@ -13,8 +13,11 @@ import typer
 
 from penstock_cli.commands.options import (
     AsJson,
+    Limit,
+    Session,
     Url,
     Wait,
+    YesOrNo,
     client,
     configuration,
     connected,
@@ -139,13 +142,8 @@ def run(
         ),
     ] = None,
     version: Version = None,
-    session: Annotated[
-        str | None, typer.Option(help="The id of a session to continue, or to begin.")
-    ] = None,
-    answer: Annotated[
-        bool | None,
-        typer.Option("--yes/--no", help="Approve, or reject, everything that is asked."),
-    ] = None,
+    session: Session = None,
+    answer: YesOrNo = None,
     wait: Wait = None,
 ) -> int:
     """Start a workflow, and follow it with the runs of its steps.
@@ -169,7 +167,7 @@ def run(
 def list_workflows(
     api: Api,
     output: Output,
-    limit: Annotated[int, typer.Option(min=1, help="The largest number that is shown.")] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List the workflows that are stored."""
     found, more = api.pages(path_of("workflows"), "workflows", "after", limit, {}, most=500)

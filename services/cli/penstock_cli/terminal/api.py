@@ -114,24 +114,11 @@ class Api:
                 return found
             cursor = page["next"]
 
-    def runs(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
-        return self.pages("/v1/runs", "runs", "before", limit, filters)
-
     def costs(self, limit: int, **query: object) -> tuple[list[dict[str, Any]], bool]:
         return self.pages("/v1/costs", "costs", "after", limit, query)
 
-    def agents(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.call("GET", "/v1/agents")["agents"]
-        return found
-
-    def cancel(self, run_id: str) -> dict[str, Any]:
-        return self.call("POST", path_of("runs", run_id, "cancel"))
-
     def approval(self, approval_id: str) -> dict[str, Any]:
         return self.call("GET", path_of("approvals", approval_id))
-
-    def audit(self, approval_id: str) -> dict[str, Any]:
-        return self.call("GET", path_of("approvals", approval_id, "audit"))
 
     def approvals(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
         return self.pages("/v1/approvals", "approvals", "after", limit, filters)

@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 
 from penstock_cli.terminal import render
-from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
 
 Record = Mapping[str, Any]
@@ -19,16 +18,6 @@ _WANTS_VALUE = frozenset(
     {"input", "external", "feedback", "selection", "credential", "long_running"}
 )
 _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
-
-
-def show_list(api: Api, output: Output, filters: Mapping[str, str | None], limit: int) -> None:
-    approvals, more = api.approvals(limit, **filters)
-    output.listing(approvals, ("approval", "status", "agent", "asks"), _row, more=more)
-
-
-def _row(found: Record) -> tuple[str, ...]:
-    asks = "; ".join(map(render.item, found["items"]))
-    return found["approval_id"], found["status"], found["agent"], asks
 
 
 def show(output: Output, approval: Record) -> None:
