@@ -168,14 +168,18 @@ async function part(path, show) {
 let looking = null;
 let again = null;
 let automates = true;
+let lookingAtAutomations = null;
 
 async function look() {
   clearTimeout(again);
+  // not awaited: a service of automations that is slow does not stop the other lists
+  lookingAtAutomations ??= lookAtAutomations().finally(() => {
+    lookingAtAutomations = null;
+  });
   looking ??= Promise.all([
     part("/v1/agents", (body) => showAgents(body.agents)),
     part(`/v1/runs?parent_run_id=&limit=${SHOWN_RUNS}`, (body) => showRuns(body.runs)),
     part("/v1/approvals?status=pending", (body) => showApprovals(body.approvals)),
-    lookAtAutomations().then(() => null),
   ]).finally(() => {
     looking = null;
   });
