@@ -32,13 +32,18 @@ class Facts:
         self._bus = bus
         self._known: OrderedDict[str, RunFacts] = OrderedDict()
 
+    def known(self, run_id: str) -> RunFacts | None:
+        """Return the run's facts; None if they were not read yet, or too long ago."""
+        if (known := self._known.get(run_id)) is not None:
+            self._known.move_to_end(run_id)
+        return known
+
     async def of(self, run_id: str) -> RunFacts | None:
         """Return the run's facts; None if the run's record is missing, expired or unreadable.
 
         Raises BusError.
         """
-        if (known := self._known.get(run_id)) is not None:
-            self._known.move_to_end(run_id)
+        if (known := self.known(run_id)) is not None:
             return known
         try:
             record = await self._bus.bucket("runs").load(run_id, RunRecord)

@@ -196,28 +196,47 @@ class Matcher:
         await self._finish(matched)
 
     async def _take(self, arrival: _Arrival, batch: _Batch) -> None:
-        facts = await self._facts_of(arrival.stored)
-        if facts is not None and self._lanes.is_full(facts.owner):
-            batch.full[facts.owner, arrival.stream].append(arrival)
-            return
-        event = await self._read(arrival.stored, facts) if facts is not None else None
-        if event is None:
+        stored = arrival.stored
+        type_, _, run_id = stored.subject.rpartition(".")
+        if not self._rules.index.has_type(type_):
             batch.done.append(arrival)
             return
-        owner, begun = event.facts.owner, time.perf_counter()
+        facts = self._facts.known(run_id) or await self._facts.of(run_id)
+        if facts is None:
+            log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
+            batch.done.append(arrival)
+            return
+        owner = facts.owner
+        if self._lanes.is_full(owner):
+            batch.full[owner, events_for(run_id)].append(arrival)
+            return
+        try:
+            event = await self._parsed(stored, type_, run_id, facts)
+        except _UNREADABLE as error:
+            # No later try can read this event. If this event were not given up, all later events
+            # would wait for this event.
+            await self._give_up(stored, error)
+            batch.done.append(arrival)
+            return
         jobs = None
         if batch.used_s[owner] < TURN_S and not self._lanes.is_busy(owner):
+            begun = time.perf_counter()
             jobs = self._match_quickly(event)
             batch.used_s[owner] += time.perf_counter() - begun
-            # What is published stands before the jobs of others, so not too much is at once.
-            own = self._count_of(owner, jobs) if jobs else 0
-            if own and batch.jobs[owner] >= self._places.publishable(owner):
-                jobs = None
-            batch.jobs[owner] += own
-        if jobs is not None:
+        if jobs is None or (jobs and not self._is_publishable(owner, jobs, batch)):
+            self._lanes.add(owner, _Work(arrival, event))
+        elif jobs:
             batch.quick.append(_Work(arrival, event, jobs))
         else:
-            self._lanes.add(owner, _Work(arrival, event))
+            batch.done.append(arrival)
+
+    def _is_publishable(self, owner: str, jobs: Sequence[Job], batch: _Batch) -> bool:
+        """Return False if so many jobs of the owner stand before the jobs of others already."""
+        count = self._count_of(owner, jobs)
+        if count and batch.jobs[owner] >= self._places.publishable(owner):
+            return False
+        batch.jobs[owner] += count
+        return True
 
     async def _finish(self, batch: _Batch) -> None:
         jobs = [job for each in batch.quick for job in each.jobs]
@@ -236,28 +255,7 @@ class Matcher:
         for arrival in batch.done:
             arrival.end()
 
-    async def _facts_of(self, stored: Stored) -> RunFacts | None:
-        """Return the facts about the event's run; None if no rule waits for the event."""
-        type_, _, run_id = stored.subject.rpartition(".")
-        if not self._rules.index.has_type(type_):
-            return None
-        facts = await self._facts.of(run_id)
-        if facts is None:
-            log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
-        return facts
-
-    async def _read(self, stored: Stored, facts: RunFacts) -> _Event | None:
-        """Return the event; None if it cannot be read."""
-        try:
-            return await self._parsed(stored, facts)
-        except _UNREADABLE as error:
-            # No later try can read this event. If this event were not given up, all later events
-            # would wait for this event.
-            await self._give_up(stored, error)
-            return None
-
-    async def _parsed(self, stored: Stored, facts: RunFacts) -> _Event:
-        type_, _, run_id = stored.subject.rpartition(".")
+    async def _parsed(self, stored: Stored, type_: str, run_id: str, facts: RunFacts) -> _Event:
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         # These fields are read here, because an event without them cannot be read.
         _ = body["event"]["category"], body["data"].get, int(body["sequence"])
@@ -395,7 +393,8 @@ class Matcher:
         names = [subjects.event(type_, run_id) for type_ in sorted({*rule.types, job.type})]
         for stored in await direct.between(self._bus, stream, names, after, upto):
             try:
-                event = await self._parsed(stored, facts)
+                type_ = stored.subject.rpartition(".")[0]
+                event = await self._parsed(stored, type_, run_id, facts)
             except _UNREADABLE:
                 # The process that gets this event from the server makes the event a dead letter.
                 continue
