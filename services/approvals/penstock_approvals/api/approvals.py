@@ -7,7 +7,7 @@ of one that does not exist.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal, Self
@@ -22,6 +22,7 @@ from penstock.bus.records import (
     Channel,
     Decided,
     Decider,
+    DecideReply,
     DecideRequest,
 )
 from penstock.service.deciders import decider_of
@@ -49,7 +50,6 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals.api import changes
-from penstock_approvals.api.common import TakeVote, found
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.inbox.listing import ListPosition, Page
@@ -58,7 +58,7 @@ from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.policy.model import NEEDS_VALUE
 from penstock_approvals.store.hiding import as_shown
 
-log = logging.getLogger(__name__)
+TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 
 
 class ItemBody(BaseModel):
@@ -369,3 +369,15 @@ def _channel(request: Request, who: Identity) -> Channel:
 
 def _shown(record: ApprovalRecord) -> Response:
     return Response(as_shown(record).dump(), media_type="application/json")
+
+
+async def found(
+    approvals: Approvals, request: Request, sees: Callable[[ApprovalRecord], bool]
+) -> ApprovalRecord:
+    """Return the approval whose id is in the path. Raises Problem 404 if there is no such approval,
+    or if the caller does not see it."""
+    approval_id, caller = request.path_params["approval_id"], identity_of(request).user_id
+    record = await approvals.shown_to(caller, approval_id, sees)
+    if record is None:
+        raise Problem(404, f"there is no approval {approval_id}")
+    return record

@@ -28,7 +28,7 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.api.common import TakeVote, found
+from penstock_approvals.api.approvals import TakeVote, found
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.links import form, page

@@ -11,7 +11,7 @@ from penstock.bus import Bus, BusError, Msg, ObjectGone
 from penstock.bus.records import DecideReply, DecideRequest, LinkReply, LinkRequest
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.web.answers import time_text
-from penstock_approvals.api.common import TakeVote
+from penstock_approvals.api.approvals import TakeVote
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.links.store import LinkRefused, Links
 from penstock_approvals.store.hiding import as_shown
