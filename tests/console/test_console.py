@@ -241,6 +241,73 @@ async def test_a_run_is_followed_and_decided_where_it_asks(
         is_clean(page, demo.url)
 
 
+async def test_a_run_is_watched_again_to_any_of_its_events(
+    demo: Up, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "textconfirm Watched again")
+    approval = (await has_status(http, run_id, "paused"))["approval_id"]
+    digest = (await http.get(f"/v1/approvals/{approval}")).json()["digest"]
+    body = {"approved": True, "digest": digest}
+    assert (await http.post(f"/v1/approvals/{approval}/decision", json=body)).is_success
+    await has_status(http, run_id, "completed")
+    events = await events_of(http, run_id)
+    asked = [type_ for _, type_ in events].index("approval.requested") + 1
+    story = "document.querySelector('.transcript').innerText"
+    async with page_at(f"{demo.url}/console/runs/{run_id}?at={asked}") as page:
+        await page.until("!!document.querySelector('.watch')")
+        await page.until(f"{story}.includes('not decided at this point')")
+        assert not await page.value("!!document.querySelector('.item-end, button.approve')")
+        await page.value(
+            "(() => { const one = document.querySelector('.watch input');"
+            f"one.value = {asked - 1}; one.dispatchEvent(new Event('input')); }})()"
+        )
+        await page.until(f"location.search === '?at={asked - 1}'")
+        await page.until("!document.querySelector('.decision')")
+        await page.click(".watch button:nth-of-type(2)")
+        await page.until("!!document.querySelector('.item-end')")
+        assert await page.value("location.search") == f"?at={len(events)}"
+        again = await page.value(story)
+        await page.click(".watch button:last-of-type")
+        await page.until("location.search === ''")
+        assert await page.value(story) == again
+        is_clean(page, demo.url)
+
+
+async def test_a_page_behind_others_has_no_stream_and_goes_on_when_it_is_seen(
+    demo: Up, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "Tell me a slow story", "assistant")
+
+    def seen(is_hidden: bool) -> str:
+        return (
+            "Object.defineProperty(document, 'hidden', "
+            f"{{value: {json.dumps(is_hidden)}, configurable: true}});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+
+    async with page_at(f"{demo.url}/console/runs/{run_id}?tab=events") as page:
+        count = "parseInt(document.querySelector('.events .dim')?.textContent)"
+        await page.until(f"{count} > 5")
+        await page.value(seen(is_hidden=True))
+        before = await page.value(count)
+        after = before + 5
+
+        async def further() -> bool:
+            return len(await events_of(http, run_id)) > int(after)
+
+        await eventually(further, 30)
+        assert await page.value(count) <= before + 1  # one event may have been on its way
+        await page.value(seen(is_hidden=False))
+        await page.until(f"{count} > {after}")
+        assert (await http.post(f"/v1/runs/{run_id}/cancel", json={})).is_success
+        await page.until("document.querySelector('.bar .status')?.textContent === 'cancelled'")
+        assert await page.value(ALL_ROWS) == await events_of(http, run_id)
+        streams = [each for each in page.requested if "/events?names=off" in each]
+        assert len(streams) == 2
+        assert "after=" in streams[1]
+        is_clean(page, demo.url)
+
+
 async def test_a_reload_in_the_middle_of_a_run_loses_and_repeats_nothing(
     demo: Up, http: httpx.AsyncClient
 ) -> None:

@@ -19,6 +19,8 @@ export function follow(path, { take, state, ended = async () => true, names = ["
   let closed = false;
 
   const open = () => {
+    clearTimeout(timer);
+    if (source !== null) return;
     const after = cursor === null ? "" : `&after=${encodeURIComponent(cursor)}`;
     const opened = new EventSource(path + after);
     source = opened;
@@ -39,7 +41,8 @@ export function follow(path, { take, state, ended = async () => true, names = ["
       if (opened.readyState !== EventSource.CLOSED) return;
       source = null;
       const again = await ended();
-      if (closed || !again) return;
+      if (closed || !again || document.hidden) return;
+      clearTimeout(timer);
       timer = setTimeout(open, AGAIN_MS[Math.min(failures, AGAIN_MS.length - 1)]);
       failures += 1;
     };
@@ -50,18 +53,23 @@ export function follow(path, { take, state, ended = async () => true, names = ["
     source?.close();
     source = null;
   };
-  // The browser keeps a page that was left, for the way back. Its stream would take one of the six
-  // connections that a browser has to a host.
-  const left = () => stop();
-  const shown = (event) => event.persisted && open();
-  addEventListener("pagehide", left);
+  // A browser has six connections to a host for all its tabs. So only a page that is seen has a
+  // stream; a page that was left or is behind others goes on with its cursor when it is seen again.
+  const look = () => {
+    if (document.hidden) stop();
+    else if (source === null && !closed) open();
+  };
+  const shown = (event) => event.persisted && look();
+  addEventListener("pagehide", stop);
   addEventListener("pageshow", shown);
-  open();
+  document.addEventListener("visibilitychange", look);
+  look();
   return {
     close() {
       closed = true;
-      removeEventListener("pagehide", left);
+      removeEventListener("pagehide", stop);
       removeEventListener("pageshow", shown);
+      document.removeEventListener("visibilitychange", look);
       stop();
     },
   };

@@ -14,17 +14,20 @@ import { Component, Growing, Id, Status, Time, Tree, duration, html, named } fro
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const DIALECTS = ["raw", "canonical", "agui", "unified"];
+const SPEEDS = [1, 10];
+const MAX_GAP_MS = 3000; // a longer pause is shortened to this one while a run is watched again
 const NUMBER = new Intl.NumberFormat();
 
 const TOOL_WORDS = { waits: "waits for a person", called: "called", ok: "done" };
 
 class Item extends Component {
   shouldComponentUpdate(next) {
-    return next.version !== this.props.version;
+    const { version } = this.props;
+    return next.version.count !== version.count || next.version.isPast !== version.isPast;
   }
 
-  render({ item }) {
-    const show = SHOW[item.kind](item);
+  render({ item, version }) {
+    const show = SHOW[item.kind](item, version.isPast);
     return html`<li class=${`item-${item.kind} ${item.isBelow ? "is-below" : ""}`} data-sequence=${item.sequence}>${show}</li>`;
   }
 }
@@ -50,7 +53,8 @@ const SHOW = {
     ${item.result !== undefined && html`<p class="dim">Result</p><${Tree} value=${item.result} />`}
     ${item.error && html`<p class="bad">${item.error}</p>`}
   </details>`,
-  approval: (item) => html`<${Decision} approval=${item.approval} outcome=${item.outcome} />`,
+  approval: (item, isPast) => html`<${Decision} approval=${item.approval}
+    outcome=${item.outcome ?? (isPast ? "not decided at this point" : null)} />`,
   note: (item) => html`<p class=${item.tone}>${item.text}</p>`,
   step: (item) => html`<p>
     <span class=${`status is-${item.state}`}>${item.state}</span> <strong>${item.name}</strong>
@@ -83,9 +87,11 @@ export class Run extends Component {
     this.isGone = true;
     this.stream?.close();
     clearInterval(this.clock);
+    clearTimeout(this.player);
   }
 
   begin() {
+    clearTimeout(this.player);
     this.stream?.close();
     const { runId } = this.props;
     const path = `/v1/runs/${encodeURIComponent(runId)}`;
@@ -152,6 +158,43 @@ export class Run extends Component {
     window.scrollTo({ top: document.documentElement.scrollHeight });
   }
 
+  /** How many events the transcript has, where it is watched again; null for all of them. */
+  at() {
+    const { at } = query(this.props.search, ["at"]);
+    return /^[0-9]{1,9}$/u.test(at) ? Math.min(Number(at), this.events.length) : null;
+  }
+
+  /** Return the transcript as it was after so many events. */
+  transcriptAt(count) {
+    if (count === null) return this.transcript;
+    if (this.past?.runId !== this.props.runId || this.past.count > count) {
+      this.past = { runId: this.props.runId, count: 0, transcript: new Transcript(this.props.runId) };
+    }
+    for (; this.past.count < count; this.past.count += 1) {
+      this.past.transcript.take(JSON.parse(this.events[this.past.count].raw));
+    }
+    return this.past.transcript;
+  }
+
+  watch(count) {
+    go(`/console/runs/${encodeURIComponent(this.props.runId)}${count === null ? "" : `?at=${count}`}`, { replace: true });
+  }
+
+  /**
+   * Show the events after the first `at` one after another, so many times faster than they came.
+   * With the speed 0, stop.
+   */
+  play(speed, at = 0) {
+    clearTimeout(this.player);
+    const isOver = at >= this.events.length;
+    this.setState({ speed: isOver ? 0 : speed });
+    if (isOver || !speed) return;
+    this.watch(at + 1);
+    const time = (index) => Date.parse(JSON.parse(this.events[index].raw).timestamp);
+    const wait_ms = at + 1 < this.events.length ? Math.min(time(at + 1) - time(at), MAX_GAP_MS) : 0;
+    this.player = setTimeout(() => this.play(speed, at + 1), wait_ms / speed);
+  }
+
   tab() {
     return query(this.props.search, ["tab"]).tab === "events" ? "events" : "transcript";
   }
@@ -167,7 +210,7 @@ export class Run extends Component {
     this.read();
   }
 
-  render({ runId, search }, { run, error, below, follows, isCancelling, definition }) {
+  render({ runId, search }, { run, error, below, follows, isCancelling, definition, speed = 0 }) {
     const here = `/console/runs/${encodeURIComponent(runId)}`;
     if (!run && !error) return html`<main><h1 tabindex="-1">Run</h1><p class="dim">Loading…</p></main>`;
     if (!run) {
@@ -177,8 +220,10 @@ export class Run extends Component {
         <p><a href="/console/runs">All runs</a></p>
       </main>`;
     }
-    const { transcript, events } = this;
-    const end = transcript.end;
+    const { events } = this;
+    const end = this.transcript.end;
+    const at = this.at();
+    const transcript = this.transcriptAt(at);
     const status = end ? end.event.action : run.status;
     const tab = this.tab();
     const until = end ? Date.parse(end.timestamp) : ENDED.has(run.status) ? Date.parse(run.updated_at) : Date.now();
@@ -208,9 +253,17 @@ export class Run extends Component {
           <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
             ${tab === "events"
               ? html`<${EventList} events=${events} runId=${runId} />`
-              : html`${definition && html`<${Graph} steps=${definition.steps} states=${transcript.steps} />`}
+              : html`${end && html`<div class="watch" role="group" aria-label="Watch the run again">
+                    ${SPEEDS.map((each) => html`<button type="button" class="quiet small" aria-pressed=${speed === each}
+                      onClick=${() => this.play(speed === each ? 0 : each, at === events.length ? 0 : (at ?? 0))}>${speed === each ? "Stop" : `Play ×${each}`}</button>`)}
+                    <input type="range" aria-label="Events shown" min="0" max=${events.length} value=${at ?? events.length}
+                      onInput=${(event) => (this.play(0), this.watch(Number(event.target.value)))} />
+                    <span class="dim" role="status">${at === null ? "the whole run" : `after event ${at} of ${events.length}`}</span>
+                    ${at !== null && html`<button type="button" class="quiet small" onClick=${() => (this.play(0), this.watch(null))}>Show all</button>`}
+                  </div>`}
+                  ${definition && html`<${Graph} steps=${definition.steps} states=${transcript.steps} />`}
                   <ol class="transcript">
-                    ${transcript.items.map((item) => html`<${Item} key=${item.key} item=${item} version=${item.version} />`)}
+                    ${transcript.items.map((item) => html`<${Item} key=${item.key} item=${item} version=${{ count: item.version, isPast: at !== null }} />`)}
                   </ol>
                   ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
                   ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
