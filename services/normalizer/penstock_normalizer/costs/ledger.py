@@ -8,12 +8,15 @@ killed leaves nothing half done.
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import orjson
 
-from penstock.bus import Bus, Consumer, Stored, streams
-from penstock.bus.read.direct import between
+from penstock.bus import Bus, Consumer, Loss, Stored, streams
+from penstock.bus.read.direct import between, read
 from penstock.bus.records import CostRecord
 from penstock.bus.subjects import run_id_of
 from penstock.bus.write import objects
@@ -27,6 +30,10 @@ CONSUMER: Final = Consumer(
 )
 
 
+# The number of runs whose records are remembered: a record is then not read before it is written.
+REMEMBERED: Final = 1000
+
+
 class Ledger:
     """Adds published events to the records of their runs' costs."""
 
@@ -34,6 +41,15 @@ class Ledger:
         self._bus = bus
         self._bucket = bus.bucket(BUCKET)
         self._index = RunIndex(bus)
+        # By run: the record and its revision, as this process has last seen them.
+        self._seen: OrderedDict[str, tuple[CostRecord, int]] = OrderedDict()
+        # By run: so that handlers of one process do not write the same events against each other.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        bus.continuity.on_loss(self._on_loss)
+
+    def _on_loss(self, loss: Loss) -> None:
+        if loss.stream == f"KV_{BUCKET}":
+            self._seen.clear()
 
     async def add(self, stored: Stored) -> None:
         """Add an `llm.usage`, unless the record has it.
@@ -43,26 +59,39 @@ class Ledger:
             ValueError: the run has no record, so its user is not known.
         """
         run_id = run_id_of(stored.subject)
-        while True:
-            entry = await self._bucket.get(run_id)
-            if entry is not None:
-                record = CostRecord.model_validate_json(entry.value)
-            else:
-                record = await self._new(run_id)
-            if record.last >= stored.sequence:
+        async with self._locks.setdefault(run_id, asyncio.Lock()):
+            while True:
+                if run_id in self._seen:
+                    record, revision = self._seen.pop(run_id)
+                else:
+                    record, revision = await self._read(run_id)
+                if record.last < stored.sequence:
+                    events = await self._events(run_id, record.last, stored)
+                    bodies = [await self._body(each) for each in events]
+                    record = add_events(record, bodies, max(stored.sequence, events[-1].sequence))
+                    written = await self._bucket.update(run_id, record.dump(), revision)
+                    if written is None:
+                        continue  # another process has written the record
+                    revision = written
+                self._seen[run_id] = record, revision
+                if len(self._seen) > REMEMBERED:
+                    self._seen.popitem(last=False)
                 return
-            events = await between(
-                self._bus,
-                streams.events_for(run_id),
-                [stored.subject],
-                record.last,
-                stored.sequence,
-            )
-            bodies = [await self._body(each) for each in events]
-            added = add_events(record, bodies, stored.sequence)
-            revision = entry.revision if entry is not None else 0
-            if await self._bucket.update(run_id, added.dump(), revision) is not None:
-                return
+
+    async def _read(self, run_id: str) -> tuple[CostRecord, int]:
+        entry = await self._bucket.get(run_id)
+        if entry is None:
+            return await self._new(run_id), 0
+        return CostRecord.model_validate_json(entry.value), entry.revision
+
+    async def _events(self, run_id: str, after: int, upto: Stored) -> list[Stored]:
+        """Return all events of the run after a stream sequence, at least up to this event."""
+        stream = streams.events_for(run_id)
+        found, _ = await read(self._bus, stream, upto.subject, after + 1)
+        if found and found[-1].sequence >= upto.sequence:
+            return found
+        # A lagging replica has answered, or there are many events.
+        return await between(self._bus, stream, [upto.subject], after, upto.sequence) or [upto]
 
     async def _new(self, run_id: str) -> CostRecord:
         run = await self._index.record(run_id)

@@ -176,7 +176,7 @@ def test_a_cut_stream_gives_the_same_drafts_up_to_the_cut_and_closes_its_message
     lines = [render(draft) for draft in [*stream(decoder, cut), *decoder.abort()]]
     whole = replay(agent, SCENARIOS["2.13.0/plain_stream"])
     assert lines[:-2] == whole[: len(lines) - 2]
-    closed, used = map(json.loads, lines[-2:])
+    used, closed = map(json.loads, lines[-2:])
     assert closed["type"] == "llm.message_completed"
     assert closed["data"]["content"] == "Hello from "
     assert used["type"] == "llm.usage"
@@ -209,7 +209,7 @@ def test_an_error_event_and_its_error_frame_are_one_failure() -> None:
 
 def test_what_was_emitted_before_an_error_is_closed_before_it() -> None:
     types = [draft["type"] for draft in drafts("2.13.0/midstream_stream")]
-    assert types[-3:] == ["llm.message_completed", "llm.usage", "lifecycle.failed"]
+    assert types[-3:] == ["llm.usage", "llm.message_completed", "lifecycle.failed"]
 
 
 def test_a_model_that_stopped_early_is_a_warning_and_the_run_completes() -> None:

@@ -295,6 +295,8 @@ class AdkDecoder(Snapshots):
         pending_error = failures.pending_error(raw, speaker.step_id, reported)
         if pending_error:
             speaker.cut = speaker.cut or pending_error.cut()
+            if "usageMetadata" not in raw:
+                self._end_answer(speaker, event.out)
         message = None
         if pending_error or has_content(raw.get("content")):
             message = self._content(event)
@@ -446,7 +448,11 @@ class AdkDecoder(Snapshots):
         out.append(Draft("lifecycle.completed", data, source))
 
     def _close(self, speaker: Speaker, out: list[Draft]) -> None:
+        self._end_answer(speaker, out)
         self._note_message(speaker, speaker.close(out))
+
+    def _end_answer(self, speaker: Speaker, out: list[Draft]) -> None:
+        """Tell the tokens of an answer that gets no final event with counts."""
         answer, speaker.unfinished_answer = speaker.unfinished_answer, None
         if answer is not None and (used := usage_of_answer(answer)) is not None:
             out.append(speaker.draft(USAGE, used))
