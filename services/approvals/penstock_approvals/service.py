@@ -71,10 +71,10 @@ class ApprovalsService(Service):
         self._tasks: set[asyncio.Task[None]] = set()
         self._feed = Feed(self.bus, self._approvals.records)
         url = settings.public_url
-        self._requests = Requests(self.bus, self._approvals, self._take_vote, url)
+        self._requests = Requests(self.bus, self._approvals, self._take_vote, public_url=url)
         self.routes = routes_on_bus(
             Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote),
-            LinkRoutes(self.bus, self._approvals, self._take_vote, url),
+            LinkRoutes(self.bus, self._approvals, self._take_vote, public_url=url),
             PolicyApi(self._policies),
             statuses={UnreadableRecord: 500},
         )

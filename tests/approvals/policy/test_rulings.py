@@ -109,7 +109,7 @@ def test_an_error_in_a_condition_asks_and_says_why() -> None:
     [result] = ruling.results
     [error] = result.errors
     assert error.rule_id == "never-prod"
-    assert "database" in error.why
+    assert "database" in error.reason
     assert not error.applies
 
 

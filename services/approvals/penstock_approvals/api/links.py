@@ -97,7 +97,7 @@ class LinkRoutes:
     """
 
     def __init__(
-        self, bus: Bus, approvals: Approvals, take_vote: TakeVote, public_url: str | None
+        self, bus: Bus, approvals: Approvals, take_vote: TakeVote, *, public_url: str | None
     ) -> None:
         self._bus = bus
         self._approvals = approvals

@@ -233,7 +233,7 @@ class Approvals:
         for result in ruling.results:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
-                log.warning("run %s: rule %s: %s", record.run_id, error.rule_id, error.why)
+                log.warning("run %s: rule %s: %s", record.run_id, error.rule_id, error.reason)
         asked = expiring_at_most(record.model_copy(update=ruling.fields()), until)
         if ruling.is_automatic and not ask:
             asked = as_ruled(asked, self._bus.clock.stamp())

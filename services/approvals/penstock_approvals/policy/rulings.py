@@ -128,7 +128,7 @@ class Verdict:
 
     rule_id: str
     match: Matched
-    why: str
+    reason: str
     applies: bool = False
 
 
@@ -232,11 +232,11 @@ class Policy:
         is_unclear = may_be_rejected = False
         data = _data(question, item)
         for rule in self.document.rules:
-            match, why = self._match(rule, question, item, data=data, budget=budget)
+            match, reason = self._match(rule, question, item, data=data, budget=budget)
             is_unclear = is_unclear or match is Matched.ERROR
             may_be_rejected |= match is Matched.ERROR and rule.outcome == "reject"
             applies = match is not Matched.NO and (rule.outcome == "ask" or not is_unclear)
-            verdicts.append(Verdict(rule.id, match, why, applies))
+            verdicts.append(Verdict(rule.id, match, reason, applies))
             if applies:
                 terms = _without_requester(rule) if may_be_rejected else rule
                 return ItemResult(str(item["item_id"]), rule.id, rule.outcome, terms, verdicts)

@@ -140,7 +140,11 @@ def _explain(output: Output, name: str, ruling: Ruling, differences: list[str]) 
         output.table(
             ("rule", "", "because"),
             [
-                (each.rule_id, each.match.value, each.why + (" (decides)" if each.applies else ""))
+                (
+                    each.rule_id,
+                    each.match.value,
+                    each.reason + (" (decides)" if each.applies else ""),
+                )
                 for each in result.verdicts
             ]
             + [(result.rule_id, "holds", "no rule matches")][: result.rule_id == "default"],
@@ -180,7 +184,7 @@ def _as_json(ruling: Ruling) -> dict[str, Any]:
         **fields,
         "verdicts": {
             result.item_id: [
-                {"rule": each.rule_id, "match": each.match.value, "why": each.why}
+                {"rule": each.rule_id, "match": each.match.value, "why": each.reason}
                 for each in result.verdicts
             ]
             for result in ruling.results
