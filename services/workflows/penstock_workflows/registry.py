@@ -105,17 +105,13 @@ class WorkflowStore:
 
     async def _point(self, name: str, wanted: LatestWorkflow) -> LatestWorkflow:
         """Write the pointer `wanted`, unless the stored pointer is newer; return the stored one."""
-        key = latest_key(name)
-        while True:
-            entry = await self._bucket.get(key)
-            if entry is not None:
-                present = LatestWorkflow.model_validate_json(entry.value)
-                if present.updated_at >= wanted.updated_at:
-                    return present
-                wanted = wanted.model_copy(update={"made_by": present.made_by})
-            revision = entry.revision if entry is not None else 0
-            if await self._bucket.update(key, wanted.dump(), revision) is not None:
-                return wanted
+
+        def point(latest: LatestWorkflow) -> None:
+            if latest.updated_at < wanted.updated_at:
+                latest.version, latest.updated_at = wanted.version, wanted.updated_at
+                latest.updated_by = wanted.updated_by
+
+        return await self._bucket.change(latest_key(name), LatestWorkflow, point, wanted) or wanted
 
     async def workflows(self) -> list[ListedWorkflow]:
         """Return all workflows, also retired ones, sorted by their names."""

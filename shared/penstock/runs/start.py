@@ -41,23 +41,17 @@ from penstock.web.problems import Problem
 
 async def list_run(bus: Bus, run_id: str, user_id: str, agent: str, session_id: str) -> None:
     """Add a run to the record that its session has for this agent; a repeat changes nothing."""
-    bucket, key = bus.bucket("sessions"), session_key(user_id, agent, session_id)
-    while True:
-        entry = await bucket.get(key)
-        record = (
-            SessionRecord.model_validate_json(entry.value)
-            if entry is not None
-            # The thread id is the session's id at the agent server. A connector sets the thread id
-            # when the connector claims a run.
-            else SessionRecord(agent=agent, session_id=session_id)
-        )
-        if run_id in record.runs:
-            return
-        record.user_id = user_id
-        record.runs = [*record.runs, run_id][-MAX_SESSION_RUNS:]
-        revision = entry.revision if entry is not None else 0
-        if await bucket.update(key, record.dump(), revision) is not None:
-            return
+
+    def add(record: SessionRecord) -> None:
+        if run_id not in record.runs:
+            record.user_id = user_id
+            record.runs = [*record.runs, run_id][-MAX_SESSION_RUNS:]
+
+    # The thread id is the session's id at the agent server. A connector sets it when the connector
+    # claims a run.
+    new = SessionRecord(agent=agent, session_id=session_id)
+    key = session_key(user_id, agent, session_id)
+    await bus.bucket("sessions").change(key, SessionRecord, add, new)
 
 
 SHOWN_CHARACTERS = 200  # the run's record keeps this many characters of the message

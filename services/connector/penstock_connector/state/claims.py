@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.bus import Bus, Entry
+from penstock.bus import Bus
 from penstock.bus.records import Claim, ClaimState, SendingState, Sent
 from penstock_connector.state.connectors import NOBODY, Connectors
 
@@ -44,7 +44,9 @@ class Claims:
         Return False if that connector answers, or if another one has replaced the claim first.
         """
         entry = await self._bucket.get(f"claim.{run_id}")
-        if entry is None or await self._connectors.is_responding(_claim(entry).pod):
+        if entry is None or await self._connectors.is_responding(
+            Claim.model_validate_json(entry.value).pod
+        ):
             return False
         claim = Claim(pod=self._pod, state=state)
         key = f"claim.{run_id}"
@@ -52,14 +54,12 @@ class Claims:
 
     async def give_back(self, run_id: str) -> None:
         """Let any connector take over a start that this connector has claimed and cannot begin."""
-        entry = await self._bucket.get(f"claim.{run_id}")
-        if entry is not None and _claim(entry) == Claim(pod=self._pod):
-            claim = Claim(pod=NOBODY)
-            await self._bucket.update(f"claim.{run_id}", claim.dump(), entry.revision)
 
+        def free(claim: Claim) -> None:
+            if claim == Claim(pod=self._pod):
+                claim.pod = NOBODY
 
-def _claim(entry: Entry) -> Claim:
-    return Claim.model_validate_json(entry.value)
+        await self._bucket.change(f"claim.{run_id}", Claim, free)
 
 
 class ClaimedSending(NamedTuple):
@@ -99,9 +99,12 @@ class Sendings:
 
     async def give_back(self, approval_id: str) -> None:
         """Let other connectors claim a sending that this connector has claimed and cannot begin."""
-        entry = await self._bucket.get(approval_id)
-        if entry is not None and Sent.model_validate_json(entry.value) == Sent(pod=self._pod):
-            await self._bucket.update(approval_id, Sent(pod=NOBODY).dump(), entry.revision)
+
+        def free(sent: Sent) -> None:
+            if sent == Sent(pod=self._pod):
+                sent.pod = NOBODY
+
+        await self._bucket.change(approval_id, Sent, free)
 
     async def record(
         self,
@@ -118,12 +121,9 @@ class Sendings:
         the leg, and any connector may record it. The claim may then belong to a connector that has
         taken it over from a suspended connector, which has sent the decision after that.
         """
-        sent = Sent(pod=self._pod, state=state)
-        while (entry := await self._bucket.get(approval_id)) is not None:
-            recorded = Sent.model_validate_json(entry.value)
-            if recorded.state != "claimed":
-                return
-            if not is_known and recorded.pod not in (self._pod, pod):
-                return
-            if await self._bucket.update(approval_id, sent.dump(), entry.revision) is not None:
-                return
+
+        def finish(sent: Sent) -> None:
+            if sent.state == "claimed" and (is_known or sent.pod in (self._pod, pod)):
+                sent.pod, sent.state = self._pod, state
+
+        await self._bucket.change(approval_id, Sent, finish)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from penstock.bus import Bus, Entry, Msg
+from penstock.bus import Bus, Msg
 from penstock.bus.connection.retry import with_retries
 from penstock.bus.records import ENDED, MAX_SESSION_RUNS, PauseRecord, QueuedLeg, SessionRecord
 from penstock.bus.streams import raw_for
@@ -83,22 +83,21 @@ class SessionQueue:
                 del record.runs[:-MAX_SESSION_RUNS]
 
         new = SessionRecord(agent=agent, session_id=session_id)
-        record = await self._change(key, change, new)
+        record = await self._bucket.change(key, SessionRecord, change, new)
         assert record is not None
         # The compare-and-set has shown that this is the stored record, so it is not read again.
         return Joined(_is_first(record, mine), record.thread_id)
 
     async def thread_id(self, key: str) -> str | None:
         """Return the agent server's id of the session; None if no connector has chosen it."""
-        entry = await self._bucket.get(key)
-        return _session(entry).thread_id or None if entry is not None else None
+        record = await self._bucket.load(key, SessionRecord)
+        return record.thread_id or None if record is not None else None
 
     async def other_runs(self, key: str, run_id: str) -> list[str]:
         """Return the session's other runs that have begun and may wait for a decision."""
-        entry = await self._bucket.get(key)
-        if entry is None:
+        record = await self._bucket.load(key, SessionRecord)
+        if record is None:
             return []
-        record = _session(entry)
         # A run whose first leg is in the queue has not begun, so the result leaves the run out. A
         # run with a later leg in the queue still waits, because its decision is queued behind the
         # leg of `run_id`.
@@ -113,7 +112,7 @@ class SessionQueue:
         def change(record: SessionRecord) -> None:
             record.open = [each for each in record.open if each not in run_ids]
 
-        await self._change(key, change)
+        await self._bucket.change(key, SessionRecord, change)
 
     async def take_over(self, key: str, mine: QueuedLeg) -> bool:
         """Take the place of the leg's earlier holder; return True if no other leg is before it.
@@ -136,7 +135,7 @@ class SessionQueue:
             # this leg gets the place behind the running leg.
             record.queue.insert(places[0] if places else 1, mine)
 
-        record = await self._change(key, change)
+        record = await self._bucket.change(key, SessionRecord, change)
         return record is None or _is_first(record, mine)
 
     async def wait(self, key: str, mine: QueuedLeg) -> None:
@@ -179,19 +178,19 @@ class SessionQueue:
                 or leg not in (None, queued_leg.leg)
             ]
 
-        record = await self._change(key, change)
+        record = await self._bucket.change(key, SessionRecord, change)
         # if the queue is empty, no leg waits for the notice
         if record is not None and record.queue:
             await self._bus.client.publish(session_turn(key))
 
     async def _is_first(self, key: str, mine: QueuedLeg) -> bool:
-        entry = await self._bucket.get(key)
-        return entry is None or _is_first(_session(entry), mine)
+        record = await self._bucket.load(key, SessionRecord)
+        return record is None or _is_first(record, mine)
 
     async def _pass_over(self, key: str, mine: QueuedLeg) -> None:
         while True:
-            entry = await self._bucket.get(key)
-            queue = _session(entry).queue if entry is not None else []
+            record = await self._bucket.load(key, SessionRecord)
+            queue = record.queue if record is not None else []
             if mine not in queue or queue[0] == mine:
                 return
             first = queue[0]
@@ -205,7 +204,7 @@ class SessionQueue:
             def change(record: SessionRecord, first: QueuedLeg = first) -> None:
                 record.queue = [queued_leg for queued_leg in record.queue if queued_leg != first]
 
-            await self._change(key, change)
+            await self._bucket.change(key, SessionRecord, change)
             await self._bus.client.publish(session_turn(key))
 
     async def _is_abandoned(self, queued_leg: QueuedLeg) -> bool:
@@ -224,27 +223,6 @@ class SessionQueue:
             return False
         return not await self._leg_records.exists(queued_leg.run_id, queued_leg.pod)
 
-    async def _change(
-        self,
-        key: str,
-        change: Callable[[SessionRecord], None],
-        new: SessionRecord | None = None,
-    ) -> SessionRecord | None:
-        while True:
-            entry = await self._bucket.get(key)
-            if entry is None and new is None:
-                return None
-            record = _session(entry) if entry is not None else new
-            assert record is not None
-            before = record.dump()
-            change(record)
-            after = record.dump()
-            if entry is not None and after == before:
-                return record
-            revision = entry.revision if entry is not None else 0
-            if await self._bucket.update(key, after, revision) is not None:
-                return record
-
 
 def _is_first(record: SessionRecord, mine: QueuedLeg) -> bool:
     return mine not in record.queue or record.queue[0] == mine
@@ -252,10 +230,6 @@ def _is_first(record: SessionRecord, mine: QueuedLeg) -> bool:
 
 def _is_same_leg(queued_leg: QueuedLeg, other: QueuedLeg) -> bool:
     return (queued_leg.run_id, queued_leg.leg) == (other.run_id, other.leg)
-
-
-def _session(entry: Entry) -> SessionRecord:
-    return SessionRecord.model_validate_json(entry.value)
 
 
 # the most seconds to wait until the normalizer has found out whether the run of an ended leg is

@@ -127,14 +127,11 @@ class Listens:
 
     async def caught_up(self, state: State, listen: Listen) -> None:
         """Record that all events that `begin` returned were handled."""
-        key = _key(state.run_id, listen)
-        entry = await self._bucket.get(key)
-        if entry is None:
-            return  # the step is over
-        listening = Listening.model_validate_json(entry.value)
-        if not listening.caught_up:
-            done = listening.model_copy(update={"caught_up": True})
-            await self._bucket.update(key, done.dump(), entry.revision)
+
+        def note(listening: Listening) -> None:
+            listening.caught_up = True
+
+        await self._bucket.change(_key(state.run_id, listen), Listening, note)
 
     async def end(self, state: State, listen: Unlisten) -> None:
         await self._bucket.delete(_key(state.run_id, listen))

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
-
-from pydantic import BaseModel
 
 from penstock.bus.errors import FenceConflict, OutcomeUnknown
 from penstock.bus.messages import Message, Stored
 from penstock.bus.read import leader
 from penstock.bus.read.direct import STORED_AT, last_of_each, replay
+from penstock.bus.records import Record
 from penstock.bus.write.fence import Writes
 from penstock.bus.write.objects import unwrap
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
@@ -35,7 +34,7 @@ _TTL = "Nats-TTL"
 _WRITE = "Penstock-Write"  # identifies a write; needed when the answer to the write was lost
 
 
-RecordT = TypeVar("RecordT", bound=BaseModel)
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,33 @@ class Bucket:
         if entry is None:
             return None
         return model.model_validate_json(await unwrap(self._bus, entry.value))
+
+    async def change(
+        self,
+        key: str,
+        model: type[RecordT],
+        change: Callable[[RecordT], None],
+        new: RecordT | None = None,
+    ) -> RecordT | None:
+        """Let `change` change the record under a key, or else the record `new`, and return it.
+
+        Returns None without a record and without `new`. If another process writes at the same time,
+        `change` is called again with its record. A record that `change` leaves as it is, is not
+        written.
+        """
+        while True:
+            entry = await self.get(key)
+            record = model.model_validate_json(entry.value) if entry is not None else new
+            if record is None:
+                return None
+            before = record.dump()
+            change(record)
+            after = record.dump()
+            if entry is not None and after == before:
+                return record
+            revision = entry.revision if entry is not None else 0
+            if await self.update(key, after, revision) is not None:
+                return record
 
     async def put(self, key: str, value: bytes) -> int:
         """Write a value, whatever the key holds; return the new revision."""

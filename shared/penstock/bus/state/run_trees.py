@@ -47,19 +47,15 @@ class RunTrees:
         """Count a run below a root; return False, and count nothing, if `limit` runs are counted. A
         run that is counted already is not counted again."""
         key = f"runs.{root_run_id}"
+
+        def count(tree: TreeRuns) -> None:
+            if run_id not in tree.runs and len(tree.runs) < limit:
+                tree.runs.append(run_id)
+
         # Without the lock, the concurrent starts of this process would refuse each other's writes.
         async with self._locks.setdefault(root_run_id, asyncio.Lock()):
-            while True:
-                entry = await self._bucket.get(key)
-                tree = TreeRuns.model_validate_json(entry.value) if entry else TreeRuns(runs=[])
-                if run_id in tree.runs:
-                    return True
-                if len(tree.runs) >= limit:
-                    return False
-                tree.runs.append(run_id)
-                revision = entry.revision if entry else 0
-                if await self._bucket.update(key, tree.dump(), revision) is not None:
-                    return True
+            tree = await self._bucket.change(key, TreeRuns, count, TreeRuns(runs=[]))
+        return tree is not None and run_id in tree.runs
 
     async def mark_stopped(self, run_id: str, by: str, reason: str) -> None:
         await self._bucket.put(f"stopped.{run_id}", Stopped(by=by, reason=reason).dump())
