@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -36,6 +36,7 @@ from penstock.runs.session_shards import SessionShards
 from penstock.runs.workflows import check_start
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.tracing.requests import traceparent
+from penstock.web.auth.identity import RunUser
 from penstock.web.problems import Problem
 
 
@@ -105,11 +106,7 @@ class Start:
     agent: AgentConfig
     message: str
     session_id: str | None  # None for a new session
-    user_id: str
-    roles: Sequence[str] = ()  # the user's roles, which an approvals policy may ask for
-    # Who is behind the run besides the user, as in `RunRecord`. There is no default, because a
-    # caller that is left out could approve what its own run asks for.
-    started_by: Sequence[str] = field(kw_only=True)
+    user: RunUser
     input: dict[str, Any] | None = None
     body: str | None = None
     key: str | None = None
@@ -174,7 +171,7 @@ class Starter:
             AncestorStopped: a workflow that the run is inside of stops.
             OutcomeUnknown: the run may have been started; after any other BusError it was not.
         """
-        require_reachable(start.agent, start.user_id, start.session_id)
+        require_reachable(start.agent, start.user.user_id, start.session_id)
         if isinstance(start.agent, WorkflowAgent):
             try:
                 start = await checked_workflow(self._bus, start)
@@ -188,16 +185,18 @@ class Starter:
         elif start.shard is not None:
             run_id = new_run_id(start.shard, self._bus.clock.time())
         else:
-            run_id = await self.new_run_id(start.user_id, start.session_id)
+            run_id = await self.new_run_id(start.user.user_id, start.session_id)
         await self._add_to_tree(start.origin, run_id)
         # The runs of a workflow's steps are never refused, because the workflow's definition
         # already limits their number.
-        has_room = start.origin.step_id is not None or await self._open_runs.has_room(start.user_id)
+        has_room = start.origin.step_id is not None or await self._open_runs.has_room(
+            start.user.user_id
+        )
         if not has_room and await self._earlier(start) is None:
-            self._open_runs.refuse(start.user_id)
+            self._open_runs.refuse(start.user.user_id)
         # No `await` may come between the check and this line. Otherwise many concurrent starts
         # could all pass the check.
-        self._open_runs.begin(start.user_id, run_id)
+        self._open_runs.begin(start.user.user_id, run_id)
         try:
             started = await self._start(start, run_id)
         except BaseException:
@@ -310,8 +309,8 @@ class Starter:
             agent=command.agent,
             session_id=command.session_id,
             user_id=command.user_id,
-            roles=list(start.roles) or None,
-            started_by=list(start.started_by) or None,
+            roles=list(start.user.roles) or None,
+            started_by=list(start.user.started_by) or None,
             target="workflows" if command.workflow is not None else None,
             message=command.message[:SHOWN_CHARACTERS],
             created_at=command.created_at,
@@ -381,7 +380,7 @@ def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) 
 
 
 def _key_of(start: Start) -> str:
-    return subjects.key_of(start.user_id, start.key)
+    return subjects.key_of(start.user.user_id, start.key)
 
 
 def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
@@ -393,7 +392,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         # A new session's id is derived from the run's id, so that a repeated request gets the same
         # session.
         session_id=start.session_id or str(uuid.uuid5(uuid.UUID(run_id), "session")),
-        user_id=start.user_id,
+        user_id=start.user.user_id,
         message=start.message,
         input=start.input,
         body=start.body,
@@ -414,8 +413,8 @@ def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
         "workflow": agent.agent,
         "version": agent.version,
         "workflow_places": start.origin.workflow_places,
-        "roles": list(start.roles) or None,
-        "started_by": list(start.started_by) or None,
+        "roles": list(start.user.roles) or None,
+        "started_by": list(start.user.started_by) or None,
         "automations": list(start.origin.automations) or None,
         "depth": start.origin.depth or None,
     }
@@ -435,7 +434,7 @@ async def checked_workflow(bus: Bus, start: Start) -> Start:
         agent.version,
         sent=start.input,
         message=start.message,
-        user_id=start.user_id,
+        user_id=start.user.user_id,
     )
     return replace(
         start, agent=agent.model_copy(update={"version": record.version}), input=whole_input

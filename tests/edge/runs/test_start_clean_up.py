@@ -11,6 +11,7 @@ from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Start, Starter
 from penstock.settings import AgnoAgent
+from penstock.web.auth.identity import RunUser
 from penstock_edge.sources.sessions import ActiveRuns
 from support.fakes.pretend import PretendRun
 
@@ -32,7 +33,7 @@ async def test_a_run_that_cannot_be_prepared_is_not_in_the_list(bus: Bus) -> Non
         max_runs_per_root=1000,
     )
     with pytest.raises(BusUnavailable):
-        await starter.start(Start(AGENT, "Hello", None, "alice", started_by=(), prepare=prepare))
+        await starter.start(Start(AGENT, "Hello", None, RunUser("alice", (), ()), prepare=prepare))
     assert await bus.bucket("runs").get(prepared[0]) is None
 
 

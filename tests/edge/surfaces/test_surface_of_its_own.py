@@ -109,8 +109,7 @@ class Chat:
         who = identity_of(request)
         require(who, "start")
         agent = agent_by_id(self._edge.config, asked.model)
-        caller = who.starters_for(who.user_id)
-        start = Start(agent, asked.message, None, who.user_id, started_by=caller)
+        start = Start(agent, asked.message, None, who.run_user(who.user_id))
         return (await first_leg(self._edge, start))[1]
 
     async def _answer(self, request: Request, asked: ChatRequest) -> Leg:

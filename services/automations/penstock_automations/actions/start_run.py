@@ -9,7 +9,7 @@ An idempotency key would be kept for 24 hours only.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any, Final
 
 import orjson
@@ -22,6 +22,7 @@ from penstock.expressions import ExpressionError
 from penstock.runs.depth import MAX_DEPTH
 from penstock.runs.start import Origin, Start, Starter, require_reachable
 from penstock.settings import Config
+from penstock.web.auth.identity import RunUser
 from penstock.web.problems import Problem
 from penstock_automations.actions.executor import (
     ActionExecutor,
@@ -88,13 +89,8 @@ class StartRunExecutor(ActionExecutor):
         async def started() -> Plan:
             plan = await self._plan(rule, job, occurrence)
             owner = rule.record.owner
-            await self._start(
-                job,
-                plan,
-                user_id=owner.user_id,
-                roles=owner.roles,
-                traceparent=occurrence.traceparent,
-            )
+            user = RunUser(owner.user_id, owner.roles, plan.started_by or ())
+            await self._start(job, plan, user, traceparent=occurrence.traceparent)
             return plan
 
         return await self._attempted(started())
@@ -111,9 +107,8 @@ class StartRunExecutor(ActionExecutor):
         async def started() -> Plan:
             if record.status == "queued":
                 # The killed process may have ended before it published the command.
-                await self._start(
-                    job, plan, user_id=record.user_id, roles=record.roles or [], traceparent=None
-                )
+                user = RunUser(record.user_id, record.roles or (), plan.started_by or ())
+                await self._start(job, plan, user, traceparent=None)
             return plan
 
         return await self._attempted(started())
@@ -197,9 +192,8 @@ class StartRunExecutor(ActionExecutor):
         self,
         job: Job,
         plan: Plan,
+        user: RunUser,
         *,
-        user_id: str,
-        roles: Sequence[str],
         traceparent: str | None,
     ) -> None:
         agent = self._config.agent(plan.agent)
@@ -210,9 +204,7 @@ class StartRunExecutor(ActionExecutor):
                 agent,
                 plan.message,
                 plan.session_id,
-                user_id,
-                roles=roles,
-                started_by=plan.started_by or (),
+                user,
                 input=plan.input,
                 key=job.webhook_id,
                 run_id=plan.run_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -85,24 +85,29 @@ def decide_to_open(
     return OpenDecision.OPEN
 
 
+@dataclass(frozen=True, slots=True)
+class Continuing:
+    """A continue command that is carried out now, and the facts about it."""
+
+    order: Order
+    command: ContinueCommand  # as the decision's record has it
+    seen: ContinueFacts
+
+
 class ContinueHandler:
     """Carries out continue commands; a continue command may be delivered more than once."""
 
     def __init__(self, context: CommandContext) -> None:
         self._context = context
         self._stores = context.stores
-        self._actions: dict[
-            Action, Callable[[Order, ContinueCommand, ContinueFacts], Awaitable[None]]
-        ] = {
+        self._actions: dict[Action, Callable[[Continuing], Awaitable[None]]] = {
             Action.SEND: self._send,
             Action.TAKE_OVER_SENDING: self._take_over_sending,
             Action.TAKE_OVER_LEG: self._take_over_leg,
             Action.WAIT: self._wait,
             Action.NOTHING: self._nothing,
         }
-        self._opening: dict[
-            OpenDecision, Callable[[Order, ContinueCommand, Stored | None, bool], Awaitable[None]]
-        ] = {
+        self._opening: dict[OpenDecision, Callable[[Continuing], Awaitable[None]]] = {
             OpenDecision.OPEN: self._open,
             OpenDecision.LOOK_AGAIN: self._recheck,
             OpenDecision.END_AS_LOST: self._end_as_lost,
@@ -136,7 +141,7 @@ class ContinueHandler:
             # the same state and both send the decision.
             sending = await sendings.claim(command.approval_id)
             seen = await self._read_facts(command, sending)
-            await self._actions[choose_action(seen)](order, command, seen)
+            await self._actions[choose_action(seen)](Continuing(order, command, seen))
 
     async def _read_facts(
         self, command: ContinueCommand, sending: ClaimedSending | None
@@ -149,60 +154,54 @@ class ContinueHandler:
 
     # The actions
 
-    async def _send(self, order: Order, command: ContinueCommand, seen: ContinueFacts) -> None:
+    async def _send(self, asked: Continuing) -> None:
         try:
-            await self._open_or_refuse(order, command, was_claimed=seen.sending is not None)
+            await self._open_or_refuse(asked)
         except (BusError, Retry):
             raise
         except Exception:
             # Another connector may be able to send the decision. If the claim were kept, the other
             # connector would wait for this connector.
-            await self._stores.sendings.give_back(command.approval_id)
+            await self._stores.sendings.give_back(asked.command.approval_id)
             raise
 
-    async def _take_over_sending(
-        self, order: Order, command: ContinueCommand, seen: ContinueFacts
-    ) -> None:
-        assert seen.sending is not None
-        revision = seen.sending.revision
-        if not await self._stores.sendings.take_over(command.approval_id, revision):
+    async def _take_over_sending(self, asked: Continuing) -> None:
+        assert asked.seen.sending is not None
+        revision = asked.seen.sending.revision
+        if not await self._stores.sendings.take_over(asked.command.approval_id, revision):
             raise Retry(1)
-        await self._send(order, command, seen)
+        await self._send(asked)
 
-    async def _take_over_leg(
-        self, order: Order, command: ContinueCommand, seen: ContinueFacts
-    ) -> None:
-        assert seen.last is not None
+    async def _take_over_leg(self, asked: Continuing) -> None:
+        assert asked.seen.last is not None
         takeover = self._context.takeover
-        await takeover.take_over_unless_held(command.run_id, seen.last)
-        await takeover.record_sending(order.record, command.run_id)
+        await takeover.take_over_unless_held(asked.command.run_id, asked.seen.last)
+        await takeover.record_sending(asked.order.record, asked.command.run_id)
 
-    async def _wait(self, order: Order, command: ContinueCommand, seen: ContinueFacts) -> None:
+    async def _wait(self, asked: Continuing) -> None:
         raise Retry(1)
 
-    async def _nothing(self, order: Order, command: ContinueCommand, seen: ContinueFacts) -> None:
+    async def _nothing(self, asked: Continuing) -> None:
         """Do nothing, because the result of the sending is recorded."""
 
     # The actions after this connector has claimed the sending
 
-    async def _open_or_refuse(
-        self, order: Order, command: ContinueCommand, *, was_claimed: bool
-    ) -> None:
-        run_id, runs = order.run_id, self._stores.runs
+    async def _open_or_refuse(self, asked: Continuing) -> None:
+        order, leg, runs = asked.order, asked.command.leg, self._stores.runs
         # The tail is read again. This connector may have taken the sending over from a connector
         # that was only suspended. Since the first read, that connector may have continued and sent
         # the decision.
-        last = await runs.tail(run_id)
+        last = await runs.tail(order.run_id)
         may_be_lost = has_ended = False
-        if last is None or leg_of(last) < command.leg:
+        if last is None or leg_of(last) < leg:
+            was_claimed = asked.seen.sending is not None
             may_be_lost = await self._context.may_be_lost(order, "KV_sent", was_claimed=was_claimed)
-            has_ended = not may_be_lost and await runs.has_ended(run_id)
-        decision = decide_to_open(last, command.leg, may_be_lost=may_be_lost, has_ended=has_ended)
-        await self._opening[decision](order, command, last, was_claimed)
+            has_ended = not may_be_lost and await runs.has_ended(order.run_id)
+        decision = decide_to_open(last, leg, may_be_lost=may_be_lost, has_ended=has_ended)
+        await self._opening[decision](replace(asked, seen=replace(asked.seen, last=last)))
 
-    async def _open(
-        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
-    ) -> None:
+    async def _open(self, asked: Continuing) -> None:
+        command, seen = asked.command, asked.seen
         await self._context.orders.pause(command)  # raises LookupError if there is no pause
         facts = {
             "agent": command.agent,
@@ -210,32 +209,29 @@ class ContinueHandler:
             "items": [item.model_dump() for item in command.items],
         }
         agent = self._context.config.server_agent(command.agent)
-        writer = self._stores.runs.writer(order.run_id, last)
+        writer = self._stores.runs.writer(asked.order.run_id, seen.last)
         try:
-            await self._context.opener.open(order, agent, writer, facts, is_taken_over=was_claimed)
+            await self._context.opener.open(
+                asked.order, agent, writer, facts, is_taken_over=seen.sending is not None
+            )
         except FenceConflict:
             # The run has a new source frame, so the next delivery reads the run again.
             raise Retry(0.1) from None
 
-    async def _recheck(
-        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
-    ) -> None:
+    async def _recheck(self, asked: Continuing) -> None:
         raise Retry(0.1)
 
-    async def _end_as_lost(
-        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
-    ) -> None:
+    async def _end_as_lost(self, asked: Continuing) -> None:
         # The result is recorded before the run is ended. In the other order, this process could die
         # between the two writes. The run would then have ended, but the record of the sending would
         # show that the decision must still be sent.
-        await self._stores.sendings.record(command.approval_id, "outcome_unknown")
+        await self._stores.sendings.record(asked.command.approval_id, "outcome_unknown")
+        last = asked.seen.last
         if last is None:
-            await self._context.open_and_end(order.run_id, HISTORY_LOST)
+            await self._context.open_and_end(asked.order.run_id, HISTORY_LOST)
         else:
-            await self._stores.runs.end(order.run_id, last, "event", HISTORY_LOST)
+            await self._stores.runs.end(asked.order.run_id, last, "event", HISTORY_LOST)
 
-    async def _refuse(
-        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
-    ) -> None:
-        log.info("run %s: it has ended, so the decision is not sent", command.run_id)
-        await self._stores.sendings.record(command.approval_id, "refused")
+    async def _refuse(self, asked: Continuing) -> None:
+        log.info("run %s: it has ended, so the decision is not sent", asked.command.run_id)
+        await self._stores.sendings.record(asked.command.approval_id, "refused")

@@ -74,7 +74,7 @@ class Reply:
 async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, StartPosition]:
     """Start a run; return a position before all its events, or with `frames` its source frames. The
     position is of no use if the request repeats an earlier one (`Started.new`)."""
-    shard = await edge.starter.shard_for(start.user_id, start.session_id)
+    shard = await edge.starter.shard_for(start.user.user_id, start.session_id)
     position = await start_of_new_run(edge.bus, shard, frames=frames)
     return await edge.starter.start(replace(start, shard=shard)), position
 

@@ -95,9 +95,7 @@ class Starts:
                 WorkflowAgent(id=name, protocol="workflow", agent=name, version=body.version),
                 body.message,
                 body.session_id,
-                user_id,
-                roles=who.roles_of(user_id),
-                started_by=who.starters_for(user_id),
+                who.run_user(user_id),
                 input=body.input,
                 key=_key(request, body),
                 # The Starter compares these bytes when an idempotency key comes again. They

@@ -14,6 +14,7 @@ from penstock.bus import Bus, Message, Retry, subjects
 from penstock.bus.records import CancelCommand, RunRecord, Target
 from penstock.runs.start import AncestorStopped, Origin, Start, Starter
 from penstock.settings import AgentConfig, Config, WorkflowAgent
+from penstock.web.auth.identity import RunUser
 from penstock.web.problems import Problem
 from penstock_workflows.effects.step_span import context_of
 from penstock_workflows.engine.effects import CancelChild, StartChild
@@ -52,9 +53,11 @@ class Children:
                     agent,
                     child.message,
                     child.session_id,
-                    str(command.get("user_id", "anonymous")),
-                    roles=command.get("roles") or (),
-                    started_by=command.get("started_by") or (),
+                    RunUser(
+                        str(command.get("user_id", "anonymous")),
+                        command.get("roles") or (),
+                        command.get("started_by") or (),
+                    ),
                     input=child.input,
                     run_id=child.child,
                     shard=subjects.shard_of(child.child),

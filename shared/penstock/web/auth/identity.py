@@ -3,9 +3,9 @@ may see or start."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from penstock.web.auth.grants import ANONYMOUS as ANONYMOUS_SCOPES
 from penstock.web.auth.grants import EVERYBODY, Grant, Permission, ServiceGrant
@@ -20,6 +20,17 @@ SERVICE_PREFIX: Final = "service-token:"
 IDENTITY: Final = "identity"
 OVER: Final = "over"
 STREAMS: Final = "streams"
+
+
+class RunUser(NamedTuple):
+    """The user of a run, the user's roles, and who is behind the run besides, as in `RunRecord`.
+
+    Nothing has a default: a caller that is left out could approve what its own run asks for.
+    """
+
+    user_id: str
+    roles: Sequence[str]
+    started_by: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +74,18 @@ class Identity:
             return None
         return frozenset(named or {self.user_id})
 
-    def roles_of(self, user_id: str) -> tuple[str, ...]:
-        """Return the roles of a user in alphabetical order. If the user is not the caller, return
-        an empty tuple, because only the caller's roles are known."""
-        return tuple(sorted(self.roles)) if user_id == self.user_id else ()
+    def run_user(self, user_id: str) -> RunUser:
+        """Return the user of a run that the caller starts, and who is behind the run besides.
 
-    def starters_for(self, user_id: str) -> tuple[str, ...]:
-        """Return who is behind a run that the caller starts for this user, besides the user.
-
-        These are the caller, and the maker of the caller's service token, who knows the token, too.
-        If callers are not authenticated, the result is empty.
+        Behind it are the caller, and the maker of the caller's service token, who knows the token,
+        too; nobody if callers are not authenticated. Only the caller's own roles are known.
         """
+        roles = tuple(sorted(self.roles)) if user_id == self.user_id else ()
         if self.kind == "anonymous":
-            return ()
+            return RunUser(user_id, roles, ())
         maker = self.service.made_by if self.service is not None else None
-        return tuple(name for name in (self.user_id, maker) if name not in (None, user_id))
+        behind = tuple(name for name in (self.user_id, maker) if name not in (None, user_id))
+        return RunUser(user_id, roles, behind)
 
 
 ANONYMOUS: Final = Identity(ANONYMOUS_USER, ANONYMOUS_SCOPES, "anonymous")

@@ -88,9 +88,7 @@ class Legacy:
                 named.agent,
                 asked.query,
                 named.id,
-                named.user_id,
-                roles=who.roles_of(named.user_id),
-                started_by=who.starters_for(named.user_id),
+                who.run_user(named.user_id),
             )
         )
         run_id = started.record.run_id

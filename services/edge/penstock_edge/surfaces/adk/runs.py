@@ -162,9 +162,7 @@ class Runs:
             agent,
             adk_request.text_of(asked),
             asked.session_id,
-            asked.user_id,
-            roles=who.roles_of(asked.user_id),
-            started_by=who.starters_for(asked.user_id),
+            who.run_user(asked.user_id),
             # A workflow has no state, so the input of a workflow comes in `stateDelta`, the field
             # in which ADK's clients send data.
             input=asked.state_delta if isinstance(agent, WorkflowAgent) else None,

@@ -153,9 +153,7 @@ class Runs:
             agent,
             asked.message,
             asked.session_id,
-            user_id,
-            roles=who.roles_of(user_id),
-            started_by=who.starters_for(user_id),
+            who.run_user(user_id),
             # For an agent that is neither an Agno agent nor a workflow, `given` is empty, because
             # the request has no fields for the input of such an agent.
             input=given or None,

@@ -104,9 +104,7 @@ class TriggerAndCancel:
             agent,
             asked.user_message,
             None,
-            who.user_id,
-            roles=who.roles_of(who.user_id),
-            started_by=who.starters_for(who.user_id),
+            who.run_user(who.user_id),
         )
         started, position = await begin(edge, start)
         record = started.record
