@@ -15,12 +15,16 @@ REPEATED_KEY: Final = "the key is there twice"
 
 
 def line_of(root: Node | None, path: Sequence[int | str]) -> int:
-    """Return the line of the node at a path, or of the nearest node above it; 0 without nodes.
-    Lines count from 1."""
-    if root is None:
-        return 0
-    node = root
-    line = node.start_mark.line
+    """Return the line of the key at a path, or of the nearest node above it; 0 without nodes."""
+    return 0 if root is None else node_at(root, path)[1]
+
+
+def node_at(root: Node, path: Sequence[int | str]) -> tuple[Node, int]:
+    """Return the node at a path, or the nearest node above it, and the line of its key.
+
+    Lines count from 1.
+    """
+    node, line = root, root.start_mark.line
     for step in path:
         if isinstance(node, MappingNode):
             found = [(key, value) for key, value in node.value if _is_key(key, step)]
@@ -32,7 +36,7 @@ def line_of(root: Node | None, path: Sequence[int | str]) -> int:
             line = node.start_mark.line
         else:
             break
-    return int(line) + 1
+    return node, int(line) + 1
 
 
 def _is_key(key: Node, step: int | str) -> bool:

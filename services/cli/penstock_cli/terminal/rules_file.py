@@ -13,47 +13,34 @@ import yaml
 
 from penstock import yaml_lines
 
-Path = tuple[str, ...]
-
 
 class InvalidFile(ValueError):
     """The error for a text that is no valid file of rules. The error's text names the line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The line of a field, and the place where its text begins. Lines and columns count from 1.
-
-    `text` is None if YAML has folded the lines of the text, because the place of a character is
-    then unknown.
-    """
-
-    line: int
-    text: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class FileRule:
-    """A rule in a file, with its value and the place of each field."""
+    """A rule in a file, with its value, its node and the lines of the file."""
 
     value: dict[str, Any]
-    places: Mapping[Path, Place]
+    node: yaml.Node
+    lines: Sequence[str]
 
     @property
     def id(self) -> str:
         return str(self.value["id"])
 
     def location_of(self, field: str, line: int | None = None, column: int | None = None) -> str:
-        """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`. `line` and
-        `column` give a place within the field's text, for example within a condition."""
-        path = tuple(field.split("."))
-        while path and path not in self.places:
-            path = path[:-1]
-        found = self.places[path]
-        if line is None or column is None or found.text is None:
-            return str(found.line)
-        text_line, text_column = found.text
-        return f"{text_line + line - 1}:{text_column + column - 1}"
+        """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`.
+
+        `line` and `column` give a place within the field's text, for example within a condition.
+        """
+        path = [int(step) if step.isdecimal() else step for step in field.split(".")]
+        node, key_line = yaml_lines.node_at(self.node, path)
+        text = _text_of(node, self.lines)
+        if line is None or column is None or text is None:
+            return str(key_line)
+        return f"{text[0] + line - 1}:{text[1] + column - 1}"
 
 
 def read_rules(text: str, variables: Mapping[str, str]) -> list[FileRule]:
@@ -72,7 +59,7 @@ def read_rules(text: str, variables: Mapping[str, str]) -> list[FileRule]:
     listed = content.get("rules") if isinstance(content, dict) else None
     if root is None or not isinstance(listed, list) or set(content) != {"rules"}:
         raise InvalidFile("1: the file must have one key, `rules`, with a list of rules")
-    nodes = _inner(root)["rules"].value
+    nodes = yaml_lines.node_at(root, ["rules"])[0].value
     lines = text.splitlines()
     rules = [
         _rule(value, node, variables, lines) for value, node in zip(listed, nodes, strict=True)
@@ -88,34 +75,24 @@ def read_rules(text: str, variables: Mapping[str, str]) -> list[FileRule]:
 def _rule(
     value: Any, node: yaml.Node, variables: Mapping[str, str], lines: Sequence[str]
 ) -> FileRule:
-    places: dict[Path, Place] = {}
-    _collect(node, (), places, lines)
-    line = node.start_mark.line + 1
     if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+        line = node.start_mark.line + 1
         raise InvalidFile(f"{line}: a rule is a mapping with an `id`")
     if "owner" in value:
-        found = places[("owner",)].line
-        raise InvalidFile(f"{found}: a rule that is applied belongs to the caller: remove `owner`")
+        line = yaml_lines.line_of(node, ["owner"])
+        raise InvalidFile(f"{line}: a rule that is applied belongs to the caller: remove `owner`")
     unset: dict[yaml_lines.Place, list[str]] = {}
     expanded: dict[str, Any] = yaml_lines.expanded(value, variables, unset)
     for path, [name, *_] in unset.items():
-        raise InvalidFile(f"{places[tuple(map(str, path))].line}: the variable {name} is not set")
-    return FileRule(expanded, places)
+        line = yaml_lines.line_of(node, path)
+        raise InvalidFile(f"{line}: the variable {name} is not set")
+    return FileRule(expanded, node, lines)
 
 
-def _collect(node: yaml.Node, path: Path, places: dict[Path, Place], lines: Sequence[str]) -> None:
-    inner: Mapping[str, yaml.Node] = {}
-    if isinstance(node, yaml.MappingNode):
-        inner = _inner(node)
-    elif isinstance(node, yaml.SequenceNode):
-        inner = {str(number): each for number, each in enumerate(node.value)}
-    text = _text_of(node, lines) if isinstance(node, yaml.ScalarNode) else None
-    places[path] = Place(node.start_mark.line + 1, text)
-    for name, each in inner.items():
-        _collect(each, (*path, name), places, lines)
-
-
-def _text_of(node: yaml.ScalarNode, lines: Sequence[str]) -> tuple[int, int] | None:
+def _text_of(node: yaml.Node, lines: Sequence[str]) -> tuple[int, int] | None:
+    """Return the line and the column where a text begins; None if YAML has folded its lines."""
+    if not isinstance(node, yaml.ScalarNode):
+        return None
     begin, end = node.start_mark, node.end_mark
     if node.style == "|":  # the text begins in the next line, after the indentation
         following = lines[begin.line + 1] if begin.line + 1 < len(lines) else ""
@@ -124,7 +101,3 @@ def _text_of(node: yaml.ScalarNode, lines: Sequence[str]) -> tuple[int, int] | N
         return None
     is_quoted = node.style is not None
     return begin.line + 1, begin.column + 1 + is_quoted
-
-
-def _inner(node: yaml.Node) -> dict[str, yaml.Node]:
-    return {key.value: inner for key, inner in node.value if isinstance(key.value, str)}
