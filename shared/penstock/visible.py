@@ -28,10 +28,8 @@ MAX_DEPTH: Final = 30  # Values that are nested more deeply are written as JSON.
 
 
 class TooLarge(ValueError):
-    """The error for a value that is too large to be shown completely.
-
-    A person must then not decide about it.
-    """
+    """The error for a value that is too large to be shown completely. A person must then not decide
+    about it."""
 
 
 class Member(NamedTuple):
@@ -65,10 +63,8 @@ def _is_unseen(character: str) -> bool:
 
 
 def members(value: Any, depth: int = 0) -> Iterator[Member]:
-    """Yield the members of an object or a list, sorted by name, each before its own members.
-
-    The names and texts may have characters that cannot be seen. Raises TooLarge.
-    """
+    """Yield the members of an object or a list, sorted by name, each before its own members. The
+    names and texts may have characters that cannot be seen. Raises TooLarge."""
     named = sorted(value.items()) if isinstance(value, dict) else enumerate(value)
     for key, each in named:
         name = key if isinstance(key, str) else f"[{key}]"

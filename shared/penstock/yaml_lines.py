@@ -20,10 +20,8 @@ def line_of(root: Node | None, path: Sequence[int | str]) -> int:
 
 
 def node_at(root: Node, path: Sequence[int | str]) -> tuple[Node, int]:
-    """Return the node at a path, or the nearest node above it, and the line of its key.
-
-    Lines count from 1.
-    """
+    """Return the node at a path, or the nearest node above it, and the line of its key. Lines count
+    from 1."""
     node, line = root, root.start_mark.line
     for step in path:
         if isinstance(node, MappingNode):

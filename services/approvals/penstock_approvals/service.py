@@ -180,10 +180,8 @@ class ApprovalsService(Service):
         telemetry.APPROVALS_OLDEST.set(max(0.0, age_s))
 
     async def _keep_audit(self) -> None:
-        """Write the audit records that NATS has lost, and each day's anchor.
-
-        Only one pod writes a day's anchor.
-        """
+        """Write the audit records that NATS has lost, and each day's anchor. Only one pod writes a
+        day's anchor."""
         anchored_s = -ANCHOR_S
         while True:
             try:

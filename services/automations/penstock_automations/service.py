@@ -167,10 +167,8 @@ class AutomationsService(Service):
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
     async def start(self) -> None:
-        """Load the rules, then begin to deliver, then begin to match.
-
-        Each step is repeated until NATS answers, because NATS may be unavailable at any time.
-        """
+        """Load the rules, then begin to deliver, then begin to match. Each step is repeated until
+        NATS answers, because NATS may be unavailable at any time."""
         if (file := self._settings.rules) is not None:
             config = self.context.config
             await until_answered("the rules file", lambda: apply_file(file, self._store, config))
@@ -245,18 +243,14 @@ class AutomationsService(Service):
         self.consume_replays(partial(replay_dead_letter, self.bus))
 
     async def apply_rule_changes(self) -> None:
-        """Make the stored rules match every event that is stored after this call returns.
-
-        The next times of the rules' schedules are scheduled, too. Raises BusError; repeat the call.
-        """
+        """Make the stored rules match every event that is stored after this call returns. The next
+        times of the rules' schedules are scheduled, too. Raises BusError; repeat the call."""
         await self._consumers.update()
         await self._schedules.arrange()
 
     async def _encrypt(self) -> None:
         """Encrypt the rules when processes that lack the key have ended, even in a rolling upgrade.
-
-        Such a process would take events of these rules, and do nothing.
-        """
+        Such a process would take events of these rules, and do nothing."""
         while True:
             await asyncio.sleep(ENCRYPT_AFTER_S)
             await until_answered("encrypting the rules", self._store.encrypt)

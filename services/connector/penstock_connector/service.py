@@ -68,10 +68,8 @@ class ConnectorService(Service):
         self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, ttl_s, answers=True)
 
     async def start(self) -> None:
-        """Take the lease, and then begin to take commands.
-
-        In the other order, other connectors would conclude that this connector has ended.
-        """
+        """Take the lease, and then begin to take commands. In the other order, other connectors
+        would conclude that this connector has ended."""
         await self._peers.answer()
         await until_answered("taking the lease", self._lease.acquire)
         self.spawn("lease", lambda: self._lease.hold(self._settings.pod_renew_s))
@@ -118,10 +116,8 @@ class ConnectorService(Service):
         await self._commands.handover.drain(grace_s)
 
     async def stop(self) -> None:
-        """Hand over or end the remaining legs, and then give the lease back.
-
-        In the other order, another connector would take over legs that this one still holds.
-        """
+        """Hand over or end the remaining legs, and then give the lease back. In the other order,
+        another connector would take over legs that this one still holds."""
         await self._take_no_more()
         await self._commands.handover.stop()
         await self.stop_consuming()

@@ -50,10 +50,7 @@ ASSETS: Final = "/assets/{name:path}"
 
 
 class File:
-    """A file, which is read once.
-
-    A browser that already has this version of the file gets 304.
-    """
+    """A file, which is read once. A browser that already has this version of the file gets 304."""
 
     def __init__(self, path: Path) -> None:
         self._body = path.read_bytes()

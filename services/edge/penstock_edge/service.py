@@ -78,10 +78,8 @@ SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui)
 
 
 class EdgeService(Service):
-    """The service that serves runs to clients.
-
-    All state is on the bus, so any edge can continue the work of another edge.
-    """
+    """The service that serves runs to clients. All state is on the bus, so any edge can continue
+    the work of another edge."""
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings

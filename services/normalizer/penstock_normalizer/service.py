@@ -75,10 +75,8 @@ class NormalizerService(Service):
         self._loss.set()
 
     async def _begin_anew(self) -> None:
-        """Begin the work on every partition again after NATS has lost data.
-
-        The state of a partition in memory may count events that are lost.
-        """
+        """Begin the work on every partition again after NATS has lost data. The state of a
+        partition in memory may count events that are lost."""
         while True:
             await self._loss.wait()
             await asyncio.sleep(COLLECT_LOSSES_S)

@@ -440,10 +440,8 @@ class ApprovalRecord(Record):
         return spans.of_approval(self.traceparent, self.run_id, self.approval_id)
 
     def decided_items(self) -> list[Decided]:
-        """Return the decision of each item, with the note of the whole decision if it has none.
-
-        The list is empty while there is no decision.
-        """
+        """Return the decision of each item, with the note of the whole decision if it has none. The
+        list is empty while there is no decision."""
         if self.status not in ("decided", "expired") or self.decision is None:
             return []
         note = self.decision.note
@@ -453,10 +451,8 @@ class ApprovalRecord(Record):
         ]
 
     def continue_command(self) -> ContinueCommand | None:
-        """Return the command to a connector that carries the decision out.
-
-        Returns None while there is no decision, and for the run of a workflow.
-        """
+        """Return the command to a connector that carries the decision out. Returns None while there
+        is no decision, and for the run of a workflow."""
         if self.target == "workflows" or self.decision is None or not self.decided_items():
             return None
         return ContinueCommand(

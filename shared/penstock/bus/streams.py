@@ -107,10 +107,8 @@ def kind_and_shard(stream: str) -> tuple[str, int]:
 
 
 def streams(retention: Retention) -> list[StreamConfig]:
-    """Return every stream with all its limits; of RAW and EVENTS, return only shard 0.
-
-    A field without a value has the server's default.
-    """
+    """Return every stream with all its limits; of RAW and EVENTS, return only shard 0. A field
+    without a value has the server's default."""
     stream = _stream_with(retention)
     return [
         stream(
@@ -175,11 +173,8 @@ def streams(retention: Retention) -> list[StreamConfig]:
 
 
 def shard_streams(retention: Retention, shard: int) -> list[StreamConfig]:
-    """Return RAW and EVENTS of one shard.
-
-    A publisher chooses the shard by its subject (`subjects.to_shard`). All shards store the same
-    subjects and republish to the same subjects.
-    """
+    """Return RAW and EVENTS of one shard. A publisher chooses the shard by its subject
+    (`subjects.to_shard`). All shards store the same subjects and republish to the same subjects."""
     stream = _stream_with(retention)
     source = subjects.to_shard(shard, "raw.*.*")
     return [

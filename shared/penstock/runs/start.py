@@ -300,10 +300,8 @@ class Starter:
         return str(first["run_id"]), False
 
     async def _record(self, command: StartCommand, start: Start) -> tuple[RunRecord, int | None]:
-        """Create the run's record, unless there is one already.
-
-        Return it with its revision, which is None if another request created the record.
-        """
+        """Create the run's record, unless there is one already. Return it with its revision, which
+        is None if another request created the record."""
         record = RunRecord(
             run_id=command.run_id,
             agent=command.agent,
@@ -363,11 +361,8 @@ class Starter:
 
 
 def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
-    """Refuse ids with a slash for an ADK agent, with a Problem 422.
-
-    An ADK server decodes `%2F` before it looks for the route. So it answers 404 to every request
-    for an id with a slash.
-    """
+    """Refuse ids with a slash for an ADK agent, with a Problem 422. An ADK server decodes `%2F`
+    before it looks for the route. So it answers 404 to every request for an id with a slash."""
     if agent.protocol != "adk":
         return
     for name, id in (("session", session_id), ("user", user_id)):

@@ -21,11 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    """Handles `decide.<approval>` and `link.<approval>`.
-
-    If the bus fails, no answer is sent. So the caller's request times out, and the caller asks
-    again, or reads the record.
-    """
+    """Handles `decide.<approval>` and `link.<approval>`. If the bus fails, no answer is sent. So
+    the caller's request times out, and the caller asks again, or reads the record."""
 
     def __init__(
         self, bus: Bus, approvals: Approvals, take_vote: TakeVote, *, public_url: str | None

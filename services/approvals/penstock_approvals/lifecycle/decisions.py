@@ -287,9 +287,7 @@ class Approvals:
 
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
         """Withdraw a request whose run has ended, even if the record of the run's pause is lost.
-
-        Raises LookupError if the run has no record, and BusError.
-        """
+        Raises LookupError if the run has no record, and BusError."""
         if (await self._run(record.run_id)).status in ENDED:
             await self._ends.withdraw(record)
         elif record.target == WORKFLOWS:

@@ -72,9 +72,7 @@ class RunEnds:
 
     async def withdraw_for_workflow(self, data: Mapping[str, object]) -> None:
         """Withdraw a request for which a workflow no longer waits, for example after a timeout.
-
-        `data` is of the event `approval.withdrawn`, which the workflow has written itself.
-        """
+        `data` is of the event `approval.withdrawn`, which the workflow has written itself."""
         record = await self._records.get(str(data["approval_id"]))
         if record is not None and record.target == WORKFLOWS:
             await self._close(record.approval_id, str(data.get("reason") or _RUN_ENDED))

@@ -40,10 +40,8 @@ class Restore:
         self._losses = 0  # the number of losses that were handled
 
     async def after_losses(self) -> None:
-        """Restore what NATS has lost since the last call.
-
-        Raises BusError if the bus does not answer; call again later.
-        """
+        """Restore what NATS has lost since the last call. Raises BusError if the bus does not
+        answer; call again later."""
         losses = len(self._bus.continuity.of(STREAM)) + len(self._bus.continuity.of(COMMANDS))
         if losses == self._losses:
             return
@@ -103,10 +101,8 @@ class Restore:
                 await self._approvals.ask_again(stored)
 
     async def _resend_outcome(self, record: ApprovalRecord) -> None:
-        """Send again how an approval ended, because the workflow may not have got this news.
-
-        For runs of agents, the connector's watchdog finds lost decisions and has them sent again.
-        """
+        """Send again how an approval ended, because the workflow may not have got this news. For
+        runs of agents, the connector's watchdog finds lost decisions and has them sent again."""
         run = await self._bus.bucket("runs").load(record.run_id, RunRecord)
         if run is not None and run.status not in ENDED:
             await self._approvals.outbox.send_on(record.approval_id)

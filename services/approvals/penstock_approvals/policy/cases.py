@@ -28,10 +28,8 @@ class Expected(Strict):
 
 
 class Case(Strict):
-    """A pause to test.
-
-    For a pause with one item, `tool`, `args` and `kind` may be given instead of `items`.
-    """
+    """A pause to test. For a pause with one item, `tool`, `args` and `kind` may be given instead of
+    `items`."""
 
     agent: str = "agent"
     user: str = "user"

@@ -131,10 +131,8 @@ class StartRunExecutor(ActionExecutor):
         return Attempted(verdict, at, time.monotonic() - begun, run_id=run_id)
 
     async def _plan(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
-        """Return the plan of the delivery; the first call makes and stores the plan.
-
-        Raises Problem, NotAccepted or ExpressionError if the rule cannot start a run for the event.
-        """
+        """Return the plan of the delivery; the first call makes and stores the plan. Raises
+        Problem, NotAccepted or ExpressionError if the rule cannot start a run for the event."""
         key = f"run.{job.key}"
         plan = await self._plans.load(key, Plan)
         if plan is None:

@@ -101,9 +101,7 @@ def context_of(job: Job, traceparent: str | None) -> str | None:
 
 def span_of(job: Job, record: DeliveryRecord, traceparent: str | None) -> Span | None:
     """Return the span of a delivery; None if the delivery has not ended, or has no trace.
-
-    `context_of` describes `traceparent`.
-    """
+    `context_of` describes `traceparent`."""
     context = context_of(job, traceparent)
     if context is None or record.ended_at is None:
         return None
@@ -148,21 +146,16 @@ def called_of(call: CallJob, record: DeliveryRecord) -> Called:
 
 
 async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) -> None:
-    """Publish the outcome of a call. A repeated call of this function is harmless.
-
-    Raises BusError; repeat the call.
-    """
+    """Publish the outcome of a call. A repeated call of this function is harmless. Raises BusError;
+    repeat the call."""
     payload = called_of(call, record).dump()
     headers = {"Nats-Msg-Id": f"{call.webhook_id}.called"}
     await bus.publisher.publish(Message(called_subject(call.run_id), payload, headers))
 
 
 async def waiting_user(bus: Bus, call: CallJob) -> str | None:
-    """Return the owner of the workflow's run; None if the run has ended.
-
-    If the run's record is missing, the run counts as open, and the result is an empty text. Raises
-    BusError.
-    """
+    """Return the owner of the workflow's run; None if the run has ended. If the run's record is
+    missing, the run counts as open, and the result is an empty text. Raises BusError."""
     record = await bus.bucket("runs").load(call.run_id, RunRecord)
     if record is None:
         return ""

@@ -16,9 +16,7 @@ MAX_KNOWN = 10_000
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """The owner of a run, the rules that led to the run (the earliest first), and their number.
-
-    `depth` is greater than the number of `rules` if some rules are not known by name.
-    """
+    `depth` is greater than the number of `rules` if some rules are not known by name."""
 
     owner: str
     rules: tuple[str, ...] = ()
@@ -40,9 +38,7 @@ class Facts:
 
     async def of(self, run_id: str) -> RunFacts | None:
         """Return the run's facts; None if the run's record is missing, expired or unreadable.
-
-        Raises BusError.
-        """
+        Raises BusError."""
         if (known := self.known(run_id)) is not None:
             return known
         try:

@@ -192,10 +192,8 @@ class RuleKeys:
         return orjson.dumps(fields)
 
     def parse(self, value: bytes) -> RuleRecord:
-        """Return the record that `dump` wrote, also with an earlier key or without keys.
-
-        Raises CannotOpen if no key fits, and ValidationError.
-        """
+        """Return the record that `dump` wrote, also with an earlier key or without keys. Raises
+        CannotOpen if no key fits, and ValidationError."""
         if b'"sealed"' not in value:
             return RuleRecord.model_validate_json(value)
         fields = orjson.loads(value)

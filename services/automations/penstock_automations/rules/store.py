@@ -125,10 +125,8 @@ class RuleStore:
         return await self.put(record, earlier.revision if earlier else 0)
 
     async def pause(self, rule_id: str, reason: str, by: str, uid: str | None = None) -> bool:
-        """Pause a rule; return False if there is no such rule or it is paused already.
-
-        With `uid`, a later rule with the same id is not paused. Raises BusError.
-        """
+        """Pause a rule; return False if there is no such rule or it is paused already. With `uid`,
+        a later rule with the same id is not paused. Raises BusError."""
 
         async def changes() -> dict[str, object]:
             now = self._bus.clock.stamp()
@@ -171,10 +169,8 @@ class RuleStore:
         return False
 
     async def delete(self, rule_id: str, expected: int | None = None) -> bool:
-        """Delete a rule; return False if there is no such rule. Raises VersionConflict.
-
-        Its deliveries that wait fail. Its owner can read its deliveries until they expire.
-        """
+        """Delete a rule; return False if there is no such rule. Raises VersionConflict. Its
+        deliveries that wait fail. Its owner can read its deliveries until they expire."""
         while (entry := await self._bucket.get(rule_id)) is not None:
             if expected is not None and entry.revision != expected:
                 raise VersionConflict(f"the rule {rule_id} was changed at the same time")

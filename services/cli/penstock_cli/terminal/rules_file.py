@@ -31,10 +31,8 @@ class FileRule:
         return str(self.value["id"])
 
     def location_of(self, field: str, line: int | None = None, column: int | None = None) -> str:
-        """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`.
-
-        `line` and `column` give a place within the field's text, for example within a condition.
-        """
+        """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`. `line` and
+        `column` give a place within the field's text, for example within a condition."""
         path = [int(step) if step.isdecimal() else step for step in field.split(".")]
         node, key_line = yaml_lines.node_at(self.node, path)
         text = _text_of(node, self.lines)

@@ -197,10 +197,8 @@ class LegRunner:
         return outcome
 
     def _observe(self, leg: Leg, order: Order, outcome: Outcome, began_ns: int) -> None:
-        """Record the leg's span, and check the agent server after a failure.
-
-        The leg's last source frame is written, so a failure here is only logged.
-        """
+        """Record the leg's span, and check the agent server after a failure. The leg's last source
+        frame is written, so a failure here is only logged."""
         try:
             if spans.is_on():
                 spent_s = leg.spec.history.spent_s if leg.spec.history is not None else 0.0

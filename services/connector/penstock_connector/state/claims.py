@@ -24,9 +24,7 @@ class Claims:
 
     async def claim(self, run_id: str, state: ClaimState = "held") -> Claim | None:
         """Claim the start of a run; return None on success, or the claim of an earlier connector.
-
-        If there were no claims, two connectors could call the agent server for one start.
-        """
+        If there were no claims, two connectors could call the agent server for one start."""
         claim = Claim(pod=self._pod, state=state)
         while await self._bucket.create(f"claim.{run_id}", claim.dump()) is None:
             # The earlier claim may expire between the create and the read. In this case, claim
@@ -39,10 +37,8 @@ class Claims:
         return await self._bucket.load(f"claim.{run_id}", Claim)
 
     async def take_over(self, run_id: str, state: ClaimState = "held") -> bool:
-        """Replace the claim of a connector that does not answer.
-
-        Return False if that connector answers, or if another one has replaced the claim first.
-        """
+        """Replace the claim of a connector that does not answer. Return False if that connector
+        answers, or if another one has replaced the claim first."""
         entry = await self._bucket.get(f"claim.{run_id}")
         if entry is None or await self._connectors.is_responding(
             Claim.model_validate_json(entry.value).pod
@@ -90,10 +86,8 @@ class Sendings:
         return await self._bucket.load(approval_id, Sent)
 
     async def take_over(self, approval_id: str, revision: int) -> bool:
-        """Replace the claim of a dead connector that has not begun to send.
-
-        Return False if the claim has another revision, because another connector was first.
-        """
+        """Replace the claim of a dead connector that has not begun to send. Return False if the
+        claim has another revision, because another connector was first."""
         sent = Sent(pod=self._pod)
         return await self._bucket.update(approval_id, sent.dump(), revision) is not None
 

@@ -115,10 +115,8 @@ class SessionQueue:
         await self._bucket.change(key, SessionRecord, change)
 
     async def take_over(self, key: str, mine: QueuedLeg) -> bool:
-        """Take the place of the leg's earlier holder; return True if no other leg is before it.
-
-        The places of the run's earlier legs, which have ended, are deleted.
-        """
+        """Take the place of the leg's earlier holder; return True if no other leg is before it. The
+        places of the run's earlier legs, which have ended, are deleted."""
 
         def change(record: SessionRecord) -> None:
             others = [

@@ -168,10 +168,8 @@ class OpenApproval:
 
 
 def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenApproval | None:
-    """Return the approval of the first of these ids that only one approval has.
-
-    Two runs may use the same item id.
-    """
+    """Return the approval of the first of these ids that only one approval has. Two runs may use
+    the same item id."""
     for item_id in ids:
         found = [each for each in approvals if each.find(item_id) is not None]
         if len(found) == 1:
@@ -182,10 +180,8 @@ def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenAp
 async def open_approvals(
     bus: Bus, caller: str, root: RunRecord, fits: Callable[[list[OpenApproval]], bool]
 ) -> list[OpenApproval]:
-    """Return the open approvals of a workflow's run, the oldest first.
-
-    This function waits for approvals that `fits` accepts, for the same reason as `pause_of`.
-    """
+    """Return the open approvals of a workflow's run, the oldest first. This function waits for
+    approvals that `fits` accepts, for the same reason as `pause_of`."""
     return await look_until(caller, lambda: _open_approvals(bus, root), fits)
 
 

@@ -97,11 +97,8 @@ class History:
         return self._next
 
     def restart(self) -> None:
-        """Read again all messages that have not been returned yet.
-
-        A caller that misses messages calls this method, because a replica that lagged behind may
-        have the messages now.
-        """
+        """Read again all messages that have not been returned yet. A caller that misses messages
+        calls this method, because a replica that lagged behind may have the messages now."""
         self._lanes.clear()
 
     async def before(self, end: int, limit: int = BATCH) -> list[Stored]:
@@ -117,11 +114,8 @@ class History:
                 return step.kept
 
     async def step(self, end: int, limit: int = BATCH) -> Step:
-        """Read up to `limit` messages before this stream sequence.
-
-        If a step reads no messages, it is the last step. After a BusError, the next call continues
-        at the same position.
-        """
+        """Read up to `limit` messages before this stream sequence. If a step reads no messages, it
+        is the last step. After a BusError, the next call continues at the same position."""
         async with self._turn():
             found: list[Stored] = []
             # If all messages of a batch were already returned under another pattern, the next batch

@@ -37,10 +37,8 @@ OPEN_RUNS: Final = 1000
 
 @dataclass(slots=True)
 class ManyEncoding(Encoding):
-    """Encodes the events of many runs; the stream has no end.
-
-    In a dialect with state (`reads_from` is START), each run has a separate encoder.
-    """
+    """Encodes the events of many runs; the stream has no end. In a dialect with state (`reads_from`
+    is START), each run has a separate encoder."""
 
     encoder: Callable[[], Encoder]
     render: Render
@@ -78,10 +76,8 @@ class ManyEncoding(Encoding):
 
 
 class FilteredSource(Source, ABC):
-    """Delivers the messages of the feed that `accepts` selects.
-
-    `accepts` is asynchronous, because it may have to read records in KV.
-    """
+    """Delivers the messages of the feed that `accepts` selects. `accepts` is asynchronous, because
+    it may have to read records in KV."""
 
     session_id: str | None = None
 
@@ -110,10 +106,8 @@ class FilteredSource(Source, ABC):
         """Read the records that `patterns` needs."""
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered.
-
-        After a BusError, the caller must stop the source.
-        """
+        """Begin to deliver; return the stream sequence of the first message to be delivered. After
+        a BusError, the caller must stop the source."""
         live_from = await self._feed.join(self)
         await self.prepare()
         self._working = asyncio.create_task(self._work())
@@ -230,10 +224,8 @@ class SessionSource(FilteredSource):
 
 
 class SessionFromStart(Source):
-    """Delivers the session's stored events from its start, then its live events.
-
-    Dialects whose frames depend on all earlier events need this source.
-    """
+    """Delivers the session's stored events from its start, then its live events. Dialects whose
+    frames depend on all earlier events need this source."""
 
     def __init__(
         self, bus: Bus, many: ManyRunViews, session: Session, turns: ReadScheduler, deliver: Deliver
@@ -287,10 +279,8 @@ class ManyRunViews:
     def types(
         self, types: Sequence[str], owners: frozenset[str] | None, deliver: Deliver, shard: int = 0
     ) -> TypesSource:
-        """Make a source of a shard's events that match one of these `category.action` patterns.
-
-        If `owners` is given, only events of these owners' runs are delivered.
-        """
+        """Make a source of a shard's events that match one of these `category.action` patterns. If
+        `owners` is given, only events of these owners' runs are delivered."""
         return TypesSource(self.feeds.of(shard), self.records, types, owners, deliver)
 
     def session(self, session: Session, deliver: Deliver) -> SessionSource:

@@ -93,9 +93,7 @@ class RunRows(IndexRows):
         self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
     ) -> tuple[list[bytes], bytes | None]:
         """Search some rows before a key; return the keys of the rows that fit, the newest first.
-
-        Also returns the key from which to continue, or None if no more rows can fit.
-        """
+        Also returns the key from which to continue, or None if no more rows can fit."""
         index, by = _index(owner, wanted)
         others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
         given = [_code(name, others.pop(name)) for name in by]

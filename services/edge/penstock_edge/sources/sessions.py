@@ -43,9 +43,7 @@ _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
 @dataclass(frozen=True, slots=True)
 class Session:
     """A session of one owner. `agents` has the id of one agent, or `SessionShards.agents`.
-
-    `any_agent` is True if the session has the runs of all agents.
-    """
+    `any_agent` is True if the session has the runs of all agents."""
 
     owner: str
     session_id: str
@@ -74,10 +72,8 @@ class RunRecords:
         self._known: dict[str, RunRecord] = {}
 
     async def of(self, run_id: str) -> RunRecord | None:
-        """Return the run's record; None if there is none, or if the record cannot be read.
-
-        The status in the record may be outdated. If the bus does not answer, the method waits.
-        """
+        """Return the run's record; None if there is none, or if the record cannot be read. The
+        status in the record may be outdated. If the bus does not answer, the method waits."""
         known = self._known.get(run_id)
         if known is None:
             try:

@@ -49,18 +49,14 @@ class Audience:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The audience's part of a view's key.
-
-        The frames depend only on the result of `is_modern`, not on the protocol's version.
-        """
+        """The audience's part of a view's key. The frames depend only on the result of `is_modern`,
+        not on the protocol's version."""
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
 
 class LegIds(Protocol):
-    """Looks up the ids that AG-UI clients use for threads and legs.
-
-    Each method waits if the bus does not answer.
-    """
+    """Looks up the ids that AG-UI clients use for threads and legs. Each method waits if the bus
+    does not answer."""
 
     async def thread_of(self, run_id: str) -> str: ...
 
@@ -79,10 +75,8 @@ ENDED_RUNS: Final = 10_000
 
 @dataclass(slots=True)
 class RunEncoders:
-    """The encoders of one stream or page, one for each run.
-
-    `forget` drops the encoder of a run that has ended, because no further frame of the run follows.
-    """
+    """The encoders of one stream or page, one for each run. `forget` drops the encoder of a run
+    that has ended, because no further frame of the run follows."""
 
     leg_ids: LegIds
     audience: Audience
@@ -132,11 +126,8 @@ class RunEncoders:
         return run_id in self._ended
 
     def forget(self, run_id: str) -> None:
-        """Drop the encoder of a run that has ended.
-
-        If the encoder were kept, the stream of a thread would have one encoder for each run of the
-        thread.
-        """
+        """Drop the encoder of a run that has ended. If the encoder were kept, the stream of a
+        thread would have one encoder for each run of the thread."""
         del self._encoders[run_id]
         for key in [key for key in self._leg_ids if key[0] == run_id]:
             del self._leg_ids[key]
@@ -145,10 +136,8 @@ class RunEncoders:
             del self._ended[next(iter(self._ended))]
 
     def interrupted(self) -> list[Frame]:
-        """Return the frames of an error, for a stream that ends before its run does.
-
-        If there were no error, a client would conclude that the run has succeeded.
-        """
+        """Return the frames of an error, for a stream that ends before its run does. If there were
+        no error, a client would conclude that the run has succeeded."""
         open_ = [each for each in self._encoders.values() if each.phase is Phase.RUNNING]
         encoder = open_[0] if open_ else AguiEncoder(self.audience.profile, "", lambda leg: "")
         return list(encoder.cut(INTERRUPTED, CUT))
@@ -156,11 +145,8 @@ class RunEncoders:
 
 @dataclass(slots=True)
 class RunEncoder(Encoder):
-    """Encodes one run with the encoder that `encoders` has for this run.
-
-    `RunEncoders.prepare` makes this encoder, so it must be called with a message of the run before
-    `feed`.
-    """
+    """Encodes one run with the encoder that `encoders` has for this run. `RunEncoders.prepare`
+    makes this encoder, so it must be called with a message of the run before `feed`."""
 
     encoders: RunEncoders
     run_id: str
@@ -224,10 +210,8 @@ class RunsInTurn:
     _open: str | None = None
 
     def feed(self, run_id: str, event: Event) -> list[Frame]:
-        """Return the frames of this event, and of the waiting events that can follow now.
-
-        If this event waits, the result is empty.
-        """
+        """Return the frames of this event, and of the waiting events that can follow now. If this
+        event waits, the result is empty."""
         self._waiting.append((run_id, event))
         frames: list[Frame] = []
         while (next_ := self._next()) is not None:

@@ -147,10 +147,8 @@ async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterato
 
 
 async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
-    """Return the run's next frames from position `start` on, at most `limit`; wait for the bus.
-
-    The list is empty only if the stream's leader has no frame of the run from `start` on.
-    """
+    """Return the run's next frames from position `start` on, at most `limit`; wait for the bus. The
+    list is empty only if the stream's leader has no frame of the run from `start` on."""
     stream, pattern = streams.raw_for(run_id), subjects.raw_of_run(run_id)
     ask = partial(direct.read, bus, stream, pattern, start, limit, READ_BYTES)
     while True:

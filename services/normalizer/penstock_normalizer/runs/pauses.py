@@ -131,9 +131,7 @@ def _record(fold: RunFold) -> PauseRecord:
 
 
 async def can_continue_from_state(bus: Bus, run_id: str, *, is_paused: bool) -> bool:
-    """Return whether a run can continue from its stored state, without any frame or event.
-
-    Every workflow's run and every paused run can continue in this way.
-    """
+    """Return whether a run can continue from its stored state, without any frame or event. Every
+    workflow's run and every paused run can continue in this way."""
     record = await bus.bucket("pauses").load(run_id, PauseRecord)
     return record is not None and (is_paused or record.protocol == PROTOCOL)

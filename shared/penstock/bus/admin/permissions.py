@@ -347,11 +347,8 @@ def password_variable(user: str) -> str:
 
 
 def configuration(passwords: Mapping[str, str], shards: int = 1) -> str:
-    """Return the block `accounts` of a NATS server's configuration.
-
-    A password is written unchanged, so the caller must quote one that is no variable
-    (`json.dumps`).
-    """
+    """Return the block `accounts` of a NATS server's configuration. A password is written
+    unchanged, so the caller must quote one that is no variable (`json.dumps`)."""
     operators = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in USERS)
     readers = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in READERS)
     names = [events_of(shard) for shard in range(shards)]

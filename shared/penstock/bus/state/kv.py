@@ -47,10 +47,8 @@ class Entry:
 
 
 class Bucket:
-    """Reads and writes one bucket.
-
-    Keys are tokens joined by dots, such as run ids and hashes of foreign ids.
-    """
+    """Reads and writes one bucket. Keys are tokens joined by dots, such as run ids and hashes of
+    foreign ids."""
 
     def __init__(self, bus: Writes, name: str) -> None:
         self._bus = bus

@@ -24,9 +24,7 @@ STREAMS: Final = "streams"
 
 class RunUser(NamedTuple):
     """The user of a run, the user's roles, and who is behind the run besides, as in `RunRecord`.
-
-    Nothing has a default: a caller that is left out could approve what its own run asks for.
-    """
+    Nothing has a default: a caller that is left out could approve what its own run asks for."""
 
     user_id: str
     roles: Sequence[str]

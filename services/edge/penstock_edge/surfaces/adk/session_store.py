@@ -101,10 +101,8 @@ class SessionStore:
         ]
 
     async def add_run(self, named: NamedSession, run_id: str) -> None:
-        """Add a new run to the session's record, and publish a notice to waiting clients.
-
-        The notice wakes each `WaitingStream` that waits for a run of this session, on every edge.
-        """
+        """Add a new run to the session's record, and publish a notice to waiting clients. The
+        notice wakes each `WaitingStream` that waits for a run of this session, on every edge."""
         await list_run(self._bus, run_id, named.user_id, named.agent.id, named.id)
         await self._bus.client.publish(session_turn(named.key))
 

@@ -199,11 +199,8 @@ class Runs:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with the caller's runs, the newest first: `{runs, next}`.
-
-        The runs that a workflow's steps have started are listed, too; `parent_run_id` names the
-        workflow's run.
-        """
+        """Respond with the caller's runs, the newest first: `{runs, next}`. The runs that a
+        workflow's steps have started are listed, too; `parent_run_id` names the workflow's run."""
         who = identity_of(request)
         query = request.query_params
         limit = number(query.get("limit"), "limit", DEFAULT_LIMIT, MAX_LIMIT)

@@ -184,10 +184,8 @@ class AgnoDecoder(Snapshots):
         return drafts
 
     def _dispatched(self, run: Run, body: AgnoFrame) -> Draft:
-        """Return the `dispatch.worker` of an inner run.
-
-        The source of the event is the containing run, which hands over the work.
-        """
+        """Return the `dispatch.worker` of an inner run. The source of the event is the containing
+        run, which hands over the work."""
         run.dispatched = True
         around = self._agents.around(body)
         task = self._tools.task(around, self._agents.source(run)["agent_id"])
@@ -233,11 +231,8 @@ class AgnoDecoder(Snapshots):
     # Pauses.
 
     def _paused(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Pause the run if the outer run pauses.
-
-        If an inner run pauses, the outer run may still continue. So only the calls that wait are
-        announced.
-        """
+        """Pause the run if the outer run pauses. If an inner run pauses, the outer run may still
+        continue. So only the calls that wait are announced."""
         questions = questions_of_run(body, team=run.kind == "team")
         if not run.is_inner:
             return self._pause(questions, body)
@@ -399,11 +394,8 @@ class AgnoDecoder(Snapshots):
     # Steps and other events.
 
     def _step(self, name: str, run: Run, body: AgnoFrame) -> Drafts:
-        """Handle an event of a step.
-
-        The event also shows that the run has resumed, because after a rejected gate Agno sends no
-        other event before the next step.
-        """
+        """Handle an event of a step. The event also shows that the run has resumed, because after a
+        rejected gate Agno sends no other event before the next step."""
         run_id = string(body.get("run_id")) or short(run.id)
         return [*self._resume(), *self._step_drafts(run, self._steps.feed(name, run_id, body))]
 
