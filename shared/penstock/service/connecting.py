@@ -54,6 +54,7 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
             replicas=settings.replicas,
             raw_max_age_s=settings.raw_max_age_s,
             events_max_age_s=settings.events_max_age_s,
+            costs_max_age_s=settings.costs_max_age_s,
             shards=settings.shards,
         ),
         repairs=repairs,

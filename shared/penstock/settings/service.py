@@ -64,6 +64,11 @@ class Settings(EnvironmentSettings):
     events_max_age_s: float = Field(
         7 * 24 * 3600, gt=0, description="Seconds for which events are kept (stream EVENTS)."
     )
+    costs_max_age_s: float = Field(
+        400 * 24 * 3600,
+        gt=0,
+        description="Seconds for which sums of costs are kept (KV costs). Default: 400 days.",
+    )
     shards: int = Field(
         1,
         ge=1,
