@@ -15,7 +15,7 @@ DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 # The labels that Prometheus adds to all metrics of a pod; see the ServiceMonitor of the chart.
 OF_TARGET = frozenset({"service", "pod", "namespace", "job", "instance"})
 
-_SELECTED = re.compile(r"\b(?P<name>penstock_[a-z_]+)(?:\{(?P<labels>[^}]*)\})?")
+_SELECTED = re.compile(r"\b(?P<name>(?:penstock|gen_ai_client)_[a-z_]+)(?:\{(?P<labels>[^}]*)\})?")
 _LABEL = re.compile(r"([a-z_]+)\s*(?:=~|!=|!~|=)\s*\"")
 _GROUPED = re.compile(r"\bby \(([^)]*)\)")
 
