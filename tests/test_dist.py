@@ -182,7 +182,7 @@ def test_from_the_wheels_alone_penstock_up_and_the_terminal_work(
         agents = said(installed / "penstock", "agents", "--url", up.url, "--json").splitlines()
         assert {json.loads(line)["id"] for line in agents} >= {"assistant", "vana"}
         with httpx.Client(base_url=up.url, trust_env=False, timeout=30) as client:
-            for path in ("/", "/docs", "/openapi.json"):
+            for path in ("/", "/console/runs", "/docs", "/openapi.json"):
                 assert client.get(path).status_code == 200, path
     finally:
         assert up.signal(signal.SIGTERM) == 0

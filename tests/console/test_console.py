@@ -176,6 +176,37 @@ async def test_the_list_shows_runs_as_they_happen_without_polling(
         is_clean(page, demo.url)
 
 
+async def test_a_list_that_cannot_be_read_says_so_and_is_read_again(
+    demo: Up, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "text for later")
+    async with page_at(f"{demo.url}/docs") as page:
+        await page.send("Network.setBlockedURLs", urls=["*/v1/runs?*", "*/v1/approvals?*"])
+        for screen in ("runs", "inbox"):
+            await page.go(f"{demo.url}/console/{screen}")
+            await page.until("document.querySelector('.notice')?.innerText.includes('not answer')")
+        await page.send("Network.setBlockedURLs", urls=[])
+        await page.until("!document.querySelector('.notice')")
+        await page.go(f"{demo.url}/console/runs")
+        await row_of(page, run_id, "text for later")
+
+
+async def test_an_argument_of_a_million_characters_is_folded_and_whole(
+    demo: Up, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, f"confirm {'x' * 1_000_000}\u202e{HOSTILE}")
+    approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
+    async with page_at(f"{demo.url}/console/inbox/{approval_id}") as page:
+        await page.until("!!document.querySelector('.chosen .tree details')")
+        assert "characters" in await page.text(".chosen .tree summary")
+        assert (await page.text(".chosen .tree .value")).endswith(f'U+202E{SHOWN}"')
+        await page.resize(360)
+        assert await page.value("document.documentElement.scrollWidth") == 360
+        await page.click(".chosen button.reject")
+        await page.until("!!document.querySelector('.chosen .outcome')")
+        is_clean(page, demo.url)
+
+
 async def test_filters_are_in_the_address_and_stay_after_a_reload(
     demo: Up, http: httpx.AsyncClient
 ) -> None:
@@ -224,6 +255,9 @@ async def test_a_run_is_followed_and_decided_where_it_asks(
         story = "document.querySelector('.transcript').innerText"
         assert "I will create it now." in await page.value(story)
         assert "Quarterly report" in await page.text(".decision .tree")
+        # The numbers of the tests' model, which no table of prices has.
+        assert "102 in, 11 out" in await page.text(".facts")
+        assert "1 of 1 calls have no known price" in await page.text(".facts")
         await is_accessible(page, "run")
         await page.click(".decision button.approve")
         await page.until("!!document.querySelector('.transcript .item-end')")

@@ -128,7 +128,7 @@ async def url(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
 
     async def answers() -> bool:
         try:
-            return (await scene.penstock.http.get(f"{found}/docs")).is_success
+            return (await scene.penstock.http.get(f"{found}/console/runs")).is_success
         except httpx.TransportError:
             return False
 

@@ -6,6 +6,11 @@ export class Refused extends Error {
     super(message);
     this.status = status;
   }
+
+  /** Whether the same request may succeed later. */
+  get mayPass() {
+    return this.status === 0 || this.status === 429 || this.status >= 500;
+  }
 }
 
 let csrf = null;

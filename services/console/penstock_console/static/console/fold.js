@@ -9,7 +9,8 @@ export class Transcript {
     this.runId = runId;
     this.items = []; // in the order in which they began; `version` counts the changes of an item
     this.end = null; // the event that ended the run
-    this.usage = null;
+    // The sum of all calls of models; `micros` has millionths of each currency.
+    this.usage = { calls: 0, input: 0, output: 0, micros: new Map(), unknown: 0, isEstimated: false };
     this._byKey = new Map();
     this._tasks = new Map(); // what a worker was given to do, by the id of its run
   }
@@ -74,7 +75,6 @@ function settled(transcript, event, outcome) {
 function ended(transcript, event, data) {
   if (event.run_id !== transcript.runId) return;
   transcript.end = event;
-  transcript.usage = data.usage ?? transcript.usage;
   transcript.item(event, "end", event.event.action, { action: event.event.action, data });
 }
 
@@ -103,6 +103,15 @@ const READ = {
   },
   "llm.reasoning": (all, event, data) => {
     all.item(event, "reasoning", data.reasoning_id, { text: "" }).text += data.thought;
+  },
+  "llm.usage": ({ usage }, event, data) => {
+    usage.calls += 1;
+    usage.input += data.input_tokens ?? data.total_tokens ?? 0;
+    usage.output += data.output_tokens ?? 0;
+    usage.isEstimated ||= data.estimated;
+    const { cost } = data;
+    if (cost) usage.micros.set(cost.currency, (usage.micros.get(cost.currency) ?? 0) + cost.micros);
+    else usage.unknown += 1;
   },
   "llm.tool_args": (all, event, data) => {
     const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool, argsText: "" });
@@ -173,6 +182,9 @@ const READ = {
 /** Return an event as one short line. */
 export function lineOf(event) {
   const { data } = event;
+  if (data.input_tokens !== undefined) {
+    return `${data.model ?? "a model"}: ${data.input_tokens} tokens in, ${data.output_tokens ?? 0} out`;
+  }
   if (data.tool && data.args) return call(data.tool, data.args);
   if (data.tool) return `${data.tool}: ${short(data.error ?? data.result ?? data.delta ?? data.status, 120)}`;
   if (event.event.category === "approval" && data.items) {

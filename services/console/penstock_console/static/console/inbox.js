@@ -9,6 +9,7 @@ import { focusOn, go } from "./place.js";
 import { Component, Time, html } from "./view.js";
 
 const CHANGES = ["requested", "voted", "escalated", "decided", "expired", "withdrawn"].map((each) => `approval.${each}`);
+const AGAIN_MS = 3000;
 const FOREVER = "9999";
 
 export class Inbox extends Component {
@@ -44,7 +45,7 @@ export class Inbox extends Component {
       },
       state: this.props.onLive,
       ended: async () => {
-        if (!this.isGone) setTimeout(() => !this.isGone && this.begin(), 2000);
+        if (!this.isGone) setTimeout(() => !this.isGone && this.begin(), AGAIN_MS);
         return false;
       },
     });
@@ -62,6 +63,7 @@ export class Inbox extends Component {
       else await this.readLines();
     } catch (error) {
       this.setState({ isLoading: false, error: error.message });
+      if (error.mayPass) setTimeout(() => !this.isGone && this.read(after), AGAIN_MS);
     }
   }
 

@@ -67,6 +67,21 @@ const SHOW = {
   end: (item) => html`<p><${Status} status=${item.action} /> ${item.data.code ? `(${item.data.code}) ` : ""}${item.data.error ?? item.data.reason ?? ""}</p>`,
 };
 
+function Usage({ usage }) {
+  const money = ([currency, micros]) =>
+    new Intl.NumberFormat(undefined, { style: "currency", currency, maximumFractionDigits: 6 }).format(micros / 1e6);
+  const costs = [...usage.micros].map(money).join(" + ");
+  const unknown = usage.unknown ? `${usage.unknown} of ${usage.calls} calls have no known price` : "";
+  return html`<div>
+      <dt>Tokens${usage.isEstimated ? ", estimated" : ""}</dt>
+      <dd>${NUMBER.format(usage.input)} in, ${NUMBER.format(usage.output)} out</dd>
+    </div>
+    <div>
+      <dt>Cost</dt>
+      <dd>${costs} ${unknown && html`<span class="dim">${unknown}</span>`}</dd>
+    </div>`;
+}
+
 export class Run extends Component {
   constructor() {
     super();
@@ -124,7 +139,7 @@ export class Run extends Component {
       return !this.transcript.end;
     } catch (error) {
       if (this.path === path) this.setState({ error: error.message });
-      return error.status === 0 || error.status >= 500 || error.status === 429;
+      return error.mayPass;
     }
   }
 
@@ -278,7 +293,7 @@ export class Run extends Component {
             <div><dt>Started</dt><dd><${Time} at=${run.created_at} day=${true} /></dd></div>
             <div><dt>Duration</dt><dd>${duration(until - Date.parse(run.created_at))}</dd></div>
             <div><dt>Legs</dt><dd>${String(run.legs ?? 0)}</dd></div>
-            ${transcript.usage?.total_tokens > 0 && html`<div><dt>Tokens</dt><dd>${NUMBER.format(transcript.usage.total_tokens)}</dd></div>`}
+            ${transcript.usage.calls > 0 && html`<${Usage} usage=${transcript.usage} />`}
           </dl>
           ${below.length > 0 &&
           html`<h2>Runs below</h2>

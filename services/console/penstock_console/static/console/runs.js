@@ -11,6 +11,7 @@ import { Component, Status, Time, duration, html } from "./view.js";
 const PAGE = 50;
 // The stream begins so long before the answer of the list, since a list may be a moment behind.
 const OVERLAP_MS = 30_000;
+const AGAIN_MS = 3000;
 const FILTERS = ["status", "agent", "user_id", "session_id"];
 const STATUSES = ["queued", "running", "paused", "completed", "failed", "cancelled"];
 
@@ -40,6 +41,7 @@ export class Runs extends Component {
     this.isGone = true;
     this.stream?.close();
     clearInterval(this.clock);
+    clearTimeout(this.timer);
     removeEventListener("keydown", this.keys);
   }
 
@@ -49,28 +51,38 @@ export class Runs extends Component {
 
   async begin() {
     this.stream?.close();
+    clearTimeout(this.timer);
     const asked = query(this.props.search, FILTERS);
     const list = new RunList(asked);
-    this.list = list;
-    this.setState({ error: null, isLoading: true, next: null, waiting: 0, isPaused: false });
+    this.wanted = list;
+    this.waiting = [];
+    this.setState({ isLoading: true, waiting: 0, isPaused: false });
     try {
       const { body, date } = await getDated(path(asked));
-      if (this.list !== list || this.isGone) return;
+      if (this.wanted !== list || this.isGone) return;
       list.add(body.runs);
-      this.setState({ isLoading: false, next: body.next });
+      this.list = list;
+      this.setState({ isLoading: false, error: null, next: body.next });
       const since = new Date(date.getTime() - OVERLAP_MS).toISOString();
       this.stream = follow(`/v1/events?subjects=lifecycle.*&names=off&since=${since}`, {
         take: (message) => this.take(list, JSON.parse(message.data)),
         state: this.props.onLive,
         ended: async () => {
           // The cursor may have expired: the list is read again.
-          if (this.list === list && !this.isGone) setTimeout(() => this.begin(), 2000);
+          if (this.wanted === list) this.beginLater();
           return false;
         },
       });
     } catch (error) {
-      if (this.list === list) this.setState({ isLoading: false, error: error.message });
+      if (this.wanted !== list) return;
+      this.setState({ isLoading: false, error: error.message });
+      if (error.mayPass) this.beginLater();
     }
+  }
+
+  beginLater() {
+    clearTimeout(this.timer);
+    if (!this.isGone) this.timer = setTimeout(() => this.begin(), AGAIN_MS);
   }
 
   async take(list, event) {
