@@ -107,11 +107,8 @@ class RawFrame:
 
 
 def raw_frame(stored: Stored) -> RawFrame:
-    """Return the source frame that a message of RAW carries.
-
-    Raises:
-        KeyError, ValueError: a header of Penstock is missing or malformed.
-    """
+    """Return the source frame that a message of RAW carries. Raises KeyError or ValueError if a
+    header of Penstock is missing or malformed."""
     headers = stored.headers
     _, _, run_id, writer = stored.subject.split(".")
     part = headers.get(PART)

@@ -95,10 +95,7 @@ class Exchange(asyncio.BufferedProtocol):
 
     async def send(self, request: bytes, timeout_s: float | None) -> None:
         """Send the request; return when the connection has accepted it, or a response has begun.
-
-        Raises:
-            httpx.WriteTimeout: the server does not read the request.
-        """
+        Raises httpx.WriteTimeout if the server does not read the request."""
         self._transport.write(request)
         try:
             async with asyncio.timeout(timeout_s):

@@ -211,12 +211,9 @@ def request_bytes(request: httpx.Request, content: bytes) -> bytes:
 def encoded_request(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], content: bytes
 ) -> bytes:
-    """Return the bytes of a request with its body, and with the header `Connection: close`.
-
-    Raises:
-        httpx.LocalProtocolError: the method, the URL or a header has a line end or another control
-            character. With such a character, the server could read a different request.
-    """
+    """Return the bytes of a request with its body, and with the header `Connection: close`. Raises
+    httpx.LocalProtocolError if the method, the URL or a header has a line end or another control
+    character. With such a character, the server could read a different request."""
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
         raise httpx.LocalProtocolError(f"the request {method!r} {target!r} cannot be sent")
     lines = [b"%b %b HTTP/1.1\r\n" % (method, target)]

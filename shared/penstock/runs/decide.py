@@ -24,11 +24,9 @@ async def forward_decision(
 
     Without a reply, the decision is sent once more: the approvals service may be killed after it
     has written the decision and before it replies. The second request has the same idempotency key,
-    so the decision counts only once. A request without a key gets a new key.
-
-    Raises:
-        Problem: 404, 409 or 422, as the approvals service answers; 503 if it answers neither
-            request. The decision may then have been accepted or not.
+    so the decision counts only once. A request without a key gets a new key. Raises Problem 404,
+    409 or 422, as the approvals service answers; 503 if it answers neither request. The decision
+    may then have been accepted or not.
     """
     key = request.idempotency_key or uuid4().hex
     trace = request.traceparent or requests.current()

@@ -20,10 +20,8 @@ def depth_of_request(value: str | None, most: int) -> int:
     """Return the number of rules that led to a request with this header; 0 without the header.
 
     The number in the header does not include the rule that sent the webhook, so the result is the
-    number plus one.
-
-    Raises:
-        Problem: 422 if the header is no number, or if more than `most` rules led to the request.
+    number plus one. Raises Problem 422 if the header is no number, or if more than `most` rules
+    led to the request.
     """
     if value is None:
         return 0

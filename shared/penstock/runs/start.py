@@ -279,12 +279,8 @@ class Starter:
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
         """Return the id of the run that the key's first request started, and whether it is
-        `run_id`.
-
-        Raises:
-            Problem: 409 if the key was used with another request before, 503 if the key has
-                expired.
-        """
+        `run_id`. Raises Problem 409 if the key was used with another request before, 503 if the
+        key has expired."""
         bucket = self._bus.bucket("idempotency")
         key = _key_of(start)
         digest = hashlib.sha256(start.request).hexdigest()
@@ -416,11 +412,8 @@ def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
 
 
 async def checked_workflow(bus: Bus, start: Start) -> Start:
-    """Return the start of a workflow's run, completed with the version and the whole input.
-
-    Raises:
-        Problem: 404 if there is no such workflow or version, 422 if the input does not fit.
-    """
+    """Return the start of a workflow's run, completed with the version and the whole input. Raises
+    Problem 404 if there is no such workflow or version, 422 if the input does not fit."""
     agent = start.agent
     assert isinstance(agent, WorkflowAgent)
     record, whole_input = await check_start(

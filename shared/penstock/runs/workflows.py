@@ -56,11 +56,9 @@ async def check_start(
     """Check a start of a workflow; without a version, of its latest version.
 
     The start's command must name the version of this record. Otherwise another version could become
-    the latest version before the command is handled.
-
-    Raises:
-        Problem: 404 if there is no such workflow or version, or the workflow is retired; 422 if the
-            input does not fit the definition's schema. The problem lists each wrong field.
+    the latest version before the command is handled. Raises Problem 404 if there is no such
+    workflow or version, or the workflow is retired; 422 if the input does not fit the definition's
+    schema. The problem lists each wrong field.
     """
     latest = await _latest_version(bus, name)  # raises Problem if the workflow is retired
     record = await find_workflow(bus, name, version or latest)
@@ -68,12 +66,9 @@ async def check_start(
 
 
 async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRecord:
-    """Return a version of a workflow. Without `version`, return the latest version.
-
-    Raises:
-        Problem: 404 if there is no such workflow or version. A retired workflow has no latest
-            version, but each of its versions can be found.
-    """
+    """Return a version of a workflow. Without `version`, return the latest version. Raises Problem
+    404 if there is no such workflow or version. A retired workflow has no latest version, but each
+    of its versions can be found."""
     if version is None:
         version = await _latest_version(bus, name)
     found = None
@@ -107,10 +102,8 @@ async def checked_input(
     """Return the whole input of a start.
 
     A check of a large input or by a costly schema takes up to 0.3 s. It is made in the thread for
-    long work, in the user's turn, since every other request would wait for it here.
-
-    Raises:
-        Problem: 422 if the input does not fit the definition's schema, or is too large.
+    long work, in the user's turn, since every other request would wait for it here. Raises Problem
+    422 if the input does not fit the definition's schema, or is too large.
     """
     size_bytes = len(orjson.dumps(sent or {})) + len(message.encode())
     if size_bytes > MAX_INPUT_BYTES:

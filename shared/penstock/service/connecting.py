@@ -34,10 +34,8 @@ def pod_name(service: str) -> str:
 def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = False) -> BusSettings:
     """Return the settings of a connection of this name, with the password and inboxes of the user.
 
-    With `repairs`, the connection repairs streams that have lost their end.
-
-    Raises:
-        ConfigurationError: the password of the user cannot be read.
+    With `repairs`, the connection repairs streams that have lost their end. Raises
+    ConfigurationError if the password of the user cannot be read.
     """
     login, password = nats_login(settings, user)
     return BusSettings(

@@ -220,11 +220,8 @@ MODELS: Final[dict[str, type[AgentBase]]] = {
 
 
 def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
-    """Return the agent with these fields; `protocol` determines its type.
-
-    Raises:
-        ValidationError: a field is wrong, or is a field of another protocol.
-    """
+    """Return the agent with these fields; `protocol` determines its type. Raises ValidationError if
+    a field is wrong, or is a field of another protocol."""
     return _AGENT.validate_python(dict(fields))
 
 
@@ -290,12 +287,8 @@ class Config(BaseModel):
 
 
 def load_config(path: Path) -> Config:
-    """Read and check the configuration file.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or a field is wrong. The text names the file
-            and the field, with its line.
-    """
+    """Read and check the configuration file. Raises ConfigurationError if the file cannot be read,
+    or a field is wrong. The text names the file and the field, with its line."""
     try:
         text = path.read_text()
         root = yaml.compose(text, Loader=yaml.SafeLoader)

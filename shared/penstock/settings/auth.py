@@ -165,11 +165,8 @@ class AuthSettings(EnvironmentSettings):
         return configured and not self.allow_unauthenticated_sse
 
     def check_shared(self) -> None:
-        """Check the settings of a service that is one of several processes with an API.
-
-        Raises:
-            ConfigurationError: the processes would not accept each other's CSRF tokens.
-        """
+        """Check the settings of a service that is one of several processes with an API. Raises
+        ConfigurationError if the processes would not accept each other's CSRF tokens."""
         shared = self.csrf_secret is not None or self.jwt_secret is not None
         if self.requires_credentials and not shared:
             raise ConfigurationError(

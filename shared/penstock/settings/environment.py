@@ -38,11 +38,8 @@ class EnvironmentSettings(BaseSettings):
 
 
 def read_settings(settings_type: type[SettingsT]) -> SettingsT:
-    """Return the settings that the environment contains.
-
-    Raises:
-        ConfigurationError: a value is wrong. The text names the variable.
-    """
+    """Return the settings that the environment contains. Raises ConfigurationError if a value is
+    wrong. The text names the variable."""
     try:
         return settings_type()
     except (ValidationError, SettingsError) as error:

@@ -153,9 +153,7 @@ def nats_login(
 
     If the password is in a file, a function is returned, which reads the file for each new
     connection. So the password can be changed at the server and in the file without a restart.
-
-    Raises:
-        ConfigurationError: the service has no readable password file in the configured folder.
+    Raises ConfigurationError if the service has no readable password file in the configured folder.
     """
     if settings.nats_user or settings.nats_credentials or settings.nats_passwords is None:
         return settings.nats_user, settings.nats_password

@@ -51,12 +51,8 @@ class EventBroker(NatsBroker):
         return account.connection
 
     async def start(self) -> None:
-        """Connect, and start a subscriber for each shard.
-
-        Raises:
-            StartUpError: the server refuses the user, or a durable is missing. The text says what
-                to do.
-        """
+        """Connect, and start a subscriber for each shard. Raises StartUpError if the server refuses
+        the user, or a durable is missing. The text says what to do."""
         try:
             await self.connect()
             await super().start()

@@ -40,11 +40,8 @@ class Handler:
         return any(subjects.covers(each, subject) for each in subjects.event_patterns(self.events))
 
     def argument(self, event: Event, delivered: int, stored_at: datetime) -> Any:
-        """Return the event in the form that the handler takes.
-
-        Raises:
-            InvalidEvent: the event's `data` does not fit the event's type.
-        """
+        """Return the event in the form that the handler takes. Raises InvalidEvent if the event's
+        `data` does not fit the event's type."""
         if self.form is Event:
             return event
         # If this version does not know the event's type, there is no model. `Data` then keeps all
@@ -58,12 +55,9 @@ class Handler:
 def handler_of(call: Callable[[Any], Awaitable[object]], events: Sequence[str]) -> Handler:
     """Return the handler for a function.
 
-    Without `events`, the annotation of the function's parameter says which events it wants.
-
-    Raises:
-        TypeError: the function cannot be called with one event, its annotation is missing or
-            unknown, or it does not accept one of the types in `events`. The text says what to
-            write.
+    Without `events`, the annotation of the function's parameter says which events it wants. Raises
+    TypeError if the function cannot be called with one event, its annotation is missing or unknown,
+    or it does not accept one of the types in `events`. The text says what to write.
     """
     name = getattr(call, "__qualname__", repr(call))
     if not inspect.iscoroutinefunction(call):

@@ -99,11 +99,8 @@ class Subscriber:
 
     async def run(self) -> None:
         """Handle events until SIGTERM or SIGINT; finish those that are being handled, and return.
-
-        Raises:
-            StartUpError: the server refuses the user, or the durable is missing. The text says what
-                to do.
-        """
+        Raises StartUpError if the server refuses the user, or the durable is missing. The text says
+        what to do."""
         await app_of(self.broker).run()
 
     async def _begin(self) -> None:

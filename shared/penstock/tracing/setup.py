@@ -29,11 +29,8 @@ class TracingRefused(ValueError):
 
 
 def start(service: str, instance: str, environment: Mapping[str, str]) -> Exporter | None:
-    """Switch tracing on, and return the exporter, if the variables name an endpoint.
-
-    Raises:
-        TracingRefused: the variables are wrong, or the packages are missing.
-    """
+    """Switch tracing on, and return the exporter, if the variables name an endpoint. Raises
+    TracingRefused if the variables are wrong, or the packages are missing."""
     endpoint = _first(environment, _ENDPOINTS)
     is_disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     exporter = environment.get("OTEL_TRACES_EXPORTER", "otlp").strip() or "otlp"

@@ -58,11 +58,8 @@ class CommandContext:
     attempts: Attempts
 
     async def claim_as_cancelled(self, run_id: str) -> None:
-        """Claim the start of a run that is ended, so that no start command begins it later.
-
-        Raises:
-            Retry: a connector that is alive has claimed the start.
-        """
+        """Claim the start of a run that is ended, so that no start command begins it later. Raises
+        Retry if a connector that is alive has claimed the start."""
         claims = self.stores.claims
         claim = await claims.claim(run_id, "cancelled")
         if claim is not None and claim.state != "cancelled":
@@ -72,10 +69,7 @@ class CommandContext:
 
     async def open_and_end(self, run_id: str, event: dict[str, Any]) -> None:
         """Write the only frames of a run whose agent server is never called: `open` and `event`.
-
-        Raises:
-            FenceConflict: another connector has opened the run.
-        """
+        Raises FenceConflict if another connector has opened the run."""
         record = await self.stores.runs.record(run_id)
         if record is None:
             log.warning("run %s: it has no record, so it is not ended", run_id)

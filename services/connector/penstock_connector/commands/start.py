@@ -113,12 +113,8 @@ class StartHandler:
         }
 
     async def handle(self, stored: Stored) -> None:
-        """Carry the command out; return when the leg is open, or need not be opened.
-
-        Raises:
-            Retry: an earlier start of the session still waits, or another connector works on the
-                run.
-        """
+        """Carry the command out; return when the leg is open, or need not be opened. Raises Retry
+        if an earlier start of the session still waits, or another connector works on the run."""
         if (earlier := await self._order.before(stored)) is not None:
             await self._wait_for_earlier(earlier, stored)
             raise Retry(0)

@@ -202,11 +202,8 @@ class Frames:
         self._held_bytes = 0
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """Return the frames that the chunk completes.
-
-        Raises:
-            FrameTooLarge: the incomplete frame is over the limit, or over its share of the budget.
-        """
+        """Return the frames that the chunk completes. Raises FrameTooLarge if the incomplete frame
+        is over the limit, or over its share of the budget."""
         frames = self._parser.feed(chunk)
         self._hold(self._parser.pending_bytes)
         if self._held_bytes > SMALL_FRAME_BYTES and not self._budget.admits(self._held_bytes):

@@ -49,10 +49,8 @@ class LegOpener:
 
         If the bus fails before the `open` is written, the command is delivered again. Once the
         `open` is written, this connector holds the leg, so it repeats each further step while the
-        bus does not answer.
-
-        Raises:
-            FenceConflict: another connector has opened the leg, or the run has a new source frame.
+        bus does not answer. Raises FenceConflict if another connector has opened the leg, or the
+        run has a new source frame.
         """
         stores, run_id = self._stores, order.run_id
         await self._registry.closed(run_id)

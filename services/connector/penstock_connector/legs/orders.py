@@ -88,11 +88,8 @@ class Orders:
         return Order(complete, command)
 
     async def pause(self, command: ContinueCommand) -> PauseRecord:
-        """Return the pause that the command's decision is about.
-
-        Raises:
-            LookupError: the pause's record is lost, or belongs to another approval.
-        """
+        """Return the pause that the command's decision is about. Raises LookupError if the pause's
+        record is lost, or belongs to another approval."""
         pause = await self._bus.bucket("pauses").load(command.run_id, PauseRecord)
         if pause is not None and pause.approval_id == command.approval_id:
             return pause

@@ -65,11 +65,8 @@ class Takeover:
         return await self._stores.connectors.is_alive(pod)
 
     async def take_over_unless_held(self, run_id: str, last: Stored) -> None:
-        """Take the leg over if its holder is dead; the caller works exclusively on the run.
-
-        Raises:
-            Retry: it is unknown at present whether the holder is alive.
-        """
+        """Take the leg over if its holder is dead; the caller works exclusively on the run. Raises
+        Retry if it is unknown at present whether the holder is alive."""
         if kind_of(last) in CLOSED:
             return
         connectors, pod = self._stores.connectors, holder_of(last)

@@ -19,10 +19,8 @@ CHECK_S: Final = 5.0  # seconds between two looks at the table's file
 class Prices:
     """Computes the cost of model calls. A changed table is in force within `CHECK_S` seconds.
 
-    Costs of events that are published already do not change.
-
-    Raises:
-        ConfigurationError: the table cannot be read, or is no table.
+    Costs of events that are published already do not change. Raises ConfigurationError if the table
+    cannot be read, or is no table.
     """
 
     def __init__(self, path: Path | None) -> None:

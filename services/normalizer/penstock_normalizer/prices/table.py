@@ -138,11 +138,7 @@ class InvalidPrices(ValueError):
 
 
 def read_table(text: str) -> PriceTable:
-    """Check a YAML document.
-
-    Raises:
-        InvalidPrices: the document is not YAML, or no table.
-    """
+    """Check a YAML document. Raises InvalidPrices if the document is not YAML, or no table."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         repeated = next(repeated_keys(root), None)

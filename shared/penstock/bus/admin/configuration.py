@@ -151,11 +151,8 @@ async def update(
 
 @asynccontextmanager
 async def change_lease(bus: Buckets) -> AsyncIterator[Lease]:
-    """Hold the lease that every change of streams needs.
-
-    Raises:
-        StartUpError: another process holds the lease for too long.
-    """
+    """Hold the lease that every change of streams needs. Raises StartUpError if another process
+    holds the lease for too long."""
     lease = Lease(bus, "streams.migration", f"migration-{secrets.token_hex(8)}", LEASE_TTL_S)
     try:
         async with asyncio.timeout(LEASE_WAIT_S):

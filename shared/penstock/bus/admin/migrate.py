@@ -86,10 +86,8 @@ async def repartition(bus: Buckets, count: int, timeout_s: float = 30.0) -> None
     changes. Finally the partitions that get no more frames are released, once the normalizers have
     read these partitions to the end. With this order, a normalizer reads every partition that has
     frames. Each step may be repeated, also after a crash between two steps. The frames of one run
-    may be in two partitions; the normalizer keeps the order of the frames.
-
-    Raises:
-        BusError: a step failed or took longer than `timeout_s`. Call this function again.
+    may be in two partitions; the normalizer keeps the order of the frames. Raises BusError if a
+    step failed or took longer than `timeout_s`; then call this function again.
     """
     async with change_lease(bus) as lease:
         for shard in range((await shards_of(bus)).made):
@@ -179,10 +177,8 @@ async def reshard(
     written into the record that all services read, and the normalizers take the new partitions.
     Finally new runs use the shards. Each step may be repeated, also after a crash between two
     steps. With a smaller number, new runs no longer use the last shards. The streams of these
-    shards stay, and their runs continue.
-
-    Raises:
-        BusError: a step failed or took longer than `timeout_s`. Call this function again.
+    shards stay, and their runs continue. Raises BusError if a step failed or took longer than
+    `timeout_s`; then call this function again.
     """
     async with change_lease(bus) as lease:
         before = await shards_of(bus)

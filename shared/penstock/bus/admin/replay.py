@@ -32,10 +32,7 @@ class CannotReplay(Exception):
 
 async def replay_letter(bus: Buckets, found: Letter) -> bool:
     """Publish the message of a dead letter again; return False if the letter was replayed before.
-
-    Raises:
-        CannotReplay: processing the message again would do harm or have no effect.
-    """
+    Raises CannotReplay if processing the message again would do harm or have no effect."""
     letter = found.letter
     if found.mark is not None and found.mark.state == "replayed":
         return False

@@ -29,10 +29,8 @@ class Tls:
 
     def context(self, servers: Sequence[str]) -> ssl.SSLContext | None:
         """Return the connection's TLS context; None when neither a file nor a URL requires TLS.
-
-        Raises:
-            TlsRefused: a file is missing, is unreadable, or is not a PEM file of the expected kind.
-        """
+        Raises TlsRefused if a file is missing, is unreadable, or is not a PEM file of the expected
+        kind."""
         asked = self.ca or self.cert or self.key
         if not asked and not any(url.startswith("tls://") for url in servers):
             return None

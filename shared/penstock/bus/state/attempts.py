@@ -49,9 +49,7 @@ class Attempts:
 
         The attempt is recorded if the message was delivered more than 10 times, or if it has a
         record already. `delivered` is 0 if the message was read from the stream and not delivered.
-
-        Raises:
-            NeverFinished: five processes in a row did not survive this step.
+        Raises NeverFinished if five processes in a row did not survive this step.
         """
         if 0 < stored.delivered <= UNCOUNTED:
             yield

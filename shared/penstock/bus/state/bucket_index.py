@@ -145,11 +145,8 @@ class BucketIndex:
             await asyncio.sleep(TICK_S)
 
     async def caught_up(self) -> None:
-        """Wait until the rows include everything that was written before this call.
-
-        Raises:
-            StillReading: the process reads the bucket for the first time, which takes longer.
-        """
+        """Wait until the rows include everything that was written before this call. Raises
+        StillReading if the process reads the bucket for the first time, which takes longer."""
         arrived = self._begun
         if self.is_complete:
             await self._turn(arrived)

@@ -54,11 +54,8 @@ def is_reference(payload: bytes) -> bool:
 
 
 async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
-    """Return the payload that was passed to `wrap`.
-
-    Raises:
-        ObjectGone: the object, or a part of the object, no longer exists.
-    """
+    """Return the payload that was passed to `wrap`. Raises ObjectGone if the object, or a part of
+    the object, no longer exists."""
     if not is_reference(payload):
         return payload
     name = payload[len(_MARK) : -2].decode()
