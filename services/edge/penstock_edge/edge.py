@@ -100,15 +100,11 @@ class Edge:
 
     @property
     def streams(self) -> OpenStreams:
-        """The open streams of all surfaces. A handler that opens a stream calls `require_room`."""
         return self.hubs.streams
 
     def usage_of(self, run_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the fields of each of these runs that say what it used and cost.
-
-        A run that used nothing has no `usage`. Only a run whose children used something has
-        `usage_with_children`.
-        """
+        # A run that used nothing has no `usage`. Only a run whose children used something has
+        # `usage_with_children`.
         below = {run_id: self.run_list.rows.below(run_id) for run_id in run_ids}
         every = dict.fromkeys((*run_ids, *(child for found in below.values() for child in found)))
         costs = self.cost_list.rows.of_runs([*every])
@@ -127,11 +123,8 @@ class Edge:
         *,
         children: bool = False,
     ) -> View:
-        """Return the view of a whole run in one of `DIALECTS`.
-
-        If `types` is given, the view has only frames of these types. With `children`, the view of a
-        workflow's run also has the events of the runs that the workflow's steps have started.
-        """
+        """Return the view of a whole run. With `types`, it has only frames of these types; with
+        `children`, also the events of the runs that a workflow's steps have started."""
         if children:
             return self.tree(run_id).whole(dialect, framing, types)
         if dialect in PROFILES:
@@ -141,14 +134,9 @@ class Edge:
     def tree(
         self, root: str, known: tuple[Child, ...] = (), answered: Iterable[str] = ()
     ) -> TreeViews:
-        """Return an object that makes views of a workflow's run together with the runs of its
-        steps.
-
-        `root` is the id of the workflow's run. `known` are runs below the root whose event
-        `workflow.step_started` may have expired. `answered` are the ids of the approvals that a
-        client has just decided in order to read the next leg. If the run pauses and waits only for
-        these approvals, the view of the leg does not end with this pause.
-        """
+        """`known` are runs below the root whose event `workflow.step_started` may have expired.
+        `answered` are the approvals that a client has just decided in order to read the next leg: a
+        pause that waits only for these does not end the view of the leg."""
         source = self.trees.source(root, known)
         return TreeViews(self.agui, root, source, known, frozenset(answered))
 

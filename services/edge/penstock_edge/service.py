@@ -36,12 +36,9 @@ from penstock_edge.surfaces.v1 import V1
 
 
 def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
-    """Return a function that wraps handlers which use this bus.
-
-    If the client of a GET closes the connection, the request's handler is cancelled. A handler of
-    another method always runs to its end. Whatever reads or writes the bus may raise BusError, and
-    the response is then 503. If a payload in the object store has expired, the response is 410.
-    """
+    """If the client of a GET closes the connection, the request's handler is cancelled. A handler
+    of another method always runs to its end. BusError, which whatever uses the bus may raise,
+    becomes 503, and a payload of the object store that has expired 410."""
 
     def around(handler: Handler) -> Handler:
         async def handle(request: HTTPConnection) -> ASGIApp | None:

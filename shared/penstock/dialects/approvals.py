@@ -28,21 +28,21 @@ _UNSHOWN = b"(nested too deeply to be shown)"
 
 
 def refusal(decision: Mapping[str, Json]) -> tuple[str, str]:
-    """Return the outcome and the error of a call that a decision refuses."""
+    """Return the outcome and the error of the call."""
     outcome = "expired" if decision.get("expired") else "rejected"
     return outcome, string(decision.get("note")) or outcome
 
 
 def have_same_args(approved: JsonObject, ran: JsonObject) -> bool:
-    """Return whether both calls have the same arguments, apart from null arguments."""
+    """Null arguments do not count."""
     return _same(without_none(approved), without_none(ran))
 
 
 def difference(
     call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
 ) -> JsonObject | None:
-    """Return the data of `system.warning` for a call that differs from the approved call; else
-    None. `approved` and `ran` are pairs of a tool's name and the arguments."""
+    """Return the data of `system.warning`, if they differ. `approved` and `ran` are pairs of a
+    tool's name and the arguments."""
     if ran[0] == approved[0] and have_same_args(approved[1], ran[1]):
         return None
     return {
@@ -58,8 +58,8 @@ def difference(
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Return whether two JSON values are equal. The agent server decides how deeply the values are
-    nested, and a recursion could exceed Python's limit."""
+    # The agent server decides how deeply the values are nested, and a recursion could exceed
+    # Python's limit.
     pairs = [(one, other)]
     while pairs:
         left, right = pairs.pop()
@@ -113,7 +113,6 @@ class OpenApprovals:
     requests: dict[Json, JsonObject] = field(default_factory=dict)
 
     def feed(self, event_type: str, data: JsonObject) -> None:
-        """Take an event of the category `approval`."""
         approval_id = data.get("approval_id")
         if event_type == "approval.requested":
             self.requests[approval_id] = data
@@ -121,7 +120,7 @@ class OpenApprovals:
             self.requests.pop(approval_id, None)
 
     def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:
-        """Yield each open item, with the data of its `approval.requested`."""
+        """Yield each with the data of its `approval.requested`."""
         for request in self.requests.values():
             for item in objects(request.get("items")):
                 yield request, item

@@ -32,8 +32,7 @@ MAX_COUNT: Final = 2**53
 
 
 class LimitReached(ValueError):
-    """The error for an agent server that exceeds a limit of the decoder. The decoder catches this
-    error and ends the run with the code `limit`."""
+    """A limit of the decoder, which ends the run with the code `limit`."""
 
     @classmethod
     def check(cls, count: int, limit: int, what: str) -> None:
@@ -42,8 +41,8 @@ class LimitReached(ValueError):
 
 
 def short(name: str) -> str:
-    """Return a name or id in at most `MAX_NAME_CHARS` characters. A longer name is cut, and a
-    digest of the whole name is added, so that two long names stay distinct."""
+    """Cut a name longer than `MAX_NAME_CHARS`, and add a digest of the whole, so that two stay
+    distinct."""
     if len(name) <= MAX_NAME_CHARS:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
@@ -51,7 +50,7 @@ def short(name: str) -> str:
 
 
 def unconfirmed(data: JsonObject) -> str:
-    """Return what a dialect's text adds if the agent server may go on with a cancelled run."""
+    """Return what a text adds if the agent server may go on with a cancelled run."""
     return "; the agent server did not confirm it" if data.get("confirmed") is False else ""
 
 
@@ -62,7 +61,7 @@ class Ids:
         self.used: dict[str, int] = dict(used or {})
 
     def unique(self, wanted: str) -> str:
-        """Return the wanted id. If this id is used already, a number is added (`m1#2`)."""
+        """Add a number if the id is used already (`m1#2`)."""
         wanted = short(wanted)
         # The code uses a loop, because the agent server decides how long a chain of ids (x, x#2,
         # x#2#2) gets, and a recursion could exceed Python's limit.
@@ -73,7 +72,7 @@ class Ids:
         return wanted
 
     def make(self, prefix: str) -> str:
-        """Return a new id (`prefix-1`, `prefix-2`, …) for something that has no upstream id."""
+        """Return `prefix-1`, `prefix-2`, … for something that has no upstream id."""
         count = self.used.get(prefix, 0) + 1
         self.used[prefix] = count
         return self.unique(f"{prefix}-{count}")
@@ -108,8 +107,8 @@ class Subrun(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Draft:
-    """A canonical event before the normalizer adds its sequence and timestamp. `type` is
-    `category.action`; `data` has the fields of that type in `penstock.events`."""
+    """A canonical event before the normalizer adds its sequence and timestamp; `type` is
+    `category.action`, `data` has the fields of that type."""
 
     type: str
     data: JsonObject
@@ -132,8 +131,8 @@ PauseKind = Literal[
 
 @dataclass(slots=True)
 class PauseItem:
-    """One question that a person or a client must answer before the upstream continues. `item_id`
-    is the upstream's id of the question. The id is unique within the pause."""
+    """One question that a person or a client must answer. `item_id` is the upstream's id, unique
+    within the pause."""
 
     item_id: str
     kind: PauseKind
@@ -149,8 +148,8 @@ class PauseItem:
 
 @dataclass(slots=True)
 class Pause:
-    """A stop of the run at which the upstream waits for answers. `resume` has the data of the agent
-    server, unchanged, that the adapter needs to continue the run."""
+    """A stop of the run for answers. `resume` has the agent server's data, unchanged, that the
+    adapter needs to continue."""
 
     items: list[PauseItem]
     resume: JsonObject
@@ -172,20 +171,17 @@ class AgentFacts:
 
 def cut_off(error: str, status: Literal["failed", "partial_success"] = "failed") -> JsonObject:
     """Return the fields `{status, error}` that mark the message of an `llm.message_completed` as
-    incomplete.
-
-    `status` is "failed". If a client can use the incomplete text, `status` is "partial_success"
-    (agent-runs-sse.md, TEXT_MESSAGE_END). A complete message has neither field.
-    """
+    incomplete; a complete one has neither. `status` is "failed", or "partial_success" if a client
+    can use the incomplete text (agent-runs-sse.md, TEXT_MESSAGE_END)."""
     return {"status": status, "error": error}
 
 
 class Decoder(Protocol):
-    """Decodes the frames of one protocol into drafts.
+    """Decodes the frames of one protocol into drafts, for all legs of one run.
 
-    One instance serves all legs of one run. A decoder is deterministic. The same frames give the
-    same drafts, at any time and however the bytes were divided into chunks. `feed` never raises an
-    exception. A frame that the decoder cannot read becomes `custom.event` or `lifecycle.failed`.
+    The same frames give the same drafts, at any time and however the bytes were divided into
+    chunks. `feed` never raises an exception: a frame that cannot be read becomes `custom.event` or
+    `lifecycle.failed`.
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
@@ -193,26 +189,21 @@ class Decoder(Protocol):
         ...
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Take the decisions on the pause before this leg, right after `open`.
-
-        `items` maps an item id to `{"decision": "approve" | "reject", "note": str | None, "value":
-        Any}`. Return the results of those calls for which the upstream sends no result.
-        """
+        """Take the decisions on the pause before this leg, right after `open`; return the results
+        of those calls for which the upstream sends none. `items` maps an item id to `{"decision":
+        "approve" | "reject", "note": str | None, "value": Any}`."""
         ...
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]: ...
 
     def end(self) -> Sequence[Draft | Pause]:
-        """End a leg whose response ended regularly.
-
-        Return a pause, or the drafts that end the run: a completion, a failure or the loss of the
-        upstream. The result is empty if a frame has already ended or paused the run.
-        """
+        """End a leg whose response ended regularly: return a pause, or a completion, a failure or
+        the loss of the upstream; nothing if a frame has already ended or paused the run."""
         ...
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """End a leg whose response was cut off. Return the drafts that close all open parts. The
-        caller then reports why the response was cut off."""
+        """Close all open parts of a leg whose response was cut off. The caller then reports the
+        reason."""
         ...
 
     def snapshot(self) -> JsonObject: ...
@@ -223,11 +214,9 @@ class Decoder(Protocol):
 def omitted_types(
     sent: Collection[str], instead: Mapping[str, str], default: str
 ) -> Mapping[str, str]:
-    """Return the canonical types that a dialect does not send, for `ClientDialect.omitted`.
-
-    `instead` says where a client sees the content of such an event. A type without an entry gets
-    `default`, so that a new type of event needs no change of a dialect.
-    """
+    """Return the canonical types that a dialect does not send, for `ClientDialect.omitted`, with
+    what `instead` says; a type without an entry gets `default`, so that a new type of event needs
+    no change of a dialect."""
     return {
         event_type: instead.get(event_type, default)
         for event_type in CATALOGUE
@@ -237,33 +226,32 @@ def omitted_types(
 
 @dataclass(frozen=True, slots=True)
 class ClientDialect:
-    """Describes one client dialect: its encoder, and the properties that its callers depend on.
+    """Describes one client dialect.
 
     With `unchanged`, each event becomes one frame, whose data is the stored event and whose name is
-    `category.action`. A caller then needs no encoder to write the frame.
+    `category.action`: a caller needs no encoder.
 
     `omitted` has the canonical types without an event in this dialect. Each value says where a
     client sees the content of such an event instead.
 
-    With `stateful`, a frame depends on earlier events of the run. A reader that begins in the
-    middle of a run must then first feed the encoder all events from the run's start.
+    With `stateful`, a frame depends on earlier events of the run: a reader that begins in the
+    middle must first feed the encoder all events from the run's start.
 
-    `select_types` is a function that takes categories and types of the dialect and returns the
-    types that a client wants. The function raises ValueError for an unknown category or type. If
-    clients of the dialect cannot choose types, `select_types` is None.
+    `select_types` takes categories and types of the dialect, of which clients may choose, and
+    returns the types that a client wants; it raises ValueError for an unknown one.
 
-    `for_workflows` is the encoder for the run of a Penstock workflow together with the runs of the
-    workflow's steps. If `for_workflows` is None, `encoder` is used for such runs.
+    `for_workflows` is the encoder, if not `encoder`, for the run of a Penstock workflow together
+    with the runs of its steps.
 
-    `headers` are further headers of a stream's response, with lower-case names. They replace
-    headers of the same name.
+    `headers` are further headers of a stream's response, with lower-case names, which replace
+    others of the same name.
 
-    `last` is the data of a frame that follows the frames of the run's terminal event, for example
-    `[DONE]`. The data need not be JSON, so pages leave this frame out.
+    `last` is the data of a frame that follows those of the run's terminal event, for example
+    `[DONE]`. It need not be JSON, so pages leave it out.
 
     `error` makes the frame that ends a stream before its run has ended, from a code and a message.
     A dialect whose clients cannot continue with a cursor needs it: without the frame, such a client
-    would conclude that the run has succeeded. `last` follows this frame, too.
+    would conclude that the run has succeeded. `last` follows it, too.
     """
 
     encoder: Callable[[], Encoder]
@@ -283,27 +271,22 @@ class ClientDialect:
 
 
 class Encoder(Protocol):
-    """Encodes canonical events into the frames of one client protocol. One instance serves one run.
+    """Encodes canonical events into the frames of one client protocol, for one run.
 
-    An encoder is deterministic, so that clients can reconnect. When a client reconnects, the caller
-    feeds a new encoder from the run's start. The caller gets the same frames as before, and skips
-    the frames that the client already has. Before the frame of an error or of the run's end, an
-    encoder closes all open parts.
+    An encoder is deterministic: when a client reconnects, the caller feeds a new encoder from the
+    run's start, and skips the frames that the client already has. Before the frame of an error or
+    of the run's end, an encoder closes all open parts.
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frames of one canonical event, given as its envelope; none if it is
-        omitted."""
+        """Return none if the event, an envelope, is omitted."""
         ...
 
 
 def append_text(pieces: list[str], piece: str) -> None:
-    """Append a piece, joined with earlier pieces that are not longer.
-
-    A list of single tokens takes twelve times the memory of its text. After the joins, each piece
-    is longer than the next piece, so the list is short. Each character is copied about a dozen
-    times at most.
-    """
+    """Append a piece, joined with earlier pieces that are not longer: a list of single tokens takes
+    twelve times the memory of its text. Each piece is then longer than the next, so the list is
+    short, and each character is copied about a dozen times at most."""
     at, size = len(pieces), len(piece)
     while at and len(pieces[at - 1]) <= size:
         at -= 1
@@ -312,7 +295,6 @@ def append_text(pieces: list[str], piece: str) -> None:
 
 
 def type_of(event: JsonObject) -> str:
-    """Return the type of an envelope, `category.action`."""
     name = event["event"]
     return f"{name['category']}.{name['action']}"
 
@@ -325,7 +307,6 @@ def has_failed(data: JsonObject) -> bool:
 def tool_result(
     tool: str, call_id: str, result: Json, outcome: str, error: str | None = None
 ) -> JsonObject:
-    """Return the data of an `llm.tool_result`."""
     data: JsonObject = {
         "tool": tool,
         "result": result,

@@ -22,12 +22,10 @@ FORBIDDEN = ("lifecycle.", "approval.")
 
 
 def from_custom(name: str, value: Json) -> Draft | None:
-    """Return the canonical draft (without source) for a custom event; None if the event fits no
-    canonical type.
-
-    `name` is `category.action` or one of the 22 unified names. `value` must be an object with the
-    required fields of the named event, each of the right type. Further fields are kept. If the
-    payloads of unified-events.md and executions-sse.md lack a required field, the function adds it.
+    """Return the canonical draft (without source) for a custom event named `category.action`, or by
+    one of the 22 unified names; None if it fits no canonical type: `value` must be an object with
+    its required fields, each of the right type. Further fields are kept, and required ones that the
+    payloads of unified-events.md and executions-sse.md lack are added.
 
     Security: the result is None for `lifecycle.*` and `approval.*`, and for the unified names of
     lifecycle events (session_started, session_ended, run_retry, run_interrupted). `run_error`
@@ -50,7 +48,7 @@ Translate = Callable[[JsonObject], JsonObject]
 
 
 def _fields(names: dict[str, str], **defaults: Json) -> Translate:
-    """Make a function that renames unified fields to canonical fields and adds defaults."""
+    """Rename unified fields to canonical fields and add defaults."""
 
     def translate(value: JsonObject) -> JsonObject:
         return {**defaults, **{names.get(name, name): item for name, item in value.items()}}
@@ -59,8 +57,7 @@ def _fields(names: dict[str, str], **defaults: Json) -> Translate:
 
 
 def _identified(key: str, by: str, translate: Translate) -> Translate:
-    """Make a function that adds the id that a canonical type requires: a digest of the field
-    `by`."""
+    """Add the id that a canonical type requires: a digest of the field `by`."""
 
     def translated(value: JsonObject) -> JsonObject:
         digest = zlib.crc32(str(value.get(by)).encode("utf-8", "replace"))

@@ -68,11 +68,8 @@ def _data(event_type: str, data: JsonObject) -> Json:
 
 
 def _failure(data: JsonObject) -> JsonObject:
-    """Return the `result` of a call that failed or was rejected: `{outcome, error, result}`.
-
-    executions-sse.md has no field for a failure. Without this object, a client could not
-    distinguish a rejected call from a call that returned nothing.
-    """
+    """Return `{outcome, error, result}`: executions-sse.md has no field for a failure, and a client
+    could not distinguish a rejected call from one that returned nothing."""
     outcome = data["outcome"]
     failure: JsonObject = {"outcome": outcome, "error": data.get("error") or outcome}
     if data.get("result") is not None:

@@ -28,11 +28,8 @@ OBJECT: Final[Any] = dict
 
 
 def loads(data: bytes) -> Json:
-    """Parse JSON, and makes sure that orjson can write the value again inside an event.
-
-    Raises:
-        ValueError: The data is not JSON, or is nested deeper than `MAX_LEVELS`.
-    """
+    """Raise ValueError if the data is not JSON, or is nested deeper than `MAX_LEVELS`: orjson could
+    not write the value again inside an event."""
     value = orjson.loads(data)
     if data.count(b"[") + data.count(b"{") > MAX_LEVELS:
         wrapped = value
@@ -54,8 +51,8 @@ def parsed(content: str) -> Json:
 
 
 def dumped(value: JsonValue) -> str:
-    """Return the value as compact JSON, or as `str(value)` if orjson refuses it. orjson writes
-    every value that `loads` returned."""
+    """Return compact JSON, or `str(value)` if orjson refuses the value; it writes whatever `loads`
+    returned."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:

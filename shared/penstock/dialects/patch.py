@@ -71,7 +71,7 @@ class Document:
         self._undo: list[Callable[[], object]] = []
 
     def apply(self, patch: list[JsonObject]) -> None:
-        """Apply all operations of a patch (see `is_patch`), or none if `DoesNotApply` is raised."""
+        """Apply all operations, or none if `DoesNotApply` is raised."""
         self._undo = []
         try:
             for operation in patch:
@@ -84,7 +84,7 @@ class Document:
             self._undo = []
 
     def replace(self, value: Json) -> list[str]:
-        """Replace the whole value; return the outermost keys at which old and new value differ."""
+        """Return the outermost keys at which old and new value differ."""
         old, new = obj(self.value), obj(value)
         self.value, self._size = _copied(value)
         return [
@@ -94,13 +94,12 @@ class Document:
         ]
 
     def apply_each(self, changes: Iterable[Json]) -> list[str]:
-        """Apply each change that fits, and skip all other changes. Missing parents are made.
+        """Apply each change that fits, and skip all others; make missing parents. Return the
+        outermost keys under which a value may have changed.
 
-        The encoders of Agno and ADK use this method, because the clients of these dialects get
-        whole values instead of patches. A nearly correct state serves such a client better than no
-        state. The operations `move`, `copy` and `test` are skipped, because no known server uses
-        these operations for its state. Return the outermost keys under which a value may have
-        changed.
+        Clients of Agno and ADK get whole values instead of patches, and a nearly correct state
+        serves them better than none. `move`, `copy` and `test` are skipped, because no known server
+        uses them for its state.
         """
         changed: dict[str, None] = {}
         for change in changes:
@@ -139,7 +138,7 @@ class Document:
         return value
 
     def _own(self, value: Json, path: list[str], limit: int) -> Json:
-        """Return a copy of the value, and add its size to the document's size."""
+        """Add the size of the copy to the document's size."""
         copy, size = _copied(value, limit, len(path))
         # The size does not shrink when a value is removed, because computing the size of the
         # removed value would take a walk through the whole value.
@@ -263,11 +262,9 @@ def _is_index(token: str, end: int) -> bool:
 
 
 def _copied(value: Json, limit: int | None = None, level: int = 0) -> tuple[Json, int]:
-    """Return a copy of the value, and the value's size in values and characters.
-
-    `level` is the level of the value in its document. The function uses a loop, because the agent
-    server decides how deeply the value is nested, and a recursion could exceed Python's limit.
-    """
+    """Return a copy at this `level` of its document, and its size in values and characters. The
+    agent server decides how deeply the value is nested, and a recursion could exceed Python's
+    limit."""
     holder: list[Json] = [value]
     layer: list[Json] = [holder]
     size = 0

@@ -57,8 +57,7 @@ def optional(form: Form) -> Form:
 
 
 def by(key: Callable[[JsonObject], str], form: Form) -> Form:
-    """Return the form of a dict that is stored as the list of its values; `key` finds their
-    keys."""
+    """Store a dict as the list of its values; `key` finds their keys."""
     return Form(
         lambda found: [form.dump(value) for value in found.values()],
         lambda states: {key(state): form.load(state) for state in states},

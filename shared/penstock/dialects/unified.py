@@ -58,7 +58,7 @@ CATEGORY_OF: Final[Mapping[str, str]] = {
 
 def selected_types(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
     """Return the types that are in one of the categories and also among the types; none means all.
-    Raise ValueError for an unknown category or type."""
+    Raise ValueError for an unknown one."""
     known = set(CATEGORY_OF.values())
     if unknown := sorted({*categories} - known):
         raise ValueError(
@@ -159,11 +159,9 @@ class UnifiedEncoder:
         yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
 
     def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """End open messages, and then encode an error of the run, of a step or of the system.
-
-        A workflow's step that fails makes one error. The workflow fails because of the step, and a
-        loop because of one of its items, so these events repeat an error that was sent before.
-        """
+        """End open messages, and then encode an error. A workflow's step that fails makes one
+        error: the workflow fails because of the step, and a loop because of one of its items, so
+        these repeat it."""
         yield from self._close(event, agent)
         data = event["data"]
         error = data.get("error")
@@ -195,11 +193,8 @@ class UnifiedEncoder:
         )
 
     def _warned(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Keep a warning until no message is open.
-
-        For a warning, the dialect has only `run_error`, at which open messages end. If the encoder
-        sent a warning at once, the warning would cut off the open messages.
-        """
+        """Keep a warning until no message is open: the dialect has only `run_error` for it, at
+        which open messages end."""
         data = event["data"]
         payload = {
             "error_type": data.get("code") or "warning",
@@ -223,8 +218,8 @@ class UnifiedEncoder:
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """End a message. If no piece of the content was sent before, as with structured output, the
-        whole content becomes one delta."""
+        """If no piece of the content was sent before, as with structured output, it becomes one
+        delta."""
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
@@ -252,7 +247,7 @@ class UnifiedEncoder:
         self._open.clear()
 
     def _thought(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Encode a thought. An empty thought only ends the thoughts, and makes no frame."""
+        # An empty thought only ends the thoughts, and makes no frame.
         data = event["data"]
         if data["thought"]:
             debug = data.get("debug") is True
@@ -291,7 +286,7 @@ def _data(key: str) -> Field:
 
 
 def _speaker(event: JsonObject, agent: str) -> Json:
-    """Return the agent that the event's data names, or else the agent of the event's source."""
+    """Prefer the agent that the event's data names to that of its source."""
     named = event["data"].get("agent")
     return named if isinstance(named, str) and named else agent
 
@@ -301,7 +296,7 @@ def _is_error(event: JsonObject, _agent: str) -> Json:
 
 
 def _result(event: JsonObject, _agent: str) -> Json:
-    """Return a workflow's result as an object with a `summary`, as unified-events.md requires."""
+    """unified-events.md requires an object with a `summary`."""
     result = event["data"].get("result")
     if isinstance(result, dict) and isinstance(result.get("summary"), str):
         return result
@@ -317,13 +312,11 @@ def _documents(event: JsonObject, _agent: str) -> Json:
 
 
 def _failure(event: JsonObject, _agent: str) -> Json:
-    """Return a text that begins with "failed": unified-events.md has only
-    `automation_completed`."""
+    """Begin with "failed": unified-events.md has only `automation_completed`."""
     return f"failed: {event['data'].get('result', '')}"
 
 
 def _same(*keys: str) -> Mapping[str, Field]:
-    """Return fields that have the names and values of the event's data."""
     return {key: _data(key) for key in keys}
 
 

@@ -21,8 +21,8 @@ _LIMIT: Final = MAX_COUNT // 4  # a field adds up to three counts, and must be b
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """How a server counts tokens. `names` maps the fields of `llm.usage` to the server's names.
-    `adds` maps a field to further fields that the server counts apart from it."""
+    """How a server names the fields of `llm.usage` (`names`), and which it counts apart from
+    another (`adds`)."""
 
     names: Mapping[str, str]
     adds: Mapping[str, tuple[str, ...]]
@@ -37,7 +37,7 @@ def usage_of(
     reported: str,
     estimated: bool = False,
 ) -> JsonObject:
-    """Return the data of `llm.usage`. Counts that are no whole numbers from 0 on are left out."""
+    # Counts that are no whole numbers from 0 on are left out.
     found = {
         ours: count
         for ours, theirs in counting.names.items()
@@ -58,7 +58,7 @@ def usage_of(
 
 
 def add_usage(total: JsonObject, counts: JsonObject, names: Mapping[str, str]) -> None:
-    """Add an upstream's token counts; `names` maps each canonical name to the upstream's."""
+    """`names` maps each canonical name to the upstream's."""
     for ours, theirs in names.items():
         count = counts.get(theirs)
         # not `isinstance`, which would accept a bool as an int
@@ -67,5 +67,4 @@ def add_usage(total: JsonObject, counts: JsonObject, names: Mapping[str, str]) -
 
 
 def has_counts(data: JsonObject) -> bool:
-    """Return whether the data of `llm.usage` has a number of tokens above 0."""
     return any(data.get(field) for field in ("input_tokens", "output_tokens", "total_tokens"))

@@ -46,12 +46,12 @@ class AguiLegIds(LegIds):
         return str(orjson.loads(entry.value)["agui_run_id"])
 
     async def write(self, run_id: str, leg: int, name: str) -> int:
-        """Write the client's runId for a leg that is about to begin; return the KV revision."""
+        """Return the KV revision, for `withdraw`."""
         value = orjson.dumps({"run_id": run_id, "leg": leg, "agui_run_id": name})
         return await self.bus.bucket("aliases").put(_key(run_id, leg), value)
 
     async def withdraw(self, run_id: str, leg: int, revision: int) -> None:
-        """Delete the runId that `write` has written with this revision: the leg did not begin."""
+        """Delete what `write` has written with this revision: the leg did not begin."""
         await self.bus.bucket("aliases").delete(_key(run_id, leg), revision)
 
 

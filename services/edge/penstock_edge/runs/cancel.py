@@ -44,12 +44,9 @@ class Canceller:
         self._wait_s = wait_s
 
     async def cancel(self, run_id: str, who: Identity) -> Cancelled:
-        """Cancel the run, and wait for the run's end.
-
-        If no service has ended the run after `wait_s`, the edge ends the run, and waits for at most
-        5 seconds more. A run that has ended is 409, even if another caller's request has just
-        cancelled it.
-        """
+        """Cancel the run, and wait for its end. If no service has ended the run after `wait_s`, the
+        edge ends it, and waits for at most 5 seconds more. A run that has ended is 409, even if
+        another caller's request has just cancelled it."""
         record = await run_of(self._bus, who, run_id)
         run_id = record.run_id  # the record has the id in lower case, as on the bus
         position = await start_of_new_run(self._bus, subjects.shard_of(run_id))

@@ -34,11 +34,8 @@ _SHOWN: Final = (
 
 
 async def deliveries_of(bus: Bus, record: RunRecord) -> list[dict[str, Any]]:
-    """Return the deliveries for the events of a run, in the order in which they began.
-
-    At most the first 500 events of deliveries are read, and for a run that has ended also the first
-    500 after its end.
-    """
+    """Return the deliveries in the order in which they began: at most of the first 500 events of
+    deliveries, and of a run that has ended also of the first 500 after its end."""
     run_id, stream = record.run_id, events_for(record.run_id)
     pattern = subjects.event("automation.*", run_id)
     found, more = await direct.read(bus, stream, pattern)

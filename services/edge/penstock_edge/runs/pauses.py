@@ -42,24 +42,18 @@ _PAUSED: Final = "lifecycle.paused"
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The pause of a run, with the record of its approval.
-
-    An Agno server calls each item of a pause a requirement. `shown` maps the ids of requirements to
-    item ids; it is empty for other agent servers.
-    """
+    """A run's pause. `shown` maps an Agno server's ids of requirements to item ids; it is empty for
+    other agent servers."""
 
     approval: ApprovalRecord
     shown: Mapping[str, str]
 
 
 async def pause_of(bus: Bus, caller: str, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
-    """Return the run's last pause, whether the pause is decided or not.
-
-    A client's answer may arrive before the pause's record is written. So this function waits for a
-    pause that `fits` accepts, as `look_until` describes. After that, it returns the last pause even
-    if `fits` does not accept this pause. `caller` is the user who answers. A run that has ended, or
-    does not pause, is 409.
-    """
+    """Return the run's last pause, decided or not; 409 if the run has ended, or does not pause. A
+    client's answer may arrive before the pause's record is written, so this function waits for a
+    pause that `fits` accepts, as `look_until` describes, but at last returns one that does not fit,
+    too."""
     pause = await look_until(
         caller, lambda: _pause_of(bus, run_id), lambda pause: pause is not None and fits(pause)
     )
@@ -73,17 +67,13 @@ async def approval_record(bus: Bus, approval_id: str) -> ApprovalRecord | None:
 
 
 async def pause_record(bus: Bus, run_id: str) -> PauseRecord | None:
-    """Return the record of the run's last pause."""
     return await bus.bucket("pauses").load(run_id, PauseRecord)
 
 
 async def approval_of_item(bus: Bus, user_id: str, session: Session, item_id: str) -> str | None:
-    """Return the id of the approval that asks for an item in a session of one agent.
-
-    The user's own alias comes first. The alias without a user serves a caller who acts for the
-    run's user. It may belong to any user's run, so the caller of this function must check that the
-    user may see the approval.
-    """
+    # The user's own alias comes first. The alias without a user serves a caller who acts for the
+    # run's user. It may belong to any user's run, so the caller of this function must check that
+    # the user may see the approval.
     aliases, named = bus.bucket("aliases"), (*session.agents, session.session_id, item_id)
     entry = await aliases.get(key_of("approval", user_id, *named))
     entry = entry or await aliases.get(key_of("approval", *named))
@@ -91,7 +81,7 @@ async def approval_of_item(bus: Bus, user_id: str, session: Session, item_id: st
 
 
 async def paused_runs(bus: Bus, who: Identity, session: Session) -> AsyncIterator[RunRecord]:
-    """Yield the session's paused runs that the caller may see, the newest first."""
+    """Yield those that the caller may see, the newest first."""
     for run_id in reversed(await newest_runs(bus, session)):
         if await pause_event(bus, run_id) is None:
             continue
@@ -101,7 +91,6 @@ async def paused_runs(bus: Bus, who: Identity, session: Session) -> AsyncIterato
 
 
 async def newest_runs(bus: Bus, session: Session) -> Sequence[str]:
-    """Return the ids of the session's newest runs with each agent, in order."""
     records = await records_of(bus, session)
     return [run_id for record in records for run_id in record.runs[-NEWEST:]]
 
@@ -147,19 +136,15 @@ async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class OpenApproval:
-    """An approval without a decision; `items` are the approval's items as clients of the tree see
-    them.
-
-    In the tree, a tool call id begins with the id of the step's run. `short_ids` maps the tool call
-    ids without this prefix to item ids.
-    """
+    """An approval without a decision; `items` are its items as clients of the tree see them. There,
+    a tool call id begins with the id of the step's run; `short_ids` maps the ids without this
+    prefix to item ids."""
 
     approval: ApprovalRecord
     items: list[dict[str, Any]]
     short_ids: Mapping[str, str]
 
     def find(self, item_id: str) -> dict[str, Any] | None:
-        """Return the item with this item id or tool call id."""
         item_id = self.short_ids.get(item_id, item_id)
         named = (
             item for item in self.items if item_id in (item["item_id"], item.get("tool_call_id"))

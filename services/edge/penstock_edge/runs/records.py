@@ -29,16 +29,12 @@ async def run_of(bus: Bus, who: Identity, run_id: str, unknown: Problem | None =
 
 
 def is_workflow(record: RunRecord) -> bool:
-    """Return whether the run is a workflow's run, whose steps may have started further runs."""
     return record.target == "workflows"
 
 
 async def unfinished_descendants(runs: RunList, root: RunRecord) -> tuple[Child, ...]:
-    """Return the unfinished runs below a workflow's run, parents first.
-
-    A reader of events cannot find such a run if the event `workflow.step_started` that names the
-    run has expired. So this function reads the list of runs.
-    """
+    """Return the unfinished runs below a workflow's run, parents first, from the list of runs: the
+    event `workflow.step_started` that names a run may have expired."""
     found: list[dict[str, Any]] = []
     for status in _UNFINISHED:
         wanted, owners = {"status": status}, [root.user_id]

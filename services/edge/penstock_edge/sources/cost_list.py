@@ -54,14 +54,12 @@ class Costs:
     micros: dict[str, int] = field(default_factory=dict)
 
     def merge(self, other: Costs) -> None:
-        """Add all sums of another object."""
         for name, count in other.counts.items():
             self.counts[name] += count
         for currency, micros in other.micros.items():
             self.micros[currency] = self.micros.get(currency, 0) + micros
 
     def shown(self) -> dict[str, Any]:
-        """Return the sums as clients see them."""
         return {**self.counts, "cost_micros": dict(sorted(self.micros.items()))}
 
 
@@ -78,8 +76,6 @@ class CostRows(IndexRows):
         self._ids: dict[str, int] = {}
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Store the rows of the changed records; log values that are no records, and drop their
-        rows."""
         rows: list[tuple[Any, ...]] = []
         gone: list[tuple[bytes]] = []
         for change in changes:
@@ -96,11 +92,9 @@ class CostRows(IndexRows):
         self.write(_PUT, rows)
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the rows of a run, unless they have a later sequence."""
         self.write("DELETE FROM costs WHERE key = ? AND seq < ?", [(packed(key), sequence)])
 
     def of_runs(self, run_ids: Sequence[str]) -> dict[str, Costs]:
-        """Return the costs of each of these runs that has any."""
         found: dict[str, Costs] = {}
         by_key = {packed(run_id): run_id for run_id in run_ids}
         marks = ", ".join("?" * len(by_key))
@@ -127,7 +121,6 @@ class CostRows(IndexRows):
         end: int,
         found: dict[int, Costs],
     ) -> None:
-        """Add the rows of one slice to `found`, by the number of the name in `column`."""
         given: list[Any] = [start, end]
         where = "rowid > ? AND rowid <= ?"
         for condition, names in conditions:
@@ -139,11 +132,9 @@ class CostRows(IndexRows):
             self._add(found.setdefault(name, Costs()), currency, micros, counts)
 
     def days(self) -> list[str]:
-        """Return the days that are in the index."""
         return self.names([id for (id,) in self.rows("SELECT DISTINCT day FROM costs")])
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """Return the names with these numbers, in this order."""
         found = []
         for id in ids:
             [(name,)] = self.rows("SELECT name FROM names WHERE id = ?", (id,))
@@ -193,13 +184,9 @@ class CostList:
         since: str | None,
         until: str | None,
     ) -> dict[str, Costs]:
-        """Return the costs by the names of `by`, a key of `COLUMNS`.
-
-        Args:
-            owners: the users whose runs count; None for the runs of all users.
-            wanted: the names that must fit, by keys of `COLUMNS`.
-            since, until: the first day, and the first day that no longer counts, as YYYY-MM-DD.
-        """
+        """Return the costs by the names of `by`, a key of `COLUMNS`, of the runs of these `owners`
+        (None: of all users) whose names fit `wanted`, from the day `since` on and before the day
+        `until` (YYYY-MM-DD)."""
         await self.index.caught_up()
         conditions: list[tuple[str, Sequence[str]]] = [
             (f"{COLUMNS[name]} IN ({{}})", [value]) for name, value in wanted.items()

@@ -27,11 +27,8 @@ FOLD_RETRY_S: Final = 0.05
 
 
 def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
-    """Encode one message as an item; None if `encode` must first read something from NATS.
-
-    Nearly all messages can be encoded without such a read. For these messages, this function saves
-    the cost of a coroutine.
-    """
+    """Encode one message; None if `encode` must first read something from NATS. Nearly all messages
+    need no such read, and are saved the cost of a coroutine."""
     if is_reference(stored.payload) and not is_raw(stored):
         return None
     try:
@@ -41,8 +38,8 @@ def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
 
 
 async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> Item:
-    """Encode one message as an item; first read from NATS what the encoding needs. If the message
-    cannot be read, the item is a notice, so that a client sees that one is missing."""
+    """Read from NATS what the encoding needs, then encode. If the message cannot be read, the item
+    is a notice, so that a client sees that one is missing."""
     try:
         if not is_raw(stored):
             stored = await _with_object(bus, stored)
@@ -60,11 +57,8 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
 
 
 def _unreadable(view: View, stored: Stored, error: Exception) -> Item:
-    """Return the notice of a message that cannot be read.
-
-    An encoder may raise any exception for a body that is not an event. If the exception ended the
-    hub, each client that reconnects would fail again at the same message.
-    """
+    # An encoder may raise any exception for a body that is not an event. If the exception ended the
+    # hub, each client that reconnects would fail again at the same message.
     expected = isinstance(error, (ValueError, KeyError, TypeError))
     text = "%s %d cannot be read: %r"
     log.warning(

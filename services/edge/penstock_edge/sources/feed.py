@@ -39,25 +39,22 @@ KNOWN_RUNS: Final = 20_000
 
 
 class Listener(Protocol):
-    """A source over many runs, which needs the events of some types or the events of one
-    session."""
+    """A source of the events of some types, or of one session."""
 
     session_id: str | None
 
     def wants(self, event_type: str) -> bool: ...
 
     def receive(self, batch: list[Stored]) -> None:
-        """Take messages that the listener may need, in order; neither block nor raise an
-        exception."""
+        """Neither block nor raise an exception."""
         ...
 
 
 class Watcher(Protocol):
-    """A source that needs all events of some runs, and knows the runs by their ids."""
+    """A source of all events of some runs, by their ids."""
 
     def take(self, stored: Stored) -> None:
-        """Take the next message of a watched run; neither block nor raise an exception. During this
-        call, the watcher may call `Feed.watch` and `Feed.unwatch`."""
+        """Neither block nor raise an exception; `Feed.watch` and `Feed.unwatch` may be called."""
         ...
 
 
@@ -82,8 +79,8 @@ class Feed:
         self._session_of: dict[str, str] = {}  # maps run ids to session ids
 
     async def join(self, listener: Listener) -> StreamSequence:
-        """Add a listener; return the sequence from which on it receives all messages that it needs.
-        If this raises BusError, the listener is not added."""
+        """Return the sequence from which on the listener receives all messages that it needs. If
+        this raises BusError, the listener is not added."""
         await self.acquire()
         # If there were an `await` between the following lines, the listener could receive a message
         # twice or in the wrong order.
@@ -108,7 +105,7 @@ class Feed:
         self.release()
 
     async def acquire(self) -> None:
-        """Follow the stream until `release` is called. After a BusError, do not call `release`."""
+        """Follow the stream until `release`. After a BusError, do not call `release`."""
         self._users += 1
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -120,13 +117,12 @@ class Feed:
 
     @property
     def oldest(self) -> StreamSequence:
-        """The feed remembers, or will get, each message from this stream sequence on."""
         return StreamSequence(self._recent[0].sequence) if self._recent else self._next
 
     @contextmanager
     def remember_more(self) -> Iterator[None]:
-        """Remember more messages within the block. So a reader of stored messages has time to reach
-        the oldest message that the feed remembers."""
+        """Give a reader of stored messages time to reach the oldest message that the feed
+        remembers."""
         self._keepers += 1
         try:
             yield
@@ -134,7 +130,6 @@ class Feed:
             self._keepers -= 1
 
     def watch(self, run_id: str, watcher: Watcher) -> None:
-        """Pass all further messages of this run to the watcher, one after another."""
         self._watchers.setdefault(run_id, set()).add(watcher)
 
     def unwatch(self, run_id: str, watcher: Watcher) -> None:
@@ -149,8 +144,8 @@ class Feed:
         return list(self._recent)
 
     def forget(self) -> None:
-        """Drop the remembered messages, because NATS has lost them and publishers send them again.
-        If the feed kept these messages, a new listener would receive each of them twice."""
+        """Drop the remembered messages: NATS has lost them, publishers send them again, and a new
+        listener would otherwise receive each of them twice."""
         self._recent.clear()
         self._recent_bytes = 0
 
@@ -201,8 +196,8 @@ class Feed:
             self._to_watchers(batch)
 
     def _to_watchers(self, batch: list[Stored]) -> None:
-        """Pass each message to its watchers. A watcher may begin to watch a run during the call,
-        and then gets this run's later messages in the same batch."""
+        # A watcher may begin to watch a run during the call, and then gets this run's later
+        # messages in the same batch.
         for stored in batch:
             for watcher in tuple(self._watchers.get(subjects.run_id_of(stored.subject), ())):
                 watcher.take(stored)

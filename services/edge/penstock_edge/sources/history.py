@@ -33,7 +33,7 @@ Learn = Callable[[Stored], object]
 
 @dataclass(slots=True)
 class _Lane:
-    """One pattern, and the messages of this pattern that were read but not returned yet."""
+    """A pattern, and its messages that were read but not returned yet."""
 
     pattern: str
     next: int  # the stream sequence from which the next batch is read
@@ -46,12 +46,9 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of one step of a History.
-
-    `kept` has the messages that `keep` accepted. `read` is the number of messages that were read.
-    `upto` is the stream sequence of the last message that was read, or 0 if none was read.
-    `is_last` is True if there are no more messages before the end.
-    """
+    """One step of a History: the messages that `keep` accepted, the number of messages that were
+    `read`, the stream sequence of the last one (`upto`, 0 if none), and whether no more come before
+    the end."""
 
     kept: list[Stored]
     read: int
@@ -61,15 +58,11 @@ class Step:
 
 class History:
     """Reads the messages of several patterns from the stream sequence `start` on, in the stream's
-    order.
+    order, each once, within one `turn` a step. `keep` decides which are returned.
 
-    Each message is returned once, even if several patterns match its subject. `patterns` is called
-    before each batch. If `patterns` returns a new pattern, this pattern is read from the current
-    position on. `keep` decides which messages are returned. Each step runs within one `turn`.
-
-    `learn` is called with each message, in order. If `learn` returns a true value, the patterns
-    have changed. Then a new pattern is read from the next message on, and a pattern that `patterns`
-    no longer returns is not read any more.
+    `patterns` is called before each batch; a new pattern is read from the current position on. If
+    `learn`, which gets each message in order, returns a true value, then a new pattern is read from
+    the next message on, and one that `patterns` no longer returns is not read any more.
     """
 
     def __init__(
@@ -93,7 +86,6 @@ class History:
 
     @property
     def next(self) -> int:
-        """One more than the stream sequence of the last message that was returned."""
         return self._next
 
     def restart(self) -> None:
@@ -102,12 +94,9 @@ class History:
         self._lanes.clear()
 
     async def before(self, end: int, limit: int = BATCH) -> list[Stored]:
-        """Return the next messages before this stream sequence; an empty list if there are no more.
-
-        All messages before the end must be stored already. If `keep` accepts none of them, one call
-        reads all messages up to the end; `step` reads fewer. After a BusError, the next call
-        continues at the same position.
-        """
+        """Return the next messages before this stream sequence; none if there are no more. All of
+        them must be stored already. If `keep` accepts none, one call reads up to the end; `step`
+        reads fewer. After a BusError, the next call continues at the same position."""
         while True:
             step = await self.step(end, limit)
             if step.kept or step.is_last:
@@ -207,12 +196,9 @@ async def tail(bus: Bus, stream: str, patterns: Sequence[str]) -> int:
 def history_of(
     bus: Bus, view: View, source: Source | None, start: int, turn: Turn = nullcontext
 ) -> History:
-    """Return a reader of the view's stored messages from the stream sequence `start` on.
-
-    `source` selects the messages of a view over many runs, and need not be started. For a run tree,
-    `start` must be the sequence of the root's first event: only the events before a position show
-    which runs belong to the tree at this position.
-    """
+    """Return a reader of the view's stored messages. `source` selects those of a view over many
+    runs, and need not be started. For a run tree, `start` must be the sequence of the root's first
+    event: only the events before a position show which runs belong to the tree there."""
     if isinstance(view.reads, RunTree):
         members = Members(view.reads.run_id, view.reads.known)
         return history_of_tree(bus, members, start, turn)
@@ -223,8 +209,7 @@ def history_of(
 
 
 async def newest_sequence_of(bus: Bus, view: View, start: int) -> int:
-    """Return the sequence of the view's newest stored message; 0 if there is none. Read all of
-    them."""
+    """Return 0 if there is none. This reads all of the view's messages."""
     history, newest = history_of(bus, view, None, start), 0
     while batch := await history.before(sys.maxsize):
         newest = batch[-1].sequence
@@ -232,6 +217,6 @@ async def newest_sequence_of(bus: Bus, view: View, start: int) -> int:
 
 
 def history_of_tree(bus: Bus, members: Members, start: int, turn: Turn = nullcontext) -> History:
-    """Return a reader of the stored events of a tree; the reader updates `members` as it reads."""
+    """Return a reader that updates `members` as it reads."""
     stream = events_for(members.root)
     return History(bus, stream, members.patterns, start, turn=turn, learn=members.learn)

@@ -89,8 +89,8 @@ class LargeEvents:
             log.debug("a part of a large event could not be sent: %s", error)
 
     async def _event(self, name: str) -> bytes:
-        """Return the event of this name, `<run id>.<sequence>`. Commands and dead letters have
-        other names in the object store. So a subscriber cannot request commands or dead letters."""
+        """Commands and dead letters have other names in the object store than `<run
+        id>.<sequence>`, so a subscriber cannot request them."""
         kept = self._kept.get(name)
         if kept is None:
             kept = await objects.unwrap(self._bus, objects.reference(name))

@@ -43,10 +43,8 @@ class StartPosition:
 
 
 async def start_of_new_run(bus: Bus, shard: int, *, frames: bool = False) -> StartPosition:
-    """Return a position before all messages of the run, or of the leg, that is about to start.
-
-    `shard` is the run's shard. With `frames`, the position is in RAW, for a view of source frames.
-    """
+    """Return a position before all messages of the run, or leg, that is about to start: with
+    `frames` in RAW, for a view of source frames."""
     if not frames:
         events_end = await _end(bus, streams.events_of(shard))
         return StartPosition(events_end, events_end)
@@ -72,11 +70,9 @@ async def start_after(
     keep: Callable[[Stored], Awaitable[bool]] | None = None,
     shard: int = 0,
 ) -> StartPosition:
-    """Return the position in EVENTS from which a client of many runs continues after its cursor.
-
-    `keep` returns whether a message belongs to the client's stream. A cursor of another stream is
-    400, and one of a message that NATS has lost, or does not have yet, is 410.
-    """
+    """Return where a client of many runs continues after its cursor. `keep` tells whether a message
+    is of the client's stream: a cursor of another stream is 400, and one of a message that NATS has
+    lost, or does not have yet, is 410."""
     stream = streams.events_of(shard)
     state = (await bus.api(f"STREAM.INFO.{stream}"))["state"]
     first, last = int(state["first_seq"]), int(state["last_seq"])
@@ -92,7 +88,6 @@ async def start_after(
 
 
 async def start_since(bus: Bus, since: datetime, shard: int = 0) -> StartPosition:
-    """Return the position of the first message of EVENTS that was stored at `since` or later."""
     stream = streams.events_of(shard)
     found = await bus.since(stream, since)
     if found is None:
@@ -121,12 +116,11 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
 
 
 async def is_descendant(bus: Bus, run_id: str, root: str) -> bool:
-    """Return whether a run was started by a step of the workflow's run `root`, at any depth."""
     return root in [record.run_id for record in await ancestors_of(bus, run_id)][1:]
 
 
 async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
-    """Return the records of a run, its parent, and so on; the outermost is last."""
+    """Return the records of a run, its parent, and so on, the outermost last."""
     found: list[RunRecord] = []
     next_: str | None = run_id
     while next_ is not None and len(found) <= MAX_DEPTH:
@@ -139,18 +133,16 @@ async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
 
 
 async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
-    """Return the run's newest lifecycle event, which is the terminal event if the run has ended."""
+    """Return the newest one, which is the terminal event if the run has ended."""
     return await bus.tail(streams.events_for(run_id), subjects.event("lifecycle.*", run_id))
 
 
 async def locate(
     bus: Bus, view: View, after: Cursor | None, record: RunRecord | None = None
 ) -> StartPosition:
-    """Return the position from which a client reads a run; the run may have ended.
-
-    `record` is the run's record if the caller has just read it. A cursor of another stream is 400;
-    if all events of the run have expired, or NATS has lost the cursor's event, the Problem is 410.
-    """
+    """Return the position from which a client reads a run. `record` is the run's record if the
+    caller has just read it. A cursor of another stream is 400; if all events of the run have
+    expired, or NATS has lost the cursor's event, the Problem is 410."""
     run_id = view.run_id
     if record is None:
         record = await record_of(bus, run_id)
@@ -197,8 +189,7 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
 
 
 async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
-    """Return a list with the first message from `start` on; ask again while a replica lags
-    behind."""
+    """Return the first message from `start` on, if any; ask again while a replica lags behind."""
     stream, pattern = view.followed.stream, view.followed.pattern
     while True:
         found, _ = await read(bus, stream, pattern, start, 1)
@@ -209,11 +200,8 @@ async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
 
 
 async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
-    """Return the start position in a run of which no lifecycle event is stored.
-
-    The run is queued, or its events have expired or are lost. If it has ended, the Problem is 503
-    while lost events may still be restored, and else 410.
-    """
+    # The run is queued, or its events have expired or are lost. If it has ended, the Problem is 503
+    # while lost events may still be restored, and else 410.
     loss = bus.continuity.covers(streams.events_for(record.run_id), record.first_event or 0)
     if record.status in ENDED:
         if loss is not None and bus.clock.age_s(loss.found_at) < RECOVERY_S:
@@ -246,7 +234,7 @@ def _is_first(stored: Stored) -> bool:
 
 
 async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
-    """Check a cursor of a run; return whether messages after the cursor have expired."""
+    """Return whether messages after the cursor have expired."""
     stream, pattern = view.followed.stream, view.followed.pattern
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
     if found and found[0].sequence == after.sequence:
@@ -273,7 +261,6 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
 
 
 async def _end(bus: Bus, stream: str) -> int:
-    """Return one more than the stream's last sequence."""
     info = await bus.api(f"STREAM.INFO.{stream}")
     return int(info["state"]["last_seq"]) + 1
 

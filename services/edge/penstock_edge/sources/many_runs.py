@@ -91,19 +91,17 @@ class FilteredSource(Source, ABC):
 
     @abstractmethod
     def wants(self, event_type: str) -> bool:
-        """Return whether the source needs events of this type, a `category.action`."""
+        """Take a type `category.action`."""
 
     @abstractmethod
-    def patterns(self) -> Collection[str]:
-        """Return the patterns of the stored messages that are delivered."""
+    def patterns(self) -> Collection[str]: ...
 
     @abstractmethod
-    async def accepts(self, stored: Stored) -> bool:
-        """Return whether the source delivers this message."""
+    async def accepts(self, stored: Stored) -> bool: ...
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Read the records that `patterns` needs."""
+        """Read the records that `patterns` needs, if any."""
 
     async def start(self) -> int:
         """Begin to deliver; return the stream sequence of the first message to be delivered. After
@@ -140,7 +138,7 @@ class FilteredSource(Source, ABC):
 
 
 class TypesSource(FilteredSource):
-    """Delivers the events of some types, either of all runs or only of the runs of some owners."""
+    """Delivers the events of some types, of all runs or only of some owners' runs."""
 
     def __init__(
         self,
@@ -201,12 +199,9 @@ class SessionSource(FilteredSource):
         return self._runs[run_id]
 
     async def has_cursor(self, stored: Stored) -> bool:
-        """Return whether a client of the session may have the cursor of this message.
-
-        The response to a request that starts a workflow also has events of the runs that the
-        workflow's steps have started. A step's run may be in another session, but the client has
-        the cursors of this run's events.
-        """
+        """Return whether a client of the session may have the cursor of this message. The response
+        to a request that starts a workflow also has events of its steps' runs, which may be in
+        other sessions."""
         if await self.accepts(stored):
             return True
         above = await ancestors_of(self._bus, subjects.run_id_of(stored.subject))

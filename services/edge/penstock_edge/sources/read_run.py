@@ -57,12 +57,10 @@ Take = Callable[[str, dict[str, Any]], None]
 async def read_run(
     bus: Bus, run: RunRecord, allowance: Allowance, turn: Turn, take: Take | None = None
 ) -> list[dict[str, Any]]:
-    """Return the run's events in order; only the first events if the allowance does not suffice.
-
-    Each batch is read within one `turn`, so that other users do not wait for long. If `take` is
-    given, `take` gets the type and the body of each event, within the turn, and the returned list
-    is empty. Raise ObjectGone if the payload of an event has expired.
-    """
+    """Return the run's events in order; only the first ones if the allowance does not suffice. Each
+    batch is read within one `turn`, so that other users do not wait for long. If `take` is given,
+    it gets the type and the body of each event, within the turn, and the list is empty. Raise
+    ObjectGone if the payload of an event has expired."""
     events: list[dict[str, Any]] = []
     stream, pattern = events_for(run.run_id), events_of_run(run.run_id)
     start, pending = run.first_event or 1, 1

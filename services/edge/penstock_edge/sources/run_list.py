@@ -39,11 +39,9 @@ JsonObject = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """A row of the table `runs`, in the order of the columns.
-
-    `updated` is in Unix milliseconds. `owner`, `agent`, `session` and `parent` are numbers that
-    `number_of` computes from the names; `parent` is 0 for a run without a parent.
-    """
+    """A row of the table `runs`, in the order of the columns. `updated` is in Unix milliseconds;
+    `owner`, `agent`, `session` and `parent` are numbers of names (`number_of`), and `parent` is 0
+    for none."""
 
     key: bytes
     owner: int
@@ -124,7 +122,6 @@ class RunRows(IndexRows):
         return keys, next_before
 
     def below(self, run_id: str) -> list[str]:
-        """Return the runs to which a run led, its steps' runs and theirs; at most some thousand."""
         found: list[str] = []
         level = [run_id]
         while level and len(found) < MAX_BELOW:
@@ -146,8 +143,7 @@ _COLUMNS: Final = {
 
 
 def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Return the index for which the fewest rows must be looked at, and the fields that it
-    covers."""
+    """Return the index for which the fewest rows must be looked at, and its fields."""
     if wanted.get("parent_run_id"):
         return "INDEXED BY runs_by_parent", ("parent_run_id",)
     if "session_id" in wanted:
@@ -178,17 +174,12 @@ class RunList:
         before: str | None,
         limit: int,
     ) -> tuple[list[JsonObject], bool]:
-        """Return the newest runs of these owners, and whether more runs follow.
+        """Return the newest runs of these owners (None: of all), and whether more runs follow.
 
-        Args:
-            owners: the owners of the runs; None for the runs of all owners.
-            may_see: whether the caller may see the runs of an owner. It is called with the owner
-                in the record that is shown, so an error of the index cannot show a run that the
-                caller may not see.
-            wanted: the values that the runs' records must have in `agent`, `session_id`, `status`
-                and `parent_run_id`. An empty `parent_run_id` is that of a run without a parent.
-            before: a run id; only older runs are returned.
-            limit: the greatest number of runs to return.
+        `may_see` is asked about the owner in the record that is shown, so an error of the index
+        cannot show a run that the caller may not see. `wanted` are values of the records' `agent`,
+        `session_id`, `status` and `parent_run_id`; an empty `parent_run_id` is that of a run
+        without a parent. Only runs older than the run id `before` are returned.
         """
         await self.index.caught_up()
         found: list[JsonObject] = []

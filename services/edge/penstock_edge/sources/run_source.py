@@ -77,10 +77,9 @@ class EventsOfRun(Source):
 class FramesUntilEnd(Source):
     """Delivers a run's source frames, and after the last frame the run's terminal event.
 
-    RAW does not show whether a run has ended, because a leg may also end with a pause. So this
-    source follows the run's events, too. An agent server may send frames after the frame that ended
-    the run. So the terminal event is delivered after the last frame of the leg, which the connector
-    writes, or `END_WAIT_S` after the terminal event was published.
+    RAW does not show whether a run has ended, because a leg may also end with a pause. And an agent
+    server may send frames after the frame that ended the run. So the terminal event comes after the
+    leg's last frame, which the connector writes, or `END_WAIT_S` after the event was published.
     """
 
     def __init__(
@@ -142,8 +141,7 @@ class FramesUntilEnd(Source):
         self._finish()
 
     async def _last_frame(self) -> Stored | None:
-        """Return the run's last frame; wait for the end of an open leg, but at most
-        `END_WAIT_S`."""
+        """Wait for the end of an open leg, but at most `END_WAIT_S`."""
         stream, pattern = raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
         until = asyncio.get_running_loop().time() + END_WAIT_S
         while True:

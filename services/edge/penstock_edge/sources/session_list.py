@@ -64,7 +64,6 @@ class Found(NamedTuple):
 
     @property
     def ends(self) -> list[str]:
-        """The ids that are known."""
         return [run for run in (self.first, self.last) if run is not None]
 
 
@@ -94,7 +93,6 @@ class SessionRows(IndexRows):
         runs.on_rows.append(self._on_runs)
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Store the rows of the changed records; log values that are no records of sessions."""
         rows, gone = [], []
         for change in changes:
             row = self._row(change) if change.value is not None else None
@@ -106,7 +104,6 @@ class SessionRows(IndexRows):
         self.write(_PUT, rows)
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a session, unless the row has a later sequence."""
         self.write("DELETE FROM sessions WHERE key = ? AND seq < ?", [(_key(key), sequence)])
 
     def of(
@@ -119,7 +116,6 @@ class SessionRows(IndexRows):
         first: int = 0,
         limit: int = -1,
     ) -> list[Found]:
-        """Return sessions in order; with a `limit` of -1, all sessions."""
         order = "DESC" if descending else "ASC"
         found = self.rows(
             f"SELECT key, first, last FROM sessions {_BY[sort_by]} WHERE {_of_agents(agents)}"
@@ -167,7 +163,7 @@ class SessionRows(IndexRows):
         )
 
     def _updated(self, last: bytes) -> int:
-        """Return when the last run changed, or when it was created if its record has expired."""
+        """If the run's record has expired, it is the time at which the run was created."""
         found = self.rows("SELECT updated FROM runs WHERE key = ?", (last,))
         return int(found[0][0]) if found else _time_ms(last)
 
@@ -205,11 +201,7 @@ class SessionList:
         limit: int = -1,
     ) -> tuple[list[ListedSession], int]:
         """Return a page of the owner's sessions with these agents, and the number of all such
-        sessions.
-
-        `first` is the number of sessions before the page. With a `limit` of -1, the page has no
-        limit.
-        """
+        sessions."""
         await self._caught_up()
         while True:
             found = self.rows.of(
@@ -230,11 +222,9 @@ class SessionList:
         first: int,
         limit: int,
     ) -> tuple[list[ListedSession], int]:
-        """Return a page, as `page` does, of the sessions whose first message contains `name`.
-
-        `name` must be casefolded. This method takes longer than `page`, because it reads the record
-        of the first run of each session of the owner.
-        """
+        """Return a page, as `page` does, of the sessions whose first message contains `name`, which
+        must be casefolded. This takes longer than `page`: it reads the record of the first run of
+        each session of the owner."""
         await self._caught_up()
         fitting: list[Found] = []
         every = self.rows.of(owner, agents, sort_by, descending=descending)
@@ -254,8 +244,7 @@ class SessionList:
         await self._runs.index.caught_up()
 
     async def _read(self, owner: str, found: Sequence[Found]) -> list[ListedSession] | None:
-        """Read the sessions' records; None if records were deleted since the rows were looked
-        up."""
+        """Return None if records were deleted since the rows were looked up."""
         shown: list[ListedSession] = []
         # ADK's list has all sessions of a user. The sessions are read in parts, so that the process
         # can handle other requests between two parts.
@@ -282,7 +271,7 @@ def _of_agents(agents: Collection[str]) -> str:
 
 
 def _record(change: Change) -> dict[str, Any] | None:
-    """Return a session's record with a proven owner; None for any other value."""
+    """Return None for anything but a session's record with a proven owner."""
     try:
         record = orjson.loads(change.value or b"")
     except orjson.JSONDecodeError:
@@ -312,5 +301,5 @@ def _key(key: str) -> bytes | None:
 
 
 def _time_ms(run: bytes) -> int:
-    """Return the time when a run was created: the first 48 bits of its id are Unix milliseconds."""
+    """Return the first 48 bits of the run's id, the Unix milliseconds of its creation."""
     return int.from_bytes(run[:6])

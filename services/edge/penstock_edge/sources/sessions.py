@@ -97,13 +97,11 @@ async def with_shard(shards: SessionShards, session: Session) -> Session:
 
 
 async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
-    """Return the session's records, one for each agent that has runs in the session."""
     keys = [session_key(session.owner, agent, session.session_id) for agent in session.agents]
     return [*map(SessionRecord.model_validate_json, await _values(bus, "sessions", keys))]
 
 
 async def run_records(bus: Bus, run_ids: Sequence[str]) -> list[RunRecord]:
-    """Return the records of those runs that have one, in this order."""
     return [*map(RunRecord.model_validate_json, await _values(bus, "runs", run_ids))]
 
 
@@ -119,7 +117,7 @@ async def _values(bus: Bus, bucket: str, keys: Sequence[str]) -> list[bytes]:
 async def create_session(
     bus: Bus, user_id: str, agent: str, session_id: str
 ) -> SessionRecord | None:
-    """Create a session without runs, and return its record; None if the session exists."""
+    """Return None if the session exists."""
     record = SessionRecord.model_validate(
         {
             "agent": agent,
@@ -161,13 +159,10 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
 
 
 async def idle_since(bus: Bus, session: Session) -> int | None:
-    """Return the stream sequence of the last event that ended or paused a run of the session.
-
-    The result is None while a leg of the session is active or queued. The result is 0 if the
-    session is idle but has no such event. A client that has read this event gets no further event
-    before the next start or decision. A paused run waits for a person, so it counts as idle until
-    its approval is decided.
-    """
+    """Return the stream sequence of the last event that ended or paused a run of the session: None
+    while a leg is active or queued, 0 if there is no such event. A client that has read this event
+    gets no further one before the next start or decision: a paused run waits for a person, so it
+    counts as idle until its approval is decided."""
     records = await records_of(bus, session)
     if any(record.queue for record in records):
         return None
@@ -186,8 +181,6 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
 
 
 async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
-    """Return whether the run is paused and its approval is decided, so that a leg is about to
-    begin."""
     if type_of(lifecycle) != "lifecycle.paused":
         return False
     try:
@@ -201,7 +194,7 @@ async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
 
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
-    """Return whether the session has a started run that is not in the session's record yet."""
+    """Return whether a started run is not in the session's record yet."""
     return any(
         record.run_id not in known and session.has(record) for record in await active_runs(bus)
     )
@@ -224,10 +217,8 @@ _INACTIVE: Final = ENDED | {"paused"}
 
 class ActiveRuns:
     """Reads the records of the runs that neither have ended nor pause, and changed in ten minutes.
-
-    Each stream with `until=idle` needs them twice a second. If each stream read these records
-    itself, the cost would grow with the number of streams.
-    """
+    Each stream with `until=idle` needs them twice a second; if each read them itself, the cost
+    would grow with the number of streams."""
 
     def __init__(self) -> None:
         self._next = 0

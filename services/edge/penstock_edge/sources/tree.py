@@ -24,11 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class TreeSource(Source, Watcher):
-    """Delivers the events of a tree from the stream sequence `start` on.
-
-    `start` must not be after the root's first stored event: the source would not know the runs that
-    earlier events have added to the tree.
-    """
+    """Delivers the events of a tree from the stream sequence `start` on, which must not be after
+    the root's first stored event: the source would not know the runs that earlier events have
+    added."""
 
     def __init__(
         self, bus: Bus, feed: Feed, root: str, start: int, deliver: Deliver, known: Sequence[Child]
@@ -78,7 +76,6 @@ class TreeSource(Source, Watcher):
         self._deliver([stored])
 
     async def _catch_up(self) -> None:
-        """Deliver the stored events, until the feed remembers all later events."""
         feed = self._feed
         assert feed is not None
         await self._read(feed.oldest)
@@ -133,7 +130,6 @@ class Trees:
     def source(
         self, root: str, known: Sequence[Child] = ()
     ) -> Callable[[int, Deliver], TreeSource]:
-        """Return a function that makes the tree's source from a start position and `deliver`."""
         feed = self.feeds.of(subjects.shard_of(root))
         return partial(self._open, feed, root, known)
 

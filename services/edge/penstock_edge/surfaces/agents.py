@@ -15,8 +15,6 @@ def agent_by_id(config: Config, agent_id: str) -> AgentConfig:
 
 
 def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
-    """Return the agent, team or workflow with this id, or else with this name at its agent
-    server."""
     agents = [each for each in config.agents if each.kind == kind]
     found = [each for each in agents if each.id == name] or [
         each for each in agents if each.agent == name
@@ -27,12 +25,9 @@ def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
 
 
 def agent_of_app(config: Config, name: str) -> AgentConfig:
-    """Return the agent that ADK's clients name by this `appName`.
-
-    The `appName` of an ADK agent is always the agent's name at the ADK server, because requests are
-    relayed to that server unchanged. For any other agent, `appName` is the id in the configuration,
-    or else the agent's name at its agent server.
-    """
+    """Return the agent that ADK's clients name by this `appName`: for an ADK agent always its name
+    at the ADK server, because requests are relayed unchanged; for any other agent the id in the
+    configuration, or else its name at its agent server."""
     agent = config.by_app_name(name)
     if agent is not None:
         return agent

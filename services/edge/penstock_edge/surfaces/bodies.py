@@ -19,7 +19,7 @@ def json_response(body: Any, status: int = 200) -> Response:
 
 
 def document_of(body: bytes) -> Any:
-    """Return the JSON in a body; InvalidBody if it is none, or is nested too deeply."""
+    """Raise InvalidBody for a body that is no JSON, or is nested too deeply."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -30,7 +30,7 @@ def document_of(body: bytes) -> Any:
 
 
 def validated(model: type[Model], document: Any) -> Model:
-    """Return the document as this model; InvalidBody, in FastAPI's form, if it does not fit."""
+    """Raise InvalidBody, in FastAPI's form, if the document does not fit."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -50,8 +50,7 @@ Message = Annotated[str, AfterValidator(not_blank)]
 
 
 def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
-    """Return the workflow's input from the value at the path `where`; None if there is no input. If
-    the request body is a form, the value is the text of a JSON object."""
+    """Read the value at the path `where`; in a form, it is the text of a JSON object."""
     if value in (None, ""):
         return None
     if isinstance(value, str):

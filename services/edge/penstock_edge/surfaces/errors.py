@@ -28,7 +28,6 @@ class InvalidBody(Problem):
 
 
 def body_error(error_type: str, where: Where, text: str) -> JsonObject:
-    """Return an error in FastAPI's form; `where` is the path of the field in the body."""
     return {"type": error_type, "loc": ["body", *where], "msg": text}
 
 
@@ -38,8 +37,8 @@ def invalid(error_type: str, where: Where, text: str) -> InvalidBody:
 
 @contextmanager
 def unaccepted_as_422(*prefix: str) -> Iterator[None]:
-    """Turn a `NotAccepted` of the block into an `InvalidBody` (decision 0126). The errors name each
-    field. `prefix` is the path in the body under which the fields are."""
+    """Turn a `NotAccepted` of the block into an `InvalidBody` that names each field, under the path
+    `prefix` (decision 0126)."""
     try:
         yield
     except NotAccepted as error:

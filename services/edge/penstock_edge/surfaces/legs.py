@@ -29,11 +29,8 @@ from penstock_edge.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A leg that a request has opened, and the position from which its clients read.
-
-    For a workflow's run, `tree` makes the view, and the leg has the events after the stream
-    sequence `after`.
-    """
+    """A leg, and the position from which its clients read. For a workflow's run, `tree` makes the
+    view, of the events after the stream sequence `after`."""
 
     run_id: str
     number: int
@@ -88,10 +85,8 @@ async def first_leg(edge: Edge, start: Start, *, frames: bool = False) -> tuple[
 
 async def next_leg(edge: Edge, reply: Reply, *, frames: bool = False) -> Leg:
     """Return the leg that the reply begins; call this before `decide`, so that no event is missed.
-
-    With `frames`, the leg of a run is read from after all stored source frames. Any other leg is
-    read from the run's first event, because the encoders of legs need all earlier events.
-    """
+    With `frames`, it is read from after all stored source frames, else from the run's first event,
+    because the encoders of legs need all earlier events."""
     if reply.root is not None:
         answered = [each.approval.approval_id for each in reply.answers]
         return await _next_leg_of_tree(edge, reply.root, answered)
@@ -138,12 +133,8 @@ async def decide(
     user_id: str,
     invocation_id: str | None = None,
 ) -> None:
-    """Send each answer to the approvals service, as a decision of this user.
-
-    Raises:
-        Problem: the approvals service refused an answer. It has accepted each earlier answer.
-        BusError: an answer was not sent.
-    """
+    """Decide each answer at the approvals service. Problem: it refused one, but has accepted each
+    earlier answer. BusError: an answer was not sent."""
     for answer in reply.answers:
         approval = answer.approval
         request = DecideRequest(

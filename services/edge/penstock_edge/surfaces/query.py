@@ -36,8 +36,7 @@ def cursor_of(request: HTTPConnection) -> Cursor | None:
 
 
 def parsed_cursor(request: HTTPConnection, parse: Callable[[str], T]) -> T | None:
-    """Return the request's cursor. `parse` raises ValueError for a text that is not a cursor
-    (400)."""
+    """`parse` raises ValueError for a text that is not a cursor (400)."""
     text = cursor_text(request)
     if not text:
         return None
@@ -53,7 +52,7 @@ def wants_page(request: HTTPConnection) -> bool:
 
 
 def number(text: str | None, name: str, default: int, most: int) -> int:
-    """Return the number from 1 to `most` in this text; `default` if there is no text."""
+    """Take numbers from 1 to `most`."""
     if text is None:
         return default
     digits = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
@@ -92,7 +91,6 @@ def include_of(request: HTTPConnection, dialect: str, *, of_workflow: bool) -> s
 
 
 def with_children(include: str | None, dialect: str, record: RunRecord) -> bool:
-    """Return whether the answer shows the events of the runs that the run's steps have started."""
     if not is_workflow(record):
         return False
     return include == CHILDREN or (include is None and dialect in BY_DEFAULT)
@@ -106,7 +104,7 @@ def until_idle(request: HTTPConnection) -> bool:
 
 
 def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
-    """Return the event types that `category` and `type` select; None selects all types."""
+    """Return None for all types."""
     categories, types = listed(request, "category"), listed(request, "type")
     if not categories and not types:
         return None
@@ -125,8 +123,7 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:
-    """Return the values of a parameter that may be repeated. Each repetition may have several
-    values, separated by commas."""
+    # A parameter may be repeated, and each repetition may have several values, separated by commas.
     given = request.query_params.getlist(name)
     values = (value.strip() for text in given for value in text.split(","))
     listed = list(dict.fromkeys(value for value in values if value))

@@ -29,12 +29,8 @@ MAX_ID_CHARACTERS: Final = 512
 async def session_of(
     edge: Edge, request: HTTPConnection, parameter: str, agent: str | None
 ) -> Session:
-    """Return the session that a path parameter names: the runs of the agent, or of all agents.
-
-    Raises:
-        Problem: 403 for another user's session, 404 for an unknown agent, 422 if the id is too
-            long.
-    """
+    """Return the session of one agent, or of all: 403 for another user's session, 404 for an
+    unknown agent, 422 if the id is too long."""
     caller, session_id = identity_of(request.scope), request.path_params[parameter]
     if len(session_id) > MAX_ID_CHARACTERS:
         raise Problem(422, f"{parameter}: must have {MAX_ID_CHARACTERS} characters at most")
@@ -83,11 +79,9 @@ class UntilIdle:
 
 @dataclass(frozen=True, slots=True)
 class SessionStart:
-    """The position from which a client reads, and whether the stream ends when idle (`until=idle`).
-
+    """Where a client begins to read, and whether the stream ends when idle (`until=idle`).
     `last_event` is the stream sequence of the session's last event; None if a run was active or
-    queued when the request came.
-    """
+    queued when the request came."""
 
     position: StartPosition
     until_idle: bool = False
@@ -97,7 +91,6 @@ class SessionStart:
 def ending(
     stream: ASGIApp, client: Client, bus: Bus, session: Session, start: SessionStart
 ) -> ASGIApp:
-    """Return the client's stream; with `start.until_idle`, as a stream that ends when idle."""
     if not start.until_idle:
         return stream
     if start.last_event is not None:

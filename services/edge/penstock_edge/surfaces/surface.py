@@ -21,11 +21,9 @@ class Closing(Protocol):
 
 
 class Surface:
-    """The base class of every surface; a subclass lists the classes of its handlers in `handlers`.
-
-    The methods of the handler classes declare their operations with `serves`. The surface makes one
-    object of each handler class, with the edge as the only argument, unless `make` is overridden.
-    """
+    """The base class of surfaces, which list the classes of their handlers in `handlers`, whose
+    methods declare their operations with `serves`. Each is made with the edge, unless `make` is
+    overridden."""
 
     handlers: ClassVar[tuple[type, ...]]
 

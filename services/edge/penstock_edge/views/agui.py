@@ -88,14 +88,13 @@ class RunEncoders:
         return len(self._encoders)
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `prepare` has nothing to look up for this message."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id in self._ended:
             return True
         return run_id in self._encoders and type_of(stored) not in _BEGIN_A_LEG
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the AG-UI ids of the message's run and leg; wait if the bus does not answer."""
+        """Look up the ids of the message's run and leg; wait if the bus does not answer."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id in self._ended:
             return
@@ -119,7 +118,7 @@ class RunEncoders:
         return run_id in self._encoders or run_id in self._ended
 
     def of(self, run_id: str) -> AguiEncoder:
-        """Return the encoder of a run; `prepare` must have been called for a message of the run."""
+        """Require that `prepare` was called for a message of the run."""
         return self._encoders[run_id]
 
     def has_ended(self, run_id: str) -> bool:
@@ -196,12 +195,9 @@ class AguiLeg(EncodedLeg):
 
 @dataclass(slots=True)
 class RunsInTurn:
-    """Encodes the runs of a thread one after another.
-
-    AG-UI clients cannot process two runs at once. So while one run is open, the events of all other
-    runs wait until this run ends or pauses. `feed_event` encodes one event with the encoder of
-    the event's run.
-    """
+    """Encodes the runs of a thread one after another: AG-UI clients cannot process two at once, so
+    while one run is open, the events of the others wait until it ends or pauses. `feed_event`
+    encodes one event with the encoder of the event's run."""
 
     encoders: RunEncoders
     feed_event: FeedEvent = AguiEncoder.feed
@@ -298,8 +294,6 @@ class AguiViews:
         source: Callable[[Deliver], Source],
         shard: int,
     ) -> View:
-        """Make the view of a thread's runs; `key` is the session's, `shard` the shard of its
-        runs."""
         return View(
             ("thread", *key, *audience.key, framing.key),
             audience.profile.name,
@@ -332,11 +326,8 @@ class AguiViews:
 
 
 def notices(framing: Framing) -> Callable[[str, str], bytes]:
-    """Return the function that writes the edge's notices in this framing.
-
-    In a stream, a notice is a comment, because no event may come before RUN_STARTED. On a page, a
-    notice is a CUSTOM event, because a page may begin with any event.
-    """
+    """In a stream, a notice is a comment, because no event may come before RUN_STARTED. On a page,
+    it is a CUSTOM event, because a page may begin with any event."""
 
     def comment(code: str, message: str) -> bytes:
         return sse.comment(f"{code}: {message}")

@@ -51,12 +51,8 @@ _ID: Final = re.compile(rb"^id: ([0-9]+-[0-9]+)$", re.MULTILINE)
 
 @dataclass(slots=True)
 class ShardCursor:
-    """The position of a client in each shard, shard 0 first.
-
-    The text of the cursor is the shards' cursors, separated by dots. With one shard, the text is
-    this shard's cursor. If a shard was added after the client had received its cursor, the cursor
-    has no position in this shard. The client then begins at the shard's first message.
-    """
+    """The position of a client in each shard, shard 0 first; as text separated by dots. If a shard
+    was added after the client had received its cursor, the client begins at its first message."""
 
     positions: list[Cursor] = field(default_factory=list)
 
@@ -76,11 +72,10 @@ class ShardCursor:
         return self.positions[shard] if shard < len(self.positions) else BEFORE_ALL
 
     def advance(self, shard: int, body: bytes) -> bytes:
-        """Move the shard's position to the last frame of `body`; return `body` with changed ids.
+        """Move the shard's position to the last frame of `body`; return `body` with cursors of all
+        shards as ids.
 
-        `body` has SSE frames of one shard; the id of each frame is a cursor in this shard. In the
-        result, the id of each frame is the cursor of all shards. JSON has no newlines, so a line
-        that begins with `id:` is never part of a frame's data.
+        JSON has no newlines, so a line that begins with `id:` is never part of a frame's data.
         """
 
         def id_line(match: re.Match[bytes]) -> bytes:

@@ -38,8 +38,7 @@ def run_view(
     framing: Framing = NAMED_SSE,
     types: frozenset[str] | None = None,
 ) -> View:
-    """Make the view of a whole run in a dialect of `CLIENT_DIALECTS`, or in `RAW_DIALECT`. If
-    `types` is given, the view has only frames of these types."""
+    """Take a dialect of `CLIENT_DIALECTS`, or `RAW_DIALECT`; with `types`, only frames of these."""
     if dialect == RAW_DIALECT:
         return _raw_view(run_id)
     known = CLIENT_DIALECTS[dialect]
@@ -65,8 +64,7 @@ def run_view(
 
 
 def _raw_view(run_id: str) -> View:
-    """Make the view of the agent server's own frames. A frame may be split over several messages,
-    so the messages are read from the run's start."""
+    # A frame may be split over several messages, so these are read from the run's start.
     return View(
         (run_id, RAW_DIALECT),
         RAW_DIALECT,
@@ -129,11 +127,8 @@ def reads_from_of(dialect: str) -> ReadFrom:
 def notices(
     dialect: str, framing: Framing, run_id: str, session_id: str = ""
 ) -> Callable[[str, str], bytes]:
-    """Return the function that writes the edge's notices in this dialect.
-
-    If the dialect has no event for a notice, the notice is an SSE comment. If the framing has no
-    comments either, the notice is empty.
-    """
+    """If the dialect has no event for a notice, it is an SSE comment, or nothing where the framing
+    has no comments."""
     known = CLIENT_DIALECTS[dialect]
     if not known.has_warnings:
         has_comments = isinstance(framing, Sse)

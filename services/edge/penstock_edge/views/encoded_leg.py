@@ -22,12 +22,9 @@ E = TypeVar("E", bound=Encoder)
 
 @dataclass(frozen=True, slots=True)
 class LegForm(Generic[E]):
-    """How the clients of a dialect read a leg.
-
-    `key` differs between forms whose frames differ. `interrupted` returns the frames for a stream
-    that ends before its leg does: its client does not reconnect, and without these frames would
-    conclude that the run has succeeded.
-    """
+    """How the clients of a dialect read a leg; `key` differs if the frames do. `interrupted`
+    returns the frames for a stream that ends before its leg does: its client does not reconnect,
+    and without these frames would conclude that the run has succeeded."""
 
     key: tuple[str, ...]
     dialect: str
@@ -55,12 +52,9 @@ class LegForm(Generic[E]):
 
 @dataclass(slots=True)
 class EncodedLeg(Encoding):
-    """Encodes the canonical events of one leg, up to the leg's pause or the run's end.
-
-    Events of earlier legs change only the encoder's state; their frames are not written. If a
-    policy decides an approval at once, the run does not pause. The stream then continues with the
-    events of the next leg.
-    """
+    """Encodes the canonical events of one leg, up to the leg's pause or the run's end; events of
+    earlier legs change only the encoder's state. If a policy decides an approval at once, the run
+    does not pause, and the stream continues with the next leg."""
 
     encoder: Encoder
     leg: int
@@ -81,11 +75,10 @@ class EncodedLeg(Encoding):
 
 
 def ends_leg(stored: Stored) -> bool:
-    """Return whether the event is the pause after a leg, or the run's terminal event."""
     event_type = type_of(stored)
     return event_type in TERMINAL or event_type == PAUSED
 
 
 def no_notice(code: str, message: str) -> bytes:
-    """Write none of the edge's notices, because the dialect has no place for them."""
+    """Write nothing, because the dialect has no place for notices."""
     return b""

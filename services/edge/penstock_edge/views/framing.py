@@ -20,41 +20,33 @@ class Framing(Protocol):
     """Writes frames as the bytes of one kind of stream."""
 
     @property
-    def key(self) -> str:
-        """The framing's part of a view's key; each framing has a different one."""
-        ...
+    def key(self) -> str: ...
 
     @property
     def keep_alive(self) -> bytes:
-        """The bytes that are written to a silent stream; empty for none."""
+        """Return nothing for a framing without keep-alives."""
         ...
 
     @property
     def live_marker(self) -> bytes:
-        """The bytes that mark the end of the replay: all events after the marker are live."""
+        """Mark the end of the replay: all events after the marker are live."""
         ...
 
     @property
-    def is_resumable(self) -> bool:
-        """Whether frames have cursors, so that a client can continue after a lost connection."""
-        ...
+    def is_resumable(self) -> bool: ...
 
-    def reconnect(self, retry_ms: int) -> bytes:
-        """Return the bytes that ask the client to reconnect after `retry_ms` milliseconds."""
-        ...
+    def reconnect(self, retry_ms: int) -> bytes: ...
 
     def event(self, frame: Frame, cursor: str) -> bytes: ...
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
-        """Return the bytes of a message's only frame."""
         return self.event(Frame(data, event), f"{sequence}-0")
 
     def last(self, data: bytes, cursor: str) -> bytes:
-        """Return the bytes of a dialect's last frame (`ClientDialect.last`)."""
         return self.event(Frame(data), cursor)
 
     def notice(self, frame: Frame) -> bytes:
-        """Return the bytes of a frame that the edge itself adds; such a frame has no cursor."""
+        """Write a frame that the edge itself adds, without a cursor."""
         ...
 
 
@@ -74,7 +66,7 @@ class Sse(Framing):
 
     @property
     def live_marker(self) -> bytes:
-        """The marker as an event without an id, so that an EventSource keeps its last cursor."""
+        """Have no id, so that an EventSource keeps its last cursor."""
         return self.notice(Frame(LIVE, LIVE_EVENT))
 
     def reconnect(self, retry_ms: int) -> bytes:
@@ -89,8 +81,7 @@ class Sse(Framing):
         return b"%bdata: %b\nid: %b\n\n" % (sse.event_line(name), data, cursor.encode())
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
-        """Return the lines `event`, `data` and `id`. A single format string for all three lines
-        saves 0.5 µs of 1.1 µs for each frame."""
+        """One format string for all three lines saves 0.5 µs of 1.1 µs for each frame."""
         if self.id_first or not self.named or LF in data or CR in data:
             return self.event(Frame(data, event), f"{sequence}-0")
         return b"%bdata: %b\nid: %d-0\n\n" % (sse.event_line(event), data, sequence)
@@ -119,7 +110,7 @@ class WebSocketMessages(Framing):
         return self.cursors
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """Return no bytes, because the close code asks the client to reconnect."""
+        # The close code asks the client to reconnect.
         return b""
 
     @property
@@ -146,14 +137,13 @@ class PageItems(Framing):
     is_resumable: bool = False
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """Return no bytes, because the client of a page does not reconnect."""
         return b""
 
     def event(self, frame: Frame, cursor: str) -> bytes:
         return frame.data
 
     def last(self, data: bytes, cursor: str) -> bytes:
-        """Return no bytes, because the items of a page are JSON, and `next` tells its end."""
+        # The items of a page are JSON, and `next` tells its end.
         return b""
 
     def notice(self, frame: Frame) -> bytes:

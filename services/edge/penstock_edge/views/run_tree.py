@@ -37,11 +37,8 @@ class Child:
 
 
 def child_of(parent: str, data: dict[str, Any]) -> str | None:
-    """Return the id of the run that an event `workflow.step_started` of `parent` names.
-
-    The result is None for a run of another shard, whose events have no common order with the events
-    of `parent`.
-    """
+    """Return the run that an event `workflow.step_started` of `parent` names, unless it is of
+    another shard, whose events have no common order with those of `parent`."""
     child = data.get("child_run_id")
     if not isinstance(child, str) or not subjects.is_run_id(child):
         return None
@@ -49,11 +46,9 @@ def child_of(parent: str, data: dict[str, Any]) -> str | None:
 
 
 class Family:
-    """Knows the runs that are in a tree after the events read so far, and the parent of each run.
-
-    A run below the root leaves the tree with its terminal event, or when its parent reports that
-    the run has finished, whichever comes first. All runs below a leaving run leave the tree, too.
-    """
+    """Knows the runs of a tree after the events read so far, with their parents. A run leaves with
+    its terminal event, or when its parent reports it as finished, whichever comes first, and all
+    runs below it leave, too."""
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
         self.root = root
@@ -76,15 +71,12 @@ class Family:
         return True
 
     def finish(self, child: Any, parent: str) -> list[str]:
-        """Remove a child that `parent` reports as finished; return all removed runs.
-
-        Only a run's parent can remove the run. An agent server chooses the ids of its inner runs
-        freely. If any run's report counted, an agent server could remove other runs by naming them.
-        """
+        """Return all removed runs. Only a run's parent can remove it: an agent server chooses the
+        ids of its inner runs freely, and could otherwise remove other runs by naming them."""
         return self.end(child) if self._parents.get(child) == parent else []
 
     def end(self, run_id: str) -> list[str]:
-        """Remove a run and the runs below it; return them. The root is never removed."""
+        """Return the removed runs, a run and those below it, never the root."""
         if self._parents.pop(run_id, None) is None:
             return []
         removed = [run_id]
@@ -94,11 +86,9 @@ class Family:
 
 
 class Members:
-    """Knows which runs are in a tree when a reader has reached a position of the stream.
-
-    A reader must pass each event of these runs to `learn`, in the stream's order. `known` are runs
-    below the root whose event `workflow.step_started` may have expired.
-    """
+    """Knows which runs are in a tree at a position of the stream. A reader must pass each event of
+    these runs to `learn`, in order. `known` are runs below the root whose event
+    `workflow.step_started` may have expired."""
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
         self.root = root
@@ -116,7 +106,7 @@ class Members:
         return self._patterns.values()
 
     def learn(self, stored: Stored) -> Sequence[str]:
-        """Take the next event of a member; return the runs that this event adds or removes."""
+        """Return the runs that this event adds or removes."""
         event_type = type_of(stored)
         run_id = subjects.run_id_of(stored.subject)
         if event_type in TERMINAL:

@@ -65,14 +65,12 @@ class _Member:
     paused: bool = False
 
     def qualified(self, part_id: Any) -> Any:
-        """Return an id of this run in the form that is unique in the tree."""
         if self.parent is None or not isinstance(part_id, str) or not part_id:
             return part_id
         return f"{self.run_id}/{part_id}"
 
     def inner_run(self, part_id: Any) -> Any:
-        """Return the id of an inner run in the form that is unique in the tree; a run id is so
-        already."""
+        # A run id is unique in the tree already.
         return (
             part_id
             if isinstance(part_id, str) and subjects.is_run_id(part_id)
@@ -80,19 +78,14 @@ class _Member:
         )
 
     def step_id(self, given: Any) -> Any:
-        """Return the step id that an event of this run gets in the tree; `given` is the event's
-        own.
-
-        If the event has no step id, the result is the id of the parent's step that has started the
-        run.
-        """
+        """If an event has no step id, take that of the parent's step which has started the run."""
         if self.parent is not None and given in (None, self.step):
             return self.parent.qualified(self.step)
         return self.qualified(given)
 
     def shown_source(self, source: Event | None) -> Event | None:
-        """Return the source of an event of this run, with the agent's role and team in the tree. If
-        the event comes from a worker inside the agent server, its type stays `worker`."""
+        """Keep the type `worker` of an agent inside the agent server; else show role and team in
+        the tree."""
         if source is None or self.parent is None:
             return source
         inner = source.get("agent_type") == WORKER
@@ -103,8 +96,8 @@ class _Member:
         }
 
     def subrun(self, own: Event | None = None) -> Event | None:
-        """Return the inner run that an event of this run gets in the tree; None for the root's own
-        events. `own` is the inner run that the event names, or None."""
+        """Return None for the root's own events. `own` is the inner run that the event names, if
+        any."""
         if self.parent is None:
             return own
         if own is not None:
@@ -118,13 +111,12 @@ class _Member:
 
 @dataclass(slots=True)
 class TreeFold:
-    """Turns the events of one tree into events of one run; they must come in the stream's order.
+    """Turns the events of one tree, in the stream's order, into events of one run.
 
-    If `one_state` is True, the clients of the dialect know only the root's state. Then the fold
-    renames the `state.*` events of the other runs to `state.child_*`. `known_children` are runs
-    below the root whose event `workflow.step_started` may have expired, parents first. `answered`
-    are the ids of approvals that the reader has decided. Once `answered` is set, the view leaves
-    out a pause of the root that waits only for these approvals.
+    With `one_state`, clients know only the root's state, so `state.*` of the other runs becomes
+    `state.child_*`. `known_children` are runs below the root whose event `workflow.step_started`
+    may have expired, parents first. Once `answered` is set, the view leaves out a pause of the root
+    that waits only for these approvals, which the reader has decided.
     """
 
     root: str
@@ -156,11 +148,10 @@ class TreeFold:
 
     @property
     def leg(self) -> int:
-        """The number of the root's leg: 1, plus one for each leg that has begun after a pause."""
+        """1, plus one for each leg that has begun after a pause."""
         return self._leg
 
     def feed(self, run_id: str, event: Event) -> list[Event]:
-        """Return the events that the view shows for this event."""
         member = self._members.get(run_id)
         if member is None or not _names_parent(member, event):
             return []
@@ -201,12 +192,9 @@ class TreeFold:
             self._open.discard(approval_id)
 
     def _is_answered(self, paused: Event) -> bool:
-        """Return whether a pause of the root waits only for approvals that the reader has answered.
-
-        A client may answer several approvals at once. The root then resumes after the first
-        decision, and pauses again until the second decision arrives. The client has answered
-        already, so the second pause needs no further answer.
-        """
+        # A client may answer several approvals at once. The root then resumes after the first
+        # decision, and pauses again until the second decision arrives. That pause needs no further
+        # answer.
         return paused.get("approval_id") in self._requested and self._open <= set(self.answered)
 
     def _of_child(self, member: _Member, event_type: str, event: Event) -> Iterator[Event]:
@@ -223,12 +211,9 @@ class TreeFold:
             yield self._resumed(event["data"])
 
     def _resumed(self, data: Event) -> Event:
-        """Return the event that ends the view's pause.
-
-        The run of a step may continue before the workflow's run reports that it resumes. Clients
-        ignore events during a pause. So the first event of a run that continues ends the view's
-        pause.
-        """
+        # The run of a step may continue before the workflow's run reports that it resumes, and
+        # clients ignore events during a pause. So the first event of a run that continues ends the
+        # view's pause.
         self.is_paused = False
         self._leg += 1
         self._sequence += 1
@@ -270,8 +255,7 @@ class TreeFold:
         return shown
 
     def _learn(self, member: _Member, event_type: str, event: Event) -> Iterator[Event]:
-        """Add the run that the event adds to the tree, or remove the runs that the event removes.
-        If a run is left out because the tree is full, yield one warning for the client."""
+        """If a run is left out because the tree is full, yield one warning for the client."""
         data = event["data"]
         if event_type == STEP_STARTED and (child := child_of(member.run_id, data)) is not None:
             if self._family.add(child, member.run_id):
@@ -308,18 +292,14 @@ class TreeFold:
 
 
 def _names_parent(member: _Member, event: Event) -> bool:
-    """Return whether the event belongs to the run of this member.
-
-    The normalizer writes the id of the parent that has started a run into each event of the run. So
-    a forged event `workflow.step_started` cannot add a run to a tree to which the run does not
-    belong.
-    """
+    # The normalizer writes the id of the parent that has started a run into each event of the run.
+    # So a forged event `workflow.step_started` cannot add a run to a tree to which it does not
+    # belong.
     return member.parent is None or event.get("parent_run_id") == member.parent.run_id
 
 
 def _unique_data(member: _Member, event_type: str, data: Event) -> Event:
-    """Return the data with ids that are unique in the tree; decisions name item ids, so these
-    stay."""
+    """Make ids unique in the tree; decisions name item ids, so these stay."""
     unique: Event = {key: member.qualified(data[key]) for key in _IDS if key in data}
     unique |= {key: member.inner_run(data[key]) for key in _INNER_RUNS if key in data}
     shown = {**data, **unique}

@@ -27,14 +27,9 @@ from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Sourc
 
 @dataclass(frozen=True, slots=True)
 class TreeLeg:
-    """The part of a tree's events that answers one POST: up to the root's next pause.
-
-    Events up to the stream sequence `after` change only the encoder's state; their frames are not
-    written. After these events, a pause that waits only for the approvals in `answered` does not
-    end the leg.
-
-    For `interrupted`, see `LegForm`.
-    """
+    """The part of a tree's events that answers one POST: from after the stream sequence `after`,
+    whose earlier events change only the encoder's state, up to the root's next pause that does not
+    wait only for the approvals in `answered`. For `interrupted`, see `LegForm`."""
 
     after: int
     answered: Collection[str]
@@ -81,8 +76,8 @@ OpenTree = Callable[[int, Deliver], Source]
 
 @dataclass(frozen=True, slots=True)
 class TreeViews:
-    """Makes the views of one run tree. `open` makes a source of the tree. `known` is passed to
-    `TreeFold`, and `answered` to `TreeLeg`."""
+    """Makes the views of one run tree. `known` is passed to `TreeFold`, and `answered` to
+    `TreeLeg`."""
 
     agui: AguiViews
     root: str
@@ -91,8 +86,7 @@ class TreeViews:
     answered: frozenset[str] = frozenset()
 
     def whole(self, dialect: str, framing: Framing, types: frozenset[str] | None = None) -> View:
-        """Make the view of the whole tree in a dialect of `CLIENT_DIALECTS` or `PROFILES`. If
-        `types` is given, the view has only frames of these types."""
+        """Take a dialect of `CLIENT_DIALECTS` or `PROFILES`; with `types`, only frames of these."""
         if dialect in PROFILES:
             return self._agui(Audience(PROFILES[dialect]), framing)
         known = CLIENT_DIALECTS[dialect]
@@ -120,8 +114,8 @@ class TreeViews:
         )
 
     def leg(self, form: LegForm[E], after: int) -> View:
-        """Make the view of the tree up to the root's next pause, for the response to a POST. Frames
-        of events up to the stream sequence `after` are not written."""
+        """Make the view up to the root's next pause, for the response to a POST. Frames of events
+        up to the stream sequence `after` are not written."""
 
         def encoding() -> TreeEncoding:
             encoder = form.encoder()
@@ -164,7 +158,7 @@ class TreeViews:
         framing: Framing,
         delivery: Delivery = Delivery.RESUMABLE,
     ) -> View:
-        """Make a view of the tree; each view of the tree must have a different `key`."""
+        """Each view of the tree must have a different `key`."""
         known = subjects.key_of(*(child.run_id for child in self.known)) if self.known else ""
         return View(
             (self.root, "tree", known, *sorted(self.answered), *key),

@@ -22,17 +22,15 @@ INTERRUPTED = "The stream was interrupted; the run goes on"
 
 
 def is_raw(stored: Stored) -> bool:
-    """Return False for the run's terminal event, which follows all source frames."""
+    # The run's terminal event, which follows all source frames, is not.
     return stored.subject.startswith("rawp.")
 
 
 @dataclass(slots=True)
 class RawEncoding(Encoding):
-    """Encodes the frames of all legs, each with `id: <RAW sequence>-<n>`.
-
-    If the connection to the agent server was lost, a comment gives the reason. A frame may be split
-    over several messages, so the messages must be read from the run's start.
-    """
+    """Encodes the frames of all legs, each with `id: <RAW sequence>-<n>`, and a lost connection as
+    a comment. A frame may be split over several messages, so they must be read from the run's
+    start."""
 
     _parser: sse.Parser = field(default_factory=sse.Parser)
     _connection: str = ""
@@ -83,12 +81,10 @@ class RelayedLeg(Encoding):
         return Item(raw.sequence, self.relayed(raw)) if raw.is_body else self.marked(raw)
 
     @abstractmethod
-    def run_ended(self, event: dict[str, Any]) -> list[bytes]:
-        """Return what follows the leg when the run has ended with this event."""
+    def run_ended(self, event: dict[str, Any]) -> list[bytes]: ...
 
     @abstractmethod
-    def relayed(self, raw: RawFrame) -> list[bytes]:
-        """Return the bytes of a piece of the leg's body."""
+    def relayed(self, raw: RawFrame) -> list[bytes]: ...
 
     @abstractmethod
     def marked(self, raw: RawFrame) -> Item:

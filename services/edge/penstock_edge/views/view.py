@@ -31,16 +31,13 @@ class Source(Protocol):
     on_failure: Callable[[BaseException], None]
 
     async def start(self) -> int:
-        """Begin to deliver; return the stream sequence of the first message to be delivered."""
+        """Return the stream sequence of the first message to be delivered."""
         ...
 
     def patterns(self) -> Collection[str]:
-        """Return the subject patterns under which the source's messages are stored.
-
-        Clients use these patterns to replay the messages that were stored before the first message
-        that the source delivers. Before `start`, some patterns may be missing. A pattern may also
-        match messages that `accepts` refuses.
-        """
+        """Return the patterns under which the messages are stored, for a client's replay of what
+        was stored before. Before `start`, some may be missing. They may match messages that
+        `accepts` refuses."""
         ...
 
     async def accepts(self, stored: Stored) -> bool:
@@ -82,18 +79,15 @@ class ManyRuns:
 
     @property
     def followed(self) -> Followed:
-        """The whole stream EVENTS. The feed finds gaps, so the hub does not look for gaps."""
+        """Follow the whole stream. The feed finds gaps, so the hub does not look for them."""
         return Followed(events_of(self.shard), ">", "live.>", _numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class RunTree:
-    """The events of a workflow's run, and of the runs that its steps start, in EVENTS (see
-    `run_tree`).
-
-    `open` makes the source that delivers these events from a stream sequence on. `known` are runs
-    below the root whose event `workflow.step_started` may have expired.
-    """
+    """The events of a workflow's run, and of the runs that its steps start (see `run_tree`). `open`
+    makes the source from a stream sequence on. `known` are runs below the root whose event
+    `workflow.step_started` may have expired."""
 
     run_id: str
     open: Callable[[int, Deliver], Source]
@@ -101,7 +95,7 @@ class RunTree:
 
     @property
     def followed(self) -> Followed:
-        """The root's events. The source finds gaps, so the hub does not look for gaps."""
+        """Follow the root's events. The source finds gaps, so the hub does not look for them."""
         root = events(self.run_id)
         return Followed(root.stream, root.pattern, root.live, _numbers)
 

@@ -20,6 +20,6 @@ TOKENS: Final[Mapping[str, str]] = {
 
 
 def is_answered_by_decision(kind: str | None, tool: str) -> bool:
-    """Return whether Agno uses the answer as the tool's result, and streams no event for the call.
-    `kind` is the kind of the pause item that asks about the call."""
+    """Return whether Agno streams no event for the call. `kind` is that of the item that asks about
+    it."""
     return kind in _ANSWERED_KINDS or tool in _ANSWERED_TOOLS

@@ -34,25 +34,23 @@ _SCOPED = re.compile(rf"[0-9A-Za-z_-]{{{SCOPE_LENGTH}}}\.(.*)", re.DOTALL)
 
 
 def scope_of(run_id: str) -> str:
-    """Return the qualifier at the beginning of this run's ids, including the dot."""
+    """Include the dot."""
     return f"{run_id[-SCOPE_LENGTH:].rjust(SCOPE_LENGTH, '0')}."
 
 
 def unscoped(part_id: str) -> str:
-    """Return an id without its qualifier, if it has one."""
     match = _SCOPED.fullmatch(part_id)
     return match[1] if match else part_id
 
 
 @dataclass(slots=True)
 class Names:
-    """Maps the ids of one run to names. Names are the ids that the client gets.
+    """Maps the ids of one run to names, the ids that the client gets.
 
-    If the run itself has begun to use an id (`begin`), the id's name has the qualifier of the run
-    (`scope`). All other ids come from a snapshot of the conversation. Such an id belongs to an
-    earlier run or to the client, and keeps the name that it has in the snapshot. Message ids and
-    call ids are in one map, because a client makes a message with a call's id if the call belongs
-    to no message.
+    An id that the run itself has begun to use (`begin`) has the qualifier of the run (`scope`). Any
+    other is from a snapshot of the conversation, belongs to an earlier run or to the client, and
+    keeps its name there. Message ids and call ids are in one map, because a client makes a message
+    with a call's id if the call belongs to no message.
     """
 
     scope: str = ""
@@ -60,16 +58,15 @@ class Names:
     _restated: dict[str, str] = field(default_factory=dict)
 
     def begin(self, part_id: str) -> str:
-        """Make the name for an id that the run begins to use."""
         name = self._own[part_id] = self.scope + part_id
         return name
 
     def of(self, part_id: str) -> str:
-        """Return the name of an id to which an event refers. If the id is unknown, make a name."""
+        """If the id is unknown, make a name."""
         return self._own.get(part_id) or self._restated.get(part_id) or self.begin(part_id)
 
     def restate(self, messages: Sequence[JsonObject]) -> Restated:
-        """Return the messages of a snapshot with names instead of ids; this map stays unchanged."""
+        # This map stays unchanged.
         return Restated(self.scope, self._own, messages)
 
     def keep(self, restated: Restated) -> None:
@@ -77,19 +74,15 @@ class Names:
 
 
 class Restated:
-    """Copies the messages of a conversation, and replaces their ids with names (see `Names`).
+    """Copies the messages of a conversation with names instead of ids (see `Names`). `own` are the
+    ids that the run has begun to use, `known` messages with names.
 
-    `own` has the ids that the run has begun to use. `known` has messages whose ids are already
-    names.
-
-    The following rules give each id a name. If an id is in `own`, the last occurrence of the id
-    belongs to this run and gets the qualifier of this run. All other occurrences belong to earlier
-    runs or to the client. These occurrences get the names that the id has in `known`, in the same
-    order. If an id has more occurrences than known names, the first occurrence keeps the id, and
-    each other occurrence gets its number as the qualifier, as in `000000000001.m1`. An id that
-    Penstock has not made may look as if it had a qualifier. The first occurrence of such an id gets
-    the number 0 as the qualifier, because `own_messages` would otherwise remove the beginning of
-    the id.
+    The last occurrence of an id in `own` belongs to this run and gets its qualifier. All other
+    occurrences belong to earlier runs or to the client, and get the names that the id has in
+    `known`, in the same order. If there are too few, the first occurrence keeps the id, and each
+    other gets its number as the qualifier, as in `000000000001.m1`. The first occurrence of an id
+    that looks as if it had a qualifier gets the number 0, because `own_messages` would otherwise
+    remove the beginning of the id.
     """
 
     def __init__(
@@ -113,15 +106,14 @@ class Restated:
 
     @property
     def sure(self) -> Sequence[JsonObject] | None:
-        """The messages before the first message whose id the client may not know.
+        """The messages before the first whose id the client may not know; None if it knows all
+        before the last.
 
-        The result is None if the client knows the ids of all messages before the last one.
-
-        When a client gets a snapshot, the client keeps known messages in their places, and appends
-        all other messages. But Penstock does not know which id the client has for an answer of an
-        earlier run. If the ids differ, the client would append this answer in the wrong place. So
-        the client first gets a snapshot with only the messages before the answer. The client then
-        takes all other messages from the whole snapshot, in the right order.
+        A client keeps the known messages of a snapshot in their places, and appends all others. But
+        Penstock does not know which id it has for an answer of an earlier run: if the ids differ,
+        it would append this answer in the wrong place. So it first gets a snapshot with only the
+        messages before the answer, and then takes all others from the whole snapshot, in the right
+        order.
         """
         for at, message in enumerate(self.messages[:-1]):
             part_id = message.get("id")
@@ -178,14 +170,14 @@ def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
 
 
 def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
-    """Return the ids in the messages that belong to this run, with the qualifier removed."""
+    """Return the ids without the qualifier."""
     scope = scope_of(run_id)
     names = (name for each in messages for name in _ids((each, *_calls(each))))
     return {name.removeprefix(scope) for name in names if name.startswith(scope)}
 
 
 def call_name(messages: Sequence[JsonObject], part_id: str) -> str:
-    """Return the name of the last call with this id in the messages, or else the id."""
+    """Return the name of the last call with this id, or else the id."""
     for message in reversed(messages):
         for name in _ids(_calls(message)):
             if unscoped(name) == part_id:
@@ -203,12 +195,9 @@ def _calls(message: JsonObject) -> list[JsonObject]:
 
 
 def own_messages(messages: Sequence[Any]) -> list[Any]:
-    """Return the messages of a client with the qualifiers removed from the ids.
-
-    An AG-UI server knows the ids without qualifiers. If an id has several, only the first is
-    removed. Values that are not messages, and ids that are not strings, stay unchanged. Changed
-    messages are copies.
-    """
+    """Return messages for an AG-UI server, which knows the ids without qualifiers. If an id has
+    several, only the first is removed. Values that are no messages, and ids that are no strings,
+    stay unchanged. Changed messages are copies."""
     return [_own_message(each) if isinstance(each, dict) else each for each in messages]
 
 
@@ -236,6 +225,6 @@ def interrupt_id(approval_id: str, item_id: str) -> str:
 
 
 def parse_interrupt_id(interrupt: str) -> tuple[str, str | None]:
-    """Return the approval's id and the item's id; None for an interrupt of all items."""
+    """Return the ids of the approval and of the item; None for an interrupt of all items."""
     approval_id, slash, item_id = interrupt.partition("/")
     return approval_id, item_id if slash else None

@@ -23,15 +23,14 @@ class SharedState:
 
     @property
     def value(self) -> Json:
-        """The current state; None before the first snapshot or patch."""
+        """None before the first snapshot or patch."""
         return None if self._document is None else self._document.value
 
     def snapshot(self, value: Json) -> None:
         self._document = Document(value)
 
     def delta(self, patch: Json) -> None:
-        """Change the state by a patch; as in the reference client, one that does not fit changes
-        nothing."""
+        """As in the reference client, a patch that does not fit changes nothing."""
         if is_patch(patch):
             self._document = self._document or Document({})
             with suppress(DoesNotApply):
@@ -46,11 +45,11 @@ class State:
 
     @property
     def value(self) -> Json:
-        """The current state; None until the server sends a state."""
+        """None until the server sends a state."""
         return self._state.value
 
     def feed(self, body: JsonObject) -> None:
-        """Take one event. Only STATE_SNAPSHOT and STATE_DELTA change the state."""
+        """Only STATE_SNAPSHOT and STATE_DELTA change the state."""
         if body.get("type") == "STATE_SNAPSHOT":
             self._state.snapshot(body.get("snapshot"))
         elif body.get("type") == "STATE_DELTA":

@@ -113,10 +113,8 @@ _VERSION = re.compile(r"\s*(\d{1,9})(?:\.|\s*$)")
 
 
 def is_modern(protocol_version: str | None) -> bool:
-    """Return whether a client of this protocol version knows the additions of 1.0.
-
-    A client before 1.0 declares no version, and rejects the outcome `cancelled`,
-    `pendingToolCallIds` and tool results in parts. A client before 0.0.59 also rejects SUBAGENT_*.
-    """
+    # A client before 1.0 declares no version, and rejects the outcome `cancelled`,
+    # `pendingToolCallIds` and tool results in parts. A client before 0.0.59 also rejects
+    # SUBAGENT_*.
     match = _VERSION.match(protocol_version or "")
     return match is not None and int(match[1]) >= 1

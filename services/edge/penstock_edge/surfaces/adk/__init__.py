@@ -14,8 +14,8 @@ from penstock_edge.surfaces.surface import Surface
 
 
 class Adk(Surface):
-    """Has the handlers for apps, runs, sessions and artifacts, for agents of every protocol. All
-    handlers share one HTTP client for requests to ADK servers."""
+    """Has the handlers for apps, runs, sessions and artifacts; they share one HTTP client for
+    requests to ADK servers."""
 
     handlers = (AppList, Runs, Sessions, Artifacts, Legacy)
 

@@ -46,11 +46,8 @@ class Confirmation(BaseModel):
 
 
 def responses_of(request: RunAgentRequest) -> list[FunctionResponse]:
-    """Return every functionResponse in the message, in camelCase or in snake_case.
-
-    The edge would relay an overlooked functionResponse to the ADK server, which could then run a
-    tool call that nobody has approved.
-    """
+    """Return every functionResponse in the message, in both spellings. An overlooked one would be
+    relayed to the ADK server, which could then run a tool call that nobody has approved."""
     responses = []
     for index, part in enumerate(request.new_message.parts):
         for key in FUNCTION_RESPONSE:
@@ -64,14 +61,10 @@ def responses_of(request: RunAgentRequest) -> list[FunctionResponse]:
 
 
 def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_server: bool) -> Decided:
-    """Return the decision that a function response makes on an item.
-
-    `asked` is the item with the id `item_id` in the approval. ADK requires an object as the
-    response, so ADK's clients send any other value as `{"result": …}`. An ADK server takes the
-    value out of this object itself. So for an ADK server, this function takes the value out only if
-    the item's schema excludes objects, because the object would not fit such a schema. For any
-    other agent server, this function always takes the value out.
-    """
+    """Return the decision on an item. ADK requires an object as the response, so ADK's clients send
+    any other value as `{"result": …}`, and an ADK server takes the value out itself. For an ADK
+    server, this function therefore takes the value out only if the item's schema excludes objects,
+    because the object would not fit it; for any other agent server, always."""
     response = _unwrapped(response)
     if asked.get("kind", "confirmation") in CONFIRMED:
         return _confirmed(response, item_id)
@@ -104,8 +97,7 @@ def _excludes_objects(schema: Any) -> bool:
 
 
 def _result(response: Any, schema: Any) -> Any:
-    """Return the value in `{"result": …}`; return any other response unchanged. If the schema has a
-    field `result`, the response itself is the value."""
+    """If the schema has a field `result`, the response itself is the value."""
     if not isinstance(response, dict) or set(response) != {"result"}:
         return response
     fields = schema.get("properties", {}) if isinstance(schema, dict) else {}

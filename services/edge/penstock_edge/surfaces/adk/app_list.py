@@ -64,8 +64,6 @@ class AppList:
         )
     )
     async def version(self, request: Request) -> ASGIApp:
-        """Respond with Penstock's version; the ADK servers behind it may have different
-        versions."""
         return json_response(
             {
                 "version": version(DISTRIBUTION),
@@ -101,7 +99,7 @@ class AppList:
         return json_response({"apps": described})
 
     async def _described(self, agent: AdkAgent) -> dict[str, dict[str, Any]]:
-        """Map app names to the descriptions that this agent's ADK server gives, if it answers."""
+        """Return nothing if the server does not answer."""
         try:
             apps = await self._servers.described(agent)
         except Problem as problem:
@@ -116,7 +114,7 @@ def _name(agent: AgentConfig) -> str:
 
 
 def _known(name: str, agent: AgentConfig) -> dict[str, Any]:
-    """Return an app's description from the configuration alone, in the shape of ADK's AppInfo."""
+    """Return the shape of ADK's AppInfo."""
     return {
         "name": name,
         "rootAgentName": agent.name or name,

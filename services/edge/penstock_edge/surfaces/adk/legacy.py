@@ -56,8 +56,7 @@ _operation = partial(
 
 
 class Legacy:
-    """Has the two handlers of the legacy pattern; the contract's flag does not disable these
-    handlers."""
+    """Has the handlers of the legacy pattern; the contract's flag does not disable them."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -144,8 +143,7 @@ class Legacy:
     async def _run_of(
         self, named: NamedSession, after: Cursor | None
     ) -> tuple[str, Cursor | None] | None:
-        """Return the run to stream, and the cursor in this run; None while the session has no
-        run."""
+        """Return the run to stream, and the cursor in this run, if the session has a run."""
         record = await self._sessions.get(named)
         runs = record.runs if record is not None else []
         if not runs:
@@ -161,7 +159,7 @@ class Legacy:
         return seen, after
 
     async def _run_at(self, named: NamedSession, sequence: int) -> str | None:
-        """Return the run whose stream has the event with this sequence; None if it has expired."""
+        """Return None if the event with this sequence has expired."""
         shard = await self._edge.shards.of(named.user_id, named.id)
         found, _ = await read(self._edge.bus, events_of(shard), ">", sequence, 1)
         if not found or found[0].sequence != sequence:

@@ -26,11 +26,8 @@ class Content(BaseModel):
 
 
 class RunAgentRequest(BaseModel):
-    """The body of `/run_sse` and `/run`; names of fields are in camelCase or in snake_case.
-
-    To start a run, an ADK server gets the whole body. The edge refuses a body with fields that the
-    agent does not accept.
-    """
+    """The body of `/run_sse` and `/run`. To start a run, an ADK server gets the whole body. The
+    edge refuses a body with fields that the agent does not accept."""
 
     model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
 
@@ -44,11 +41,8 @@ class RunAgentRequest(BaseModel):
 
 
 class CreateRequest(BaseModel):
-    """The body of a request that creates a session.
-
-    An ADK server also gets fields that this model does not declare. The edge refuses those of them
-    that the agent does not accept.
-    """
+    """The body of a request that creates a session. An ADK server also gets fields that are not
+    declared here; the edge refuses those that the agent does not accept."""
 
     model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
 
@@ -60,10 +54,7 @@ class CreateRequest(BaseModel):
 
 
 class ChangeRequest(BaseModel):
-    """The body of a request that changes a session's state.
-
-    The agent must accept each key of `stateDelta`.
-    """
+    """The body of a request that changes a session's state; the agent must accept each key."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -95,8 +86,7 @@ def text_of(request: RunAgentRequest) -> str:
 
 
 def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
-    """Refuse message parts and a state that only an ADK server could use. `takes_state` is True for
-    a workflow, which gets `stateDelta` as its input."""
+    """Refuse what only an ADK server could use. A workflow takes a state, as its input."""
     refused = "an agent that is no ADK agent takes no"
     errors = [
         body_error("not_portable", path_of_part(index, key), f"{refused} {key}")
@@ -115,8 +105,7 @@ def path_of_part(index: int, key: str) -> tuple[str | int, ...]:
 
 
 def _require_one_spelling(document: dict[str, Any]) -> None:
-    """Refuse a field in both spellings. The edge checks only one of the two values, and the ADK
-    server could read the other value."""
+    # The edge checks only one of two spellings, and the ADK server could read the other value.
     for name, field in RunAgentRequest.model_fields.items():
         alias = field.alias or name
         if alias != name and alias in document and name in document:

@@ -46,8 +46,7 @@ NO_TIMEOUT_S: Final = 0.0
 
 
 class EventList(Body):
-    """A response body that lists the leg's events as JSON. If the leg failed, the response is an
-    error instead of the list."""
+    """Lists the leg's events as JSON; if the leg failed, the response is an error instead."""
 
     def __init__(self) -> None:
         self._parser = Parser()
@@ -64,11 +63,9 @@ class EventList(Body):
 
 
 def listed(frames: Iterable[Frame]) -> bytes:
-    """Return the frames' events, unchanged, as a JSON list without the partial events.
-
-    A leg that ended with an error frame of adk-streaming.md raises a Problem with ADK's status: 504
-    for a timeout, 502 if the agent server refused the request, 500 for every other error.
-    """
+    """Return the events, unchanged, as a JSON list without the partial events. A leg that ended
+    with an error frame of adk-streaming.md raises a Problem with ADK's status: 504 for a timeout,
+    502 if the agent server refused the request, 500 for every other error."""
     events = []
     for frame in frames:
         try:
@@ -119,18 +116,14 @@ class Runs:
         )
     )
     async def collect(self, request: Request) -> ASGIApp:
-        """Open the leg; when it has ended, list the events that /run_sse would stream."""
         require_enabled(self._edge)
         client = await self._edge.hubs.join(*await self._open(request, streams=False))
         return SingleBody(client, EventList(), DETAIL.response)
 
     async def _open(self, request: Request, *, streams: bool) -> tuple[View, StartPosition]:
-        """Open the leg that the request asks for: of a new run, or after the pause that it answers.
-
-        A new run needs the scope `start`, and the answer to a pause needs the scope `decide`. For
-        an ADK agent, the caller also needs the scope `raw`, because the bytes of the ADK server are
-        relayed. Without `streams`, an encoded leg has no partial events.
-        """
+        """Open a new leg, or that after the pause which the request answers. For an ADK agent, the
+        caller also needs the scope `raw`, because the bytes of the ADK server are relayed. Without
+        `streams`, an encoded leg has no partial events."""
         edge, who = self._edge, identity_of(request)
         edge.streams.require_room(request.scope)
         require_json(request)
@@ -203,11 +196,9 @@ class Runs:
         *,
         is_native: bool,
     ) -> Reply:
-        """Return the decisions that the responses make on the pending requests of a run.
-
-        Only the id of the function call counts, not the name of the function. An ADK server that
-        got a response without a pending request could run a call that no person has approved (404).
-        """
+        """Only the id of the function call counts, not the name of the function. An ADK server that
+        got a response without a pending request could run a call that no person has approved
+        (404)."""
         bus = self._edge.bus
 
         async def pending(response: FunctionResponse) -> tuple[str, ApprovalRecord] | None:
@@ -240,7 +231,6 @@ class Runs:
     async def _reply_in_tree(
         self, who: Identity, session: Session, responses: Sequence[FunctionResponse]
     ) -> Reply:
-        """Return the decisions on open approvals of the session's paused workflow."""
         bus, ids = self._edge.bus, [item_ids(response.id) for response in responses]
         async for root in pauses.paused_runs(bus, who, session):
             open_ = await open_approvals(
@@ -271,7 +261,6 @@ class Runs:
 
 
 def _view(agent: AgentConfig, leg: Leg, *, streaming: bool) -> View:
-    """Return the leg of an ADK agent byte for byte, and any other leg in ADK's events."""
     if agent.protocol == ADK:
         return upstream_leg_view(leg.run_id, leg.number, agent.timeout_s, agent.hosts)
     timeout_s = NO_TIMEOUT_S if isinstance(agent, WorkflowAgent) else agent.timeout_s

@@ -51,11 +51,9 @@ class ServerAnswer:
 
 
 class AdkServers:
-    """Sends requests to ADK servers, with one HTTP client for all servers.
-
-    Every method that sends a request raises Problem 502 if the server cannot be reached, or if its
-    answer is larger than `MAX_ANSWER_BYTES`, and 504 if it has not answered in time.
-    """
+    """Sends requests to ADK servers. Every method that sends one raises Problem 502 if the server
+    cannot be reached, or if its answer is larger than `MAX_ANSWER_BYTES`, and 504 if it has not
+    answered in time."""
 
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
@@ -83,12 +81,12 @@ class AdkServers:
         below: Sequence[str],
         query: Mapping[str, str],
     ) -> ServerAnswer:
-        """Request a session's artifacts; `below` has the segments of the path after `artifacts`."""
+        """`below` has the segments of the path after `artifacts`."""
         parts = ["apps", agent.agent, "users", user_id, "sessions", session_id, "artifacts"]
         return await self._send("GET", agent, [*parts, *below], query=query)
 
     async def described(self, agent: AdkAgent) -> list[Any]:
-        """Return the server's descriptions of its apps; an older server has only names."""
+        """Return nothing for an older server, which has only names."""
         query = {"detailed": "true"}
         answer = await self._send("GET", agent, ["list-apps"], query=query, timeout_s=DESCRIBED_S)
         try:
@@ -126,14 +124,10 @@ class AdkServers:
     async def create(
         self, agent: AdkAgent, user_id: str, session_id: str, given: dict[str, Any]
     ) -> ServerAnswer:
-        """Create a session, and return the server's answer; `given` is the body without the id.
-
-        ADK 1.16 accepts the session's id in the path or in the body. With the id in the path, ADK
-        refuses to replace an existing session, but accepts no field besides a state. With the id in
-        the body, ADK replaces an existing session. So this method sends the id in the path if
-        `given` has at most a state. If `given` has other fields, this method first checks that the
-        session does not exist (409), and then sends the id in the body.
-        """
+        """`given` is the body without the id. ADK 1.16 refuses to replace an existing session only
+        if the id is in the path, and then accepts no field besides a state. So for other fields,
+        this method first checks that the session does not exist (409), and then sends the id in the
+        body."""
         require_reachable(agent, user_id, session_id)
         if given.keys() <= {"state"}:
             state = given.get("state") or {}
@@ -155,11 +149,9 @@ class AdkServers:
 
 
 def relayed(answer: ServerAnswer) -> Response:
-    """Return the server's answer as a response; credentials and internal addresses are removed.
-
-    An answer that is no JSON, or has not the shape of ADK's errors, becomes a Problem with the
-    server's status and text, and one that is neither 2xx nor an error becomes 502.
-    """
+    """Return the server's answer without credentials and internal addresses. One that is no JSON,
+    or has not the shape of ADK's errors, becomes a Problem with the server's status and text, and
+    one that is neither 2xx nor an error becomes 502."""
     hosts = (answer.host,)
     try:
         body = orjson.loads(answer.content)
@@ -190,5 +182,5 @@ async def _complete_body(answer: httpx.Response) -> bytes:
 
 
 def _segment(text: str) -> str:
-    """Quote a client's id as one segment of a path, so that `..` cannot lead to another path."""
+    """Quote a client's id so that `..` cannot lead to another path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

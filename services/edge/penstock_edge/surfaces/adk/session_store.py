@@ -70,7 +70,7 @@ class SessionStore:
         return _shown(named, record, ())
 
     async def show(self, named: NamedSession, turn: Turn) -> dict[str, Any]:
-        """Return the session with the events of its last runs, within the limits."""
+        """Include the events of its last runs, within the limits."""
         record = await self.get(named)
         if record is None:
             raise Problem(404, "Session not found")
@@ -119,8 +119,7 @@ class SessionStore:
             )
 
     async def forget(self, named: NamedSession) -> None:
-        """Delete the session's record, unless runs are queued in it; the runs themselves are
-        kept."""
+        """Delete the record, unless runs are queued in it; the runs themselves are kept."""
         entry = await self._bucket.get(named.key)
         if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
             await self._bucket.delete(named.key, entry.revision)
@@ -152,8 +151,7 @@ def _shown(named: NamedSession, record: SessionRecord, last: Sequence[RunRecord]
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the event with the user's message, which ADK keeps in a session but does not
-    stream."""
+    """Return the event with the user's message, which ADK keeps but does not stream."""
     message = started["data"].get("message")
     if not message:
         return []

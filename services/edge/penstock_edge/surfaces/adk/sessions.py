@@ -141,12 +141,10 @@ class Sessions:
         )
     )
     async def change(self, request: Request) -> ASGIApp:
-        """Change the state of an ADK session without a run; respond with the whole session.
-
-        A `stateDelta` may change the same keys here as at the start of a run, because the next run
-        reads the state in both cases. If a client could change the state during a pause, an
-        approved tool could run with another state than the person saw (409).
-        """
+        """Change the state of an ADK session without a run; respond with the whole session. A
+        `stateDelta` may change the same keys as at the start of a run. If a client could change the
+        state during a pause, an approved tool could run with another state than the person saw
+        (409)."""
         named = session_named_by(self._edge, request)
         if named.agent.protocol == ADK:
             require(identity_of(request), "raw")
@@ -168,7 +166,7 @@ class Sessions:
         )
     )
     async def delete(self, request: Request) -> ASGIApp:
-        """Delete the session; the response is `null`, even if there is no such session."""
+        """Respond with `null`, even if there is no such session."""
         named = session_named_by(self._edge, request)
         await ignore_body(request)
         await self._sessions.check_at_rest(named)
@@ -194,8 +192,7 @@ class Sessions:
         return json_response(await self._sessions.create(session))
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        """Return the object in the body; as in ADK, an empty body and `null` count as an empty
-        object."""
+        """As in ADK, an empty body and `null` count as an empty object."""
         body = await read_body(request, self._edge.settings.max_body_bytes)
         if not body:
             return {}
@@ -212,8 +209,7 @@ class Sessions:
 
 
 def session_named_by(edge: Edge, request: Request) -> NamedSession:
-    """Return the session that the path names; its id is empty if the path names only a user's
-    sessions."""
+    """Return an empty id if the path names only a user's sessions."""
     who = identity_of(request)
     path = request.path_params
     user_id = acting_user(who, path["user"])
@@ -223,8 +219,7 @@ def session_named_by(edge: Edge, request: Request) -> NamedSession:
 
 
 def readable_by(edge: Edge, request: Request) -> NamedSession:
-    """Return the session that the path names, for a handler that reads the session. The session of
-    an ADK agent is relayed byte for byte, so the caller needs the scope `raw`."""
+    """Require `raw` to read the session of an ADK agent, which is relayed byte for byte."""
     named = session_named_by(edge, request)
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")

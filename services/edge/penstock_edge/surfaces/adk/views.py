@@ -37,11 +37,11 @@ _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
 @dataclass(slots=True)
 class UpstreamLeg(RelayedLeg):
-    """Relays the body of one leg byte for byte, and adds at most one error frame at the end.
+    """Relays the body of one leg byte for byte.
 
-    adk-streaming.md allows no other additions, such as ids or comments. The error frame tells why
-    the leg was interrupted, and begins at a frame boundary. If the agent server's last frame is an
-    error frame already, the edge adds no error frame.
+    adk-streaming.md allows no additions, such as ids or comments, but one error frame at the end,
+    which tells why the leg was interrupted, and begins at a frame boundary. If the agent server's
+    last frame is an error frame, the edge adds none.
     """
 
     timeout_s: float
@@ -51,7 +51,6 @@ class UpstreamLeg(RelayedLeg):
     _last_frame: bytes = b""
 
     def run_ended(self, event: dict[str, Any]) -> list[bytes]:
-        """Return the error of a leg that has no closing frame, if its run has one."""
         error = {
             "lifecycle.failed": event["data"].get("error", "The run failed"),
             "lifecycle.cancelled": "The run was cancelled",
@@ -72,12 +71,12 @@ class UpstreamLeg(RelayedLeg):
         return Item(raw.sequence, frames, last=raw.kind in ("lost", "end"))
 
     def interruption(self) -> list[bytes]:
-        """Return an error frame. The client has no cursor to continue with. If there were no error
-        frame, the client would conclude that the run has succeeded."""
+        """Without an error frame, a client, which has no cursor, would conclude that the run has
+        succeeded."""
         return self._error({"error": INTERRUPTED}, now())
 
     def _boundary(self, connection: str) -> bytes:
-        """Return an empty line if an earlier connection of the leg broke inside a frame."""
+        """Return an empty line if an earlier connection broke inside a frame."""
         if connection == self._connection:
             return b""
         is_half = self._connection and self._parser is not None and not self._parser.is_at_boundary
@@ -109,17 +108,14 @@ class UpstreamLeg(RelayedLeg):
 
 
 def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
-    """Return the view of the bytes that an ADK server sends for one leg.
-
-    If the leg fails, the view adds an error frame. After a timeout, the error frame names
-    `timeout_s`. The error frame must not name the agent server's `hosts`.
-    """
+    """Return the view of an ADK server's bytes. If the leg fails, it adds an error frame, which
+    names `timeout_s` after a timeout, and never the agent server's `hosts`."""
     return relayed_leg_view("adk", run_id, leg, partial(UpstreamLeg, leg, timeout_s, hosts))
 
 
 def leg_form(timeout_s: float, *, streaming: bool) -> LegForm[AdkEncoder]:
-    """Return the form of a leg in ADK's events; error frames name the agent's `timeout_s`.
-    `streaming` is the field `streaming` of the client's request."""
+    """Return the form of a leg in ADK's events. `streaming` is the field of the client's
+    request."""
 
     def interrupted(encoder: AdkEncoder) -> list[bytes]:
         failure = failure_frame({"error": INTERRUPTED}, timeout_s, time.time())
@@ -135,11 +131,8 @@ def leg_form(timeout_s: float, *, streaming: bool) -> LegForm[AdkEncoder]:
 
 
 def legacy_view(run_id: str, tree: TreeViews | None) -> View:
-    """Return the view of a whole run in the three event types of the legacy pattern.
-
-    Each frame has a cursor. None of the three event types is a warning, so a notice is an SSE
-    comment. `tree` has the events of a workflow's run.
-    """
+    """Return the view of a whole run, with cursors. None of the three event types is a warning, so
+    a notice is an SSE comment. `tree` has the events of a workflow's run."""
     if tree is not None:
         return tree.encoded("legacy", LegacyEncoder, Sse(), _comment)
     return View(
@@ -157,5 +150,4 @@ def _comment(code: str, message: str) -> bytes:
 
 
 def _without_id(frame: Frame, cursor: str) -> bytes:
-    """Encode the frame without an id, because frames of adk-streaming.md have no ids."""
     return sse.encode(frame.data)

@@ -39,7 +39,6 @@ class ServerInfo:
         )
     )
     async def config(self, request: Request) -> ASGIApp:
-        """Respond with the agents, teams and workflows; Penstock has no databases."""
         shown: dict[str, Any] = {"os_id": OS_ID, "name": "Penstock", "databases": []}
         for kind in KINDS:
             shown[f"{kind}s"] = agents_shown(self._edge.config, kind)
@@ -53,7 +52,6 @@ class ServerInfo:
         )
     )
     async def health(self, request: Request) -> ASGIApp:
-        """Respond with 200: this edge answers. `/readyz` shows whether it can serve runs."""
         return json_response({"status": "ok", "instantiated_at": self._since})
 
 

@@ -35,8 +35,8 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """A tool call with a client's answer; the tool call may be inside a requirement. Each of `ids`
-    may be the id of the item that the client answers. The most specific id comes first."""
+    """A tool call with a client's answer, maybe of a requirement. Each of `ids` may be the id of
+    the item that it answers; the most specific comes first."""
 
     where: Where
     ids: tuple[str, ...]
@@ -51,7 +51,7 @@ class ToolAnswer:
 
     @property
     def ran_before(self) -> bool:
-        """Whether the tool ran before the pause; clients send such tools back, too."""
+        """Clients send tools that ran before the pause back, too."""
         return self.result is not None and not self.runs_at_client
 
 
@@ -72,8 +72,7 @@ Answer = ToolAnswer | StepAnswer
 
 
 def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
-    """Return the answers in a client's list. `section` is the name of the list: `tools`,
-    `requirements` or `step_requirements`."""
+    """Read the list `tools`, `requirements` or `step_requirements`."""
     read = _SECTIONS[section]
     return [answer for index, each in enumerate(given) for answer in read((section, index), each)]
 
@@ -81,7 +80,6 @@ def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
 def are_known(
     items: Sequence[JsonObject], shown: Mapping[str, str], given: Iterable[Answer]
 ) -> bool:
-    """Return whether every answer belongs to one of these items, or to a tool that ran before."""
     names = _names(items, shown)
     return all(_found(names, answer) or answer.ran_before for answer in given)
 
@@ -89,14 +87,12 @@ def are_known(
 def decided(
     items: Sequence[JsonObject], shown: Mapping[str, str], given: Sequence[Answer]
 ) -> list[Decided]:
-    """Return the decisions that the answers make on the items of the event `approval.requested`.
+    """Return the decisions on the items of the event `approval.requested`. `shown` maps the agent
+    server's ids to item ids, where these differ. The approvals service checks that every item is
+    decided.
 
-    `shown` maps the agent server's ids to item ids, where the two ids differ. This function does
-    not check that every item is decided, because the approvals service does.
-
-    Raises:
-        InvalidBody: an answer belongs to no item, or to an item that another answer decides; the
-            tool call in an answer differs from the call of the item; or an answer has no decision.
+    Raise InvalidBody for an answer that belongs to no item, or to an item that another answer
+    decides, that has no decision, or whose tool call differs from the call of the item.
     """
     names = _names(items, shown)
     decisions: dict[str, Decided] = {}
@@ -209,10 +205,8 @@ def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
 
 
 def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]:
-    """Return one list of a schema's entries, from a requirement (`outer`) and its tool (`nested`).
-
-    If the client has filled in an entry of the tool, this entry replaces the requirement's entry.
-    """
+    """Join a schema's entries of a requirement (`outer`) and of its tool (`nested`), whose
+    filled-in entries replace the others."""
     filled = {each[key]: each for each in objects(outer) if isinstance(each.get(key), str)}
     filled |= {
         each[key]: each
@@ -226,8 +220,7 @@ def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]
 
 
 def _names(items: Sequence[JsonObject], shown: Mapping[str, str]) -> Mapping[str, list[JsonObject]]:
-    """Map each id by which clients may name an item to the items with this id. Several items may
-    have the same id, because two members of a team may use the same call id."""
+    """Several items may have the same id: two members of a team may use the same call id."""
     names: dict[str, list[JsonObject]] = {}
     by_id = {item["item_id"]: item for item in items}
     named = [(item["item_id"], item) for item in items]
@@ -252,8 +245,7 @@ def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject 
 
 
 def _require_same_call(item: JsonObject, answer: Answer) -> None:
-    """Refuse an answer whose tool call differs from the item's call. A person has approved only the
-    item's call, so no other call may run."""
+    # A person has approved only the item's call, so no other call may run.
     if isinstance(answer, StepAnswer):
         return
     asked = waiting_tool(item, None)

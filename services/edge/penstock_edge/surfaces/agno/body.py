@@ -21,8 +21,7 @@ MAX_FIELDS: Final = 1000
 
 
 async def fields_of(request: Request, limit_bytes: int) -> Mapping[str, Any]:
-    """Return the fields of the body by name. The fields of a form are texts; empty fields of a form
-    are left out."""
+    # The fields of a form are texts; its empty fields are left out.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         body = await read_body(request, limit_bytes)
@@ -76,8 +75,8 @@ async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping
 
 
 def _once(given: Iterable[tuple[str, str]]) -> Mapping[str, str]:
-    """Return the fields by name; refuse a name that is given twice. The edge would check only one
-    of the two values, and the agent server could read the other value."""
+    """Refuse a name that is given twice: the edge would check only one of the two values, and the
+    agent server could read the other one."""
     fields: dict[str, str] = {}
     for name, value in given:
         if name in fields:

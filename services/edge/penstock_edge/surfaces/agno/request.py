@@ -37,14 +37,13 @@ KINDS: Final = tuple(ANSWER_FIELDS)
 
 
 def error(type: str, loc: Sequence[str | int], msg: str, input: Any = None) -> JsonObject:
-    """Return an error in FastAPI's form; `loc` is the path of the field in the body. The error
-    shows only the beginning of `input`; it shows null if `input` is not a text."""
+    """Show only the beginning of an `input` that is a text, and null for any other."""
     shown = shortened(input) if isinstance(input, str) else None
     return {**body_error(type, loc, msg), "input": shown}
 
 
 def _absent(text: Any) -> Any:
-    """Return None for an empty text, because FastAPI treats an empty field of a form as missing."""
+    """FastAPI treats an empty field of a form as missing."""
     return None if text == "" else text
 
 
@@ -54,11 +53,8 @@ Name = Annotated[
 
 
 class RunRequest(BaseModel):
-    """The body of a request that starts a run.
-
-    An Agno server also gets fields that this model does not declare. The edge refuses those of them
-    that the agent does not accept.
-    """
+    """The body of a request that starts a run. An Agno server also gets fields that are not
+    declared here; the edge refuses those that the agent does not accept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -76,8 +72,8 @@ class RunRequest(BaseModel):
         return self.background and not self.stream
 
     def forwarded(self) -> JsonObject:
-        """Return the client's other fields, without reserved fields and null values. Agno ignores
-        `dependencies` that are not a JSON object, so such a field is left out."""
+        """Return the client's other fields that have a value. Agno ignores `dependencies` that are
+        not a JSON object, so they are left out."""
         given = {
             name: value
             for name, value in (self.model_extra or {}).items()
@@ -104,10 +100,8 @@ class SessionRequest(BaseModel):
 
 
 class ContinueRequest(BaseModel):
-    """The body of a request that answers a pause, and so continues the run.
-
-    The answers are a list in a further field: `tools`, `requirements` or `step_requirements`.
-    """
+    """The body of a request that answers a pause. The answers are a list in a further field:
+    `tools`, `requirements` or `step_requirements`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -159,11 +153,7 @@ def require_portable(request: RunRequest) -> None:
 
 
 def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
-    """Return the list of answers in the body of a request that continues a run.
-
-    `kind` is the kind of the agent: agent, team or workflow. As in Agno, a field that is not a JSON
-    list of objects is 400.
-    """
+    """`kind` is the agent's kind. As in Agno, a field that is not a JSON list of objects is 400."""
     extra = request.model_extra or {}
     fields = ANSWER_FIELDS[kind]
     given = [name for name in fields if extra.get(name) not in (None, "")]

@@ -57,8 +57,7 @@ _LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON
 
 
 def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
-    """Declare the same operation once for each kind: agents, teams and workflows. The handler gets
-    the kind in the path parameter `kind`."""
+    # The handler gets the kind, agent, team or workflow, in the path parameter `kind`.
     return [
         Operation(
             path=path.replace("{kind}", kind),
@@ -124,12 +123,8 @@ class Runs:
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """Start a run.
-
-        With `stream`, the response is the stream of the first leg. Without `stream`, the response
-        is the run as JSON when the leg has ended. With `background` and without `stream`, the
-        response is 202 at once, as in Agno 3.
-        """
+        """With `stream`, respond with the stream of the first leg, without it with the run as JSON
+        when the leg has ended, and with `background` only at once with 202, as in Agno 3."""
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)
         fields = await fields_of(request, edge.settings.max_body_bytes)
@@ -225,7 +220,6 @@ class Runs:
     async def _reply(
         self, who: Identity, record: RunRecord, answers: Sequence[agno_answers.Answer]
     ) -> legs.Reply:
-        """Return the decisions that the answers make on the items of the run's pause."""
         pause = await pause_of(
             self._edge.bus,
             who.user_id,
@@ -242,7 +236,6 @@ class Runs:
     async def _reply_in_tree(
         self, who: Identity, root: RunRecord, answers: Sequence[agno_answers.Answer]
     ) -> legs.Reply:
-        """Return the decisions that the answers make on open approvals of a workflow's run."""
         open_ = await open_approvals(
             self._edge.bus,
             who.user_id,
@@ -286,7 +279,6 @@ class Runs:
 
 
 def _require_raw(who: Identity, agent: AgentConfig, asked: RunRequest | ContinueRequest) -> None:
-    """Require the scope `raw` for the stream of an Agno agent, whose bytes are relayed."""
     if asked.stream and is_native(agent):
         require(who, "raw")
 

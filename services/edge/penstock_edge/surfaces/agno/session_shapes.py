@@ -44,7 +44,6 @@ class SessionSummary:
     updated_at: str
 
     def listed(self) -> JsonObject:
-        """Return the session in the shape of Agno's SessionSchema."""
         return without_none(
             {
                 "session_id": self.session_id,
@@ -58,8 +57,8 @@ class SessionSummary:
         )
 
     def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
-        """Return the session in the shape of Agno's schema for sessions of its kind. `runs` are the
-        outputs of the session's runs."""
+        """Return Agno's schema for sessions of this kind, with the outputs of the session's
+        runs."""
         kind = self.agent.kind
         shape = {name: value for name, value in self.listed().items() if name != "session_type"}
         if kind == "agent":
@@ -73,8 +72,7 @@ class SessionSummary:
 
 
 def page_of(sessions: Sequence[SessionSummary], count: int, *, page: int, limit: int) -> JsonObject:
-    """Return a page in the shape of Agno's PaginatedResponse; `count` is the number on all
-    pages."""
+    """Return Agno's PaginatedResponse; `count` is the number on all pages."""
     return {
         "data": [each.listed() for each in sessions],
         "meta": {
@@ -88,12 +86,9 @@ def page_of(sessions: Sequence[SessionSummary], count: int, *, page: int, limit:
 
 
 def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) -> JsonObject:
-    """Return a run in the shape of Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
-
-    `output` is the run as one object; None if the run's events have expired, or are too many to
-    read for this request. In this case, the record provides the answer and the first 200 characters
-    of the message.
-    """
+    """Return Agno's RunSchema, TeamRunSchema or WorkflowRunSchema. `output` is the run as one
+    object, or None if its events have expired, or are too many to read for this request. The record
+    then provides the answer and the first 200 characters of the message."""
     run = output or {}
     content = run.get("content", _summary(record))
     asked = run.get("input")
@@ -116,7 +111,6 @@ def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) 
 
 
 def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
-    """Return a run in the shape of Agno's SessionRunPreviewSchema."""
     return {
         "run_id": record.run_id,
         f"{agent.kind}_id": agent.id,

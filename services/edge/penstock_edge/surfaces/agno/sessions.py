@@ -128,8 +128,7 @@ class Sessions:
         )
     )
     async def create(self, request: Request) -> ASGIApp:
-        """Create a session of the agent that the body names, or of the only agent of its kind.
-        Names, state and metadata are refused, because Penstock would not keep them."""
+        """Names, state and metadata are refused, because Penstock would not keep them."""
         who, _, agents = self._asked(request)
         document = await read_json(request, self._edge.settings.max_body_bytes)
         asked = validated(SessionRequest, document)
@@ -195,8 +194,7 @@ class Sessions:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with one session and its conversation. If several agents have a session with this
-        id, the response is the session that changed last."""
+        """If several agents have a session with this id, show the one that changed last."""
         who, owner, agents = self._asked(request)
         session_id = request.path_params["session_id"]
         records = await self._records(who, owner, session_id, agents)
@@ -220,8 +218,7 @@ class Sessions:
         )
     )
     async def runs(self, request: Request) -> ASGIApp:
-        """Respond with the session's runs in order. Only the last runs have messages and tool
-        calls."""
+        """Only the last runs have messages and tool calls."""
         who, runs = await self._chosen(request)
         outputs = await self._outputs(who, runs)
         shown = [run_shown(record, agent, outputs.get(record.run_id)) for record, agent in runs]
@@ -260,8 +257,6 @@ class Sessions:
         return json_response(run_shown(record, agent, outputs.get(run_id)))
 
     def _asked(self, request: Request) -> tuple[Identity, str, list[AgentConfig]]:
-        """Return the caller, the sessions' owner, and the agents of the kind that the query
-        names."""
         who = identity_of(request)
         query = request.query_params
         for name in ("db_id", "table"):
@@ -274,7 +269,6 @@ class Sessions:
         return who, acting_user(who, query.get("user_id")), agents
 
     async def _chosen(self, request: Request) -> tuple[Identity, list[Run]]:
-        """Return the caller, and those runs of the session that match the query."""
         who, owner, agents = self._asked(request)
         query = request.query_params
         statuses = {status.upper() for status in query.getlist("status")}
@@ -307,8 +301,6 @@ class Sessions:
         return [(by_id[record.agent], record) for record in records]
 
     async def _runs(self, records: Sequence[tuple[AgentConfig, SessionRecord]]) -> list[Run]:
-        """Return the runs of these sessions in the order of creation, which is the order of their
-        ids."""
         agents = {run_id: agent for agent, record in records for run_id in record.runs}
         found = await run_records(self._edge.bus, sorted(agents))
         return [(record, agents[record.run_id]) for record in found]
@@ -339,11 +331,9 @@ class Sessions:
         return ListedSession(record, tuple(await run_records(self._edge.bus, ids)))
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        """Map ids of the last runs to the runs as Agno's objects.
-
-        The runs are read from the newest run backwards, until a limit is reached. A run is left out
-        if not all of its events could be read.
-        """
+        """Map ids of the last runs to the runs as Agno's objects, read from the newest run
+        backwards, until a limit is reached. A run of which not all events could be read is left
+        out."""
         allowance = session_allowance()
         turn = self._edge.turns.for_caller(who)
         outputs: dict[str, dict[str, Any]] = {}

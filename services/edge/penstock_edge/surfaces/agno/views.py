@@ -42,7 +42,7 @@ _FRAME_END: Final = b"\n\n"
 
 @dataclass(slots=True)
 class EdgeFrames:
-    """Makes the frames, with the agent's name, that the edge itself adds to an Agno stream."""
+    """Makes the frames that the edge itself adds to an Agno stream."""
 
     agent: AgentConfig
     run_id: str
@@ -51,16 +51,15 @@ class EdgeFrames:
         return AgnoEncoder(self.agent.kind, self.agent.name or "")
 
     def of(self, event: dict[str, Any]) -> list[bytes]:
-        """Return the frames of an event that the edge adds, without knowledge of the run's earlier
-        events."""
+        """Know nothing of the run's earlier events."""
         encoder = self.encoder()
         started = {"category": "lifecycle", "action": "started"}
         encoder.feed({**event, "event": started, "data": {"agent": self.agent.id}})
         return [sse.encode(frame.data, event=frame.event) for frame in encoder.feed(event)]
 
     def interrupted(self) -> list[bytes]:
-        """Return a RunError that ends an interrupted stream. Agno's clients have no cursor. If the
-        stream ended without a RunError, a client would conclude that the run has succeeded."""
+        """Agno's clients have no cursor, and would conclude without a RunError that the run has
+        succeeded."""
         return self.of(
             {
                 "run_id": self.run_id,
@@ -73,7 +72,7 @@ class EdgeFrames:
 
 
 class SessionId(NamedTuple):
-    """The two ids of one session as JSON: the agent server's id, and the client's id."""
+    """The two ids of one session as JSON."""
 
     of_server: bytes
     of_client: bytes
@@ -81,12 +80,9 @@ class SessionId(NamedTuple):
 
 @dataclass(slots=True)
 class UpstreamLeg(RelayedLeg):
-    """Relays one leg of an Agno server byte for byte.
-
-    If the Agno server sends no event that ends the leg, the edge adds the event that ends the run.
-    If a connection breaks within a frame, the Agno server sends the whole frame again on the next
-    connection. So the beginning of such a frame is dropped.
-    """
+    """Relays one leg of an Agno server byte for byte; adds the event that ends the run if the
+    server sends none. If a connection breaks within a frame, the Agno server sends the whole frame
+    again on the next one, so the beginning of such a frame is dropped."""
 
     edge: EdgeFrames
     _parser: sse.Parser = field(default_factory=sse.Parser)
@@ -113,7 +109,6 @@ class UpstreamLeg(RelayedLeg):
         return self.edge.interrupted()
 
     def _complete_frames(self, raw: RawFrame) -> bytes:
-        """Return the new bytes up to the end of the last complete frame; keep the rest."""
         if raw.connection != self._connection:
             self._parser, self._unfinished, self._connection = sse.Parser(), b"", raw.connection
         self._look_for_end(raw.payload)
@@ -124,8 +119,7 @@ class UpstreamLeg(RelayedLeg):
         return body[:end].replace(*self._session_id) if self._session_id else body[:end]
 
     def _read_session_id(self, opened: dict[str, Any]) -> None:
-        """Read the session's two ids. The client continues the session with the id in the frames,
-        so the frames must contain the client's own id."""
+        # The client continues the session with the id in the frames, so they must have its own id.
         if "thread_id" in opened:
             of_client = orjson.dumps(opened["session_id"])[1:-1]
             self._session_id = SessionId(opened["thread_id"].encode(), of_client)
@@ -161,13 +155,11 @@ class RunObject(Encoder):
 
 
 def upstream_leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
-    """Return the view of one leg of an Agno server, whose bytes are relayed."""
     encoding = partial(UpstreamLeg, leg, EdgeFrames(agent, run_id))
     return relayed_leg_view("agno", run_id, leg, encoding)
 
 
 def stream_form(edge: EdgeFrames) -> LegForm[AgnoEncoder]:
-    """Return the form of a leg as a stream of Agno's events, without ids."""
     return LegForm(
         ("events",),
         "agno",
@@ -179,7 +171,6 @@ def stream_form(edge: EdgeFrames) -> LegForm[AgnoEncoder]:
 
 
 def object_form(edge: EdgeFrames) -> LegForm[RunObject]:
-    """Return the form of a leg as the run so far, which is written when the leg has ended."""
     return LegForm(
         ("output",),
         "agno",
@@ -190,7 +181,6 @@ def object_form(edge: EdgeFrames) -> LegForm[RunObject]:
 
 
 def is_native(agent: AgentConfig) -> bool:
-    """Return whether the agent's server is an Agno server, whose bytes are relayed."""
     return agent.protocol == "agno"
 
 

@@ -32,8 +32,7 @@ _SHOWN: Final = (ActivityMessage, ReasoningMessage)
 def resumed(
     approval: ApprovalRecord, entries: Sequence[tuple[str | None, ResumeEntry]]
 ) -> list[Decided]:
-    """Return the decisions of entries of `resume`; an entry without an item id answers all
-    items."""
+    """Take an entry without an item id as the answer to all items."""
     items: list[Decided] = []
     for item_id, entry in entries:
         meant = [each for each in approval.items if item_id in (None, each["item_id"])]
@@ -46,7 +45,6 @@ def resumed(
 
 
 def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """Return the tool messages at the end of the conversation; these may answer a pause."""
     messages = [each for each in asked.messages if not isinstance(each, _SHOWN)]
     ends = (
         at for at in range(len(messages), 0, -1) if not isinstance(messages[at - 1], ToolMessage)
@@ -60,12 +58,9 @@ def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
 
 
 def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """Return the decision that a tool message makes on an item, in the form of `pauses.decided`.
-
-    For an item of the kind `external`, the answer is the text of the message. For any other kind,
-    the answer is the JSON value in the text, or the text itself if it is not JSON. Raise
-    `UnclearAnswer` for an answer to a confirmation that is neither yes nor no.
-    """
+    """Return a decision as `pauses.decided` does. For the kind `external`, the answer is the text
+    of the message, for any other kind the JSON value in the text, or the text itself if it is not
+    JSON. Raise `UnclearAnswer` for an answer to a confirmation that is neither yes nor no."""
     text = text_of_content(message.content)
     payload = text if item["kind"] == "external" else _value(text)
     if item["kind"] in CLIENT_KINDS and message.error and not text:

@@ -51,8 +51,8 @@ class AnsweredPauses:
         return Session(self.who.user_id, self.asked.thread_id, (self.agent.id,), any_agent=False)
 
     async def find(self) -> Reply | None:
-        """Return the answers in the request; None if the request is for a new run. This method does
-        not check that every item is answered, because the approvals service does."""
+        """Return None if the request is for a new run. The approvals service checks that every item
+        is answered."""
         try:
             if self.asked.resume:
                 return await self._of_resume()
@@ -83,11 +83,9 @@ class AnsweredPauses:
         return Reply(answers, roots[0])
 
     async def _of_tools(self, messages: Sequence[ToolMessage]) -> Reply | None:
-        """Return the answers in these messages, which may also have results of other tools.
-
-        The result is None if no message answers a pause and the agent is an AG-UI agent. The
-        request then starts a run, in which the AG-UI server gets the messages.
-        """
+        """Return the answers in these messages, which may also have results of other tools. For an
+        AG-UI agent, None if no message answers a pause: the request then starts a run, in which the
+        AG-UI server gets the messages."""
         if isinstance(self.agent, WorkflowAgent):
             return await self._of_tools_in_tree(messages)
         asked = await self._asked_of_clients(messages)
@@ -132,11 +130,10 @@ class AnsweredPauses:
     async def _check_earlier(self) -> None:
         """Refuse a result that earlier messages have for a call that waits for a decision.
 
-        Only the last messages decide a pause, but an AG-UI server gets all messages. So the AG-UI
-        server would use this result although nobody has decided. Clients see tool call ids with the
-        run as a qualifier, but the AG-UI server gets the ids without it, and could take the result
-        of another run's call for the result of a waiting call. Therefore this method also compares
-        the ids without the qualifier.
+        Only the last messages decide a pause, but an AG-UI server gets all messages, and would use
+        this result although nobody has decided. Clients see tool call ids with the run as a
+        qualifier, which the server does not get: it could take the result of another run's call for
+        that of a waiting call. So the ids without the qualifier are compared, too.
         """
         earlier = earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
@@ -152,11 +149,8 @@ class AnsweredPauses:
                 )
 
     async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
-        """Return the items of this thread's pauses, by the tool call ids that clients see.
-
-        The result has the items of the newest runs' present pauses, and those of each pause that
-        one of `messages` answers, decided or not.
-        """
+        """Return the items of the newest runs' present pauses, and those of each pause that one of
+        `messages` answers, decided or not, by the tool call ids that clients see."""
         asked: Asked = {}
         approvals = await asyncio.gather(
             *(self._by_item(unscoped(message.tool_call_id)) for message in messages),
@@ -188,18 +182,14 @@ class AnsweredPauses:
         return await self._approval(await pauses.approval_id_of(self.bus, paused), awaited=True)
 
     async def _approval(self, approval_id: str, *, awaited: bool = False) -> ApprovalRecord | None:
-        """Return the approval; None if the caller may not use it in this thread."""
         return (await self._approval_and_root(approval_id, awaited=awaited))[0]
 
     async def _approval_and_root(
         self, approval_id: str, *, awaited: bool
     ) -> tuple[ApprovalRecord | None, RunRecord | None]:
-        """Return the approval, and the workflow's run of this thread that waits for it.
-
-        If the agent is not a workflow, the second result is None. With `awaited`, this method waits
-        for the record of the approval: clients may answer a pause before the approval's record is
-        written.
-        """
+        """Return the approval if the caller may use it in this thread, and the run of the workflow,
+        if the agent is one. With `awaited`, wait for the record: clients may answer before it is
+        written."""
         if not is_run_id(approval_id):
             # A client may send any text as the id, and some texts are not valid keys in KV.
             return None, None
@@ -221,5 +211,5 @@ class AnsweredPauses:
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
-    """Return whether `approval` replaces `known` under an id: two runs may use the same id."""
+    """Two runs may use the same id."""
     return known is None or (approval.status == "pending" and known[0].status != "pending")

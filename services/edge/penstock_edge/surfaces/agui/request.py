@@ -154,8 +154,8 @@ def text_of(asked: RunAgentInput) -> str:
 
 
 def require_portable(asked: RunAgentInput) -> None:
-    """Refuse content that only an AG-UI server could use. An agent of another protocol gets only
-    the text of the request's last message, which must be a message of the user."""
+    """Refuse content that only an AG-UI server could use: other agents get only the text of the
+    last message, which must be the user's."""
     last = asked.messages[-1] if asked.messages else None
     where = ("messages", max(len(asked.messages) - 1, 0))
     if not isinstance(last, UserMessage):

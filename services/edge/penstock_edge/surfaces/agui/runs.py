@@ -89,7 +89,7 @@ class Runs:
     async def _start(
         self, who: Identity, agent: AgentConfig, asked: RunAgentInput, body: bytes
     ) -> ASGIApp:
-        """Start a run, and stream it; for a repeated request, stream the run of the first one."""
+        """For a repeated request, stream the run of the first one."""
         edge = self._edge
         given = None
         if isinstance(agent, WorkflowAgent) and isinstance(asked.forwarded_props, dict):

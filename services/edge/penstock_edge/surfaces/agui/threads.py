@@ -86,8 +86,7 @@ class Threads:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the stream of agent-runs-sse.md: each frame has `id`, `event`, `data` in
-        this order."""
+        """Order the lines of each frame as agent-runs-sse.md does: `id`, `event`, `data`."""
         session = await self._session(request, request.query_params.get("agent"))
         view = self._view(session, Audience(RUNS), Sse(id_first=True))
         return await self._stream(request, session, view, await self._start(request, session))
@@ -140,13 +139,9 @@ class Threads:
         )
     )
     async def reconnect(self, request: Request) -> ASGIApp:
-        """Respond with the stream after the cursor.
-
-        With `?prelude=1` and without a cursor, the stream begins with the prelude: frames that
-        describe the present state of the thread. A request with a cursor gets no prelude, because
-        an EventSource that reconnects repeats the `?prelude=1` of its first URL, and adds its
-        cursor.
-        """
+        """With `?prelude=1`, begin with the prelude: frames that describe the present state of the
+        thread. A request with a cursor gets none, because an EventSource that reconnects repeats
+        the `?prelude=1` of its first URL, and adds its cursor."""
         session = await self._session(request, request.path_params["agent"])
         query = request.query_params
         if query.get("prelude") not in FLAGS:
@@ -172,8 +167,7 @@ class Threads:
         return await session_of(self._edge, request, "thread_id", agent)
 
     async def _start(self, request: Request, session: Session) -> SessionStart:
-        """Return where a stream starts; without `until=idle`, an unknown thread waits for its first
-        run."""
+        """Without `until=idle`, an unknown thread waits for its first run."""
         if not until_idle(request):
             return SessionStart(await self._position(request, session))
         last = await self._idle_since(session)
@@ -181,8 +175,7 @@ class Threads:
         return SessionStart(position, until_idle=True, last_event=last)
 
     async def _idle_since(self, session: Session) -> int | None:
-        """Return the sequence of the thread's last event (`sessions.idle_since`). The result is
-        None while a run of the thread is active or queued."""
+        """Return None while a run of the thread is active or queued (`sessions.idle_since`)."""
         idle = await idle_since(self._edge.bus, session)
         if idle == 0:
             if any(record.runs for record in await records_of(self._edge.bus, session)):
@@ -218,7 +211,6 @@ class Threads:
     async def _prelude(
         self, who: Identity, session: Session, audience: Audience, view: View, end: int
     ) -> Sequence[Frame]:
-        """Return the frames that describe the thread's state before the stream sequence `end`."""
         bus, source = self._edge.bus, await self._edge.many.prepared(session)
         memory = Memory()
 

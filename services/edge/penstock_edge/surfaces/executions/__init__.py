@@ -90,7 +90,7 @@ class TriggerAndCancel:
         )
     )
     async def trigger(self, request: Request) -> ASGIApp:
-        """Start a run of the topology, and stream it, whatever the `Accept` header says."""
+        """Stream whatever the `Accept` header says."""
         edge = self._edge
         who = identity_of(request)
         asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)

@@ -78,8 +78,8 @@ class AgentList:
         return json_response({"agents": shown})
 
     async def states(self) -> list[State]:
-        """Return the state of each agent's server, in the order of the configuration. A workflow is
-        `answering` if its definition exists."""
+        """Return the states in the order of the configuration. A workflow answers if its definition
+        exists."""
         agents = self._edge.config.agents
         # `_state` shields the requests, because other callers may wait for the same request when
         # this caller's client leaves.
@@ -103,8 +103,7 @@ class AgentList:
         return known.state
 
     async def _ask(self, url: str) -> State:
-        """Return whether the server sends an HTTP answer: any, because an AG-UI server answers a
-        GET with 405."""
+        """Any HTTP answer counts: an AG-UI server answers a GET with 405."""
         try:
             async with self._room, self._client.stream("GET", url) as answer:
                 is_unavailable = answer.status_code == 503

@@ -85,7 +85,6 @@ class CostSums:
         )
     )
     async def sums(self, request: Request) -> ASGIApp:
-        """Respond with the sums that the caller may see: its own, or all of an administrator."""
         who, query = identity_of(request), request.query_params
         group = query.get("by", "agent")
         if group not in COLUMNS:
@@ -114,7 +113,7 @@ class CostSums:
 
 
 def _day(query: QueryParams, name: str) -> str | None:
-    """Return the parameter as YYYY-MM-DD; None without it. Raises Problem 422."""
+    """Return YYYY-MM-DD; None without the parameter. Raises Problem 422."""
     text = query.get(name)
     if text is None:
         return None
@@ -125,7 +124,7 @@ def _day(query: QueryParams, name: str) -> str | None:
 
 
 def _csv(group: str, rows: list[dict[str, Any]]) -> str:
-    """Return one line for each row, with a column for each currency of the page."""
+    """Add a column for each currency of the page."""
     currencies = sorted({currency for row in rows for currency in row["cost_micros"]})
     text = io.StringIO()
     lines = csv.writer(text)

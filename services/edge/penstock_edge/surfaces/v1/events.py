@@ -76,11 +76,11 @@ class Asked:
 
     @property
     def resumed(self) -> Position | None:
-        """The saved position at which the client continues. The request's own cursor is newer."""
+        """Return where the client continues; the request's own cursor is newer than the saved
+        one."""
         return self.saved.found if self.saved is not None and self.after is None else None
 
     def complete_until(self, now: datetime) -> float | None:
-        """Return the Unix time before which the client has all events; None if unknown."""
         if self.after is not None:
             return None
         if self.resumed is not None:
@@ -88,7 +88,6 @@ class Asked:
         return (self.since or now).timestamp()
 
     async def start(self, bus: Bus, shard: int, now: StartPosition) -> StartPosition:
-        """Return the position in a shard: after a cursor, from a time on, or `now`."""
         if self.after is not None:
             return await _start_after(bus, self.after.of(shard), shard)
         if self.resumed is not None:
@@ -123,11 +122,8 @@ class EventsOfAllRuns:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the stream, or with one page if the request accepts JSON.
-
-        If the request has neither a cursor nor a time, the stream begins now. A page ignores the
-        name of a saved cursor, because a page has `next`.
-        """
+        """Without a cursor or a time, the stream begins now. A page ignores the name of a saved
+        cursor, because a page has `next`."""
         edge, bus = self._edge, self._edge.bus
         shards = range(bus.shards.made)
         asked = await self._asked(request)
@@ -197,7 +193,7 @@ class EventsOfAllRuns:
     async def _join(
         self, asked: Asked, starts: Sequence[StartPosition], framing: Sse
     ) -> list[Client]:
-        """Return the clients of the shards' hubs; none stays there if one cannot be made."""
+        """Leave no client behind if one cannot be made."""
         clients: list[Client] = []
         try:
             for shard, start in enumerate(starts):
@@ -216,11 +212,8 @@ class EventsOfAllRuns:
         starts: Sequence[StartPosition],
         now: Sequence[StartPosition],
     ) -> dict[str, Any]:
-        """Return a page with events of each shard.
-
-        The shards are read in random order. In a fixed order, small pages could have only events of
-        the first shards, however many pages a client reads.
-        """
+        """Read the shards in random order. In a fixed order, small pages could have only events of
+        the first shards, however many pages a client reads."""
         edge, limit = self._edge, _limit(request)
         allowance, turn = edge.allowance(), edge.turns.for_caller(identity_of(request.scope))
 
@@ -257,7 +250,6 @@ def _limit(request: HTTPConnection) -> int:
 
 
 async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
-    """Return the position in a shard after this cursor; the shard's beginning for `BEFORE_ALL`."""
     if after != BEFORE_ALL:
         return await start_after(bus, after, shard=shard)
     state = (await bus.api(f"STREAM.INFO.{events_of(shard)}"))["state"]
@@ -266,12 +258,9 @@ async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
 
 
 async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
-    """Return the position in a shard at which a client with a saved cursor continues.
-
-    Events after the saved position may have expired or may be lost. In this case the client
-    continues at the saved time, before which the client has all events. The client may then get
-    some events twice.
-    """
+    """Return where a client with a saved cursor continues. If events after it have expired or are
+    lost, it is the saved time, before which the client has all events; the client may then get some
+    events twice."""
     time = saved.time or datetime.fromtimestamp(0, UTC)
     if not saved.cursor:
         return await start_since(bus, time, shard)
@@ -300,7 +289,6 @@ def _too_many_shards() -> Problem:
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:
-    """Return the request's patterns `category.action`; an empty list if the request has none."""
     subjects = listed(request, "subjects")
     for subject in subjects:
         if not any(_matches(subject, event_type) for event_type in CATALOGUE):
@@ -320,11 +308,8 @@ def _matches(pattern: str, event_type: str) -> bool:
 
 
 async def position_of(edge: Edge, request: HTTPConnection, shard: int = 0) -> StartPosition | None:
-    """Return the position in a shard that the request names by a cursor or a time, else None.
-
-    If the request has both, the cursor counts, because an EventSource that reconnects sends the
-    time of its first URL and a newer cursor.
-    """
+    """Return the position that the request names, if any. A cursor counts more than a time: an
+    EventSource that reconnects sends the time of its first URL and a newer cursor."""
     since = _time(request)
     after = cursor_of(request)
     if after is not None:

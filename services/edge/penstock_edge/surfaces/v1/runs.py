@@ -137,12 +137,9 @@ class Runs:
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """Start a run.
-
-        If the request accepts `text/event-stream`, the response is the run's stream. Otherwise it
-        is 202 with the run's record, or 200 if an earlier request with the same idempotency key has
-        started the run.
-        """
+        """With `Accept: text/event-stream`, respond with the run's stream, else with 202 and the
+        run's record, or 200 if an earlier request with the same idempotency key has started the
+        run."""
         edge = self._edge
         who = identity_of(request)
         body = await read_json(request, edge.settings.max_body_bytes)
@@ -253,11 +250,7 @@ class Runs:
         return _shown(who, record, deliveries=await deliveries_of(bus, record), **usage)
 
     async def _usage(self, run_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the fields of each run that say what it used and cost, with its children and
-        without.
-
-        A list does not wait for the latest events: its sums may lack those of some seconds.
-        """
+        # A list does not wait for the latest events: its sums may lack those of some seconds.
         found = []
         for first in range(0, len(run_ids), 50):
             found += self._edge.usage_of(run_ids[first : first + 50])
@@ -287,7 +280,6 @@ class Runs:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the run's events after the cursor, as a stream or as one page."""
         edge = self._edge
         who = identity_of(request)
         dialect, named = _dialect(request)
@@ -355,7 +347,7 @@ def _require_dialect(who: Identity, dialect: str) -> None:
 
 
 def _shown(who: Identity, record: RunRecord, status: int = 200, **more: object) -> Response:
-    """Return a response with the record; only administrators get the field `unredacted`."""
+    """Show only administrators the field `unredacted`."""
     if not who.has_scope("administer"):
         record = record.model_copy(update={"unredacted": None})
     headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}

@@ -98,8 +98,7 @@ class SessionEvents:
         )
     )
     async def socket(self, websocket: WebSocket) -> ASGIApp:
-        """Send the stream as WebSocket messages. A bad request is refused before the WebSocket is
-        accepted."""
+        """Refuse a bad request before the WebSocket is accepted."""
         edge = self._edge
         edge.streams.require_room(websocket.scope)
         asked = await self._asked(websocket)
@@ -115,7 +114,7 @@ class SessionEvents:
         return StreamParameters(session, dialect, types_of(request, dialect), until_idle(request))
 
     async def _start(self, request: HTTPConnection, asked: StreamParameters) -> SessionStart:
-        """Return where the stream starts; an unknown session waits for its first run."""
+        """Let an unknown session wait for its first run."""
         bus = self._edge.bus
         idle = await idle_since(bus, asked.session) if asked.until_idle else None
         records = await records_of(bus, asked.session)

@@ -60,10 +60,10 @@ class Agents:
     """Makes the `source` for each author of events.
 
     The outermost name in `nodeInfo.path` or `branch` is the root agent. In ADK 1.x, if the first
-    event has no branch, the event's author is the root agent, unless the configuration says `kind:
-    workflow`. The type of the root agent is the configured kind. If the events show a graph, the
-    type is `workflow`. In a tree of ADK 2.x, no event names the root agent. All authors are then
-    workers, and the configured agent is the source of events about the run as a whole.
+    event has no branch, its author is the root agent, unless the configuration says `kind:
+    workflow`. The root agent's type is the configured kind, or `workflow` if the events show a
+    graph. In a tree of ADK 2.x, no event names the root agent: all authors are workers, and the
+    configured agent is the source of events about the run as a whole.
     """
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
@@ -79,7 +79,7 @@ class Agents:
             self.root = place.author
 
     def source(self, author: str) -> Source:
-        """Return the source of this author's events. An empty author means the run as a whole."""
+        """Take an empty author for the run as a whole."""
         if not author:
             return self.outer()
         return self._source(author, self._root_type() if author == self.root else "worker", author)
@@ -167,7 +167,7 @@ class AdkDecoder(Snapshots):
         return []
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """Return the drafts of one frame; none for a frame after the run's end."""
+        """Return none for a frame after the run's end."""
         if self._over:
             return []
         self._n_frames += 1
@@ -187,12 +187,12 @@ class AdkDecoder(Snapshots):
         return self._kept(out) if self._drop else out
 
     def end(self) -> Sequence[Draft | Pause]:
-        """End a leg whose stream ended regularly. The run then pauses or ends.
+        """End a leg whose stream ended regularly: the run pauses or ends.
 
-        If ADK 2.13 gets an answer for the second time, ADK sends an empty stream, because the run
-        has already continued in another response. So if the stream of a continue request is empty,
-        the run fails with `outcome_unknown`. If the stream of the first leg is empty, the agent had
-        no output, and the run is completed with a warning.
+        If ADK 2.13 gets an answer for the second time, it sends an empty stream, because the run
+        has already continued in another response. So a continue request with an empty stream fails
+        the run with `outcome_unknown`. If the first leg's stream is empty, the agent had no output,
+        and the run is completed with a warning.
         """
         if self._over:
             return []
@@ -238,7 +238,7 @@ class AdkDecoder(Snapshots):
             self._final(event)
 
     def _move(self, place: Place, raw: AdkEvent, out: list[Draft]) -> Speaker:
-        """Return the speaker of a new place; close the speakers that cannot be active beside it."""
+        """Close the speakers that cannot be active beside the new place's speaker."""
         for other, speaker in list(self._speakers.items()):
             if other != place and not other.may_run_beside(place):
                 self._close(speaker, out)
@@ -309,7 +309,7 @@ class AdkDecoder(Snapshots):
         self._pending_error = pending_error
 
     def _content(self, event: Event) -> JsonObject | None:
-        """Decode the content of a final event; return the data of its message, if it has one."""
+        """Return the data of the event's message, if it has one."""
         speaker, out = event.speaker, event.out
         texts: list[str] = []
         thoughts: list[str] = []
@@ -458,11 +458,8 @@ class AdkDecoder(Snapshots):
             out.append(speaker.draft(USAGE, used))
 
     def _why_cut(self) -> JsonObject | None:
-        """Return why messages that are open at the end of the stream are incomplete.
-
-        The result is None if the run is completed or waits. Streamed text without a final event
-        then counts as a complete message.
-        """
+        """Return None if the run is completed or waits. Streamed text without a final event then
+        counts as a complete message."""
         if self._unreadable:
             return cut_off(_UNREADABLE)
         if self._pending_error and self._pending_error.code == ABORTED:
@@ -479,7 +476,6 @@ class AdkDecoder(Snapshots):
         self._here = None
 
     def _kept(self, out: list[Draft]) -> list[Draft]:
-        """Return the drafts without the custom events that the configuration drops."""
         return [
             draft
             for draft in out

@@ -24,7 +24,7 @@ class Event:
 
     @property
     def id(self) -> str | None:
-        """The event's id from ADK. From ADK 2.6 on, all frames of one answer have the same id."""
+        """From ADK 2.6 on, all frames of one answer have the same id."""
         return string(self.raw.get("id"))
 
     @property
@@ -45,7 +45,7 @@ def custom(key: str, value: Json) -> JsonObject:
 
 
 def read(data: bytes) -> Any:
-    """Return the JSON object in a frame, without secrets; None if the frame contains no object."""
+    """Return None if the frame contains no object."""
     try:
         raw = loads(data)
     except ValueError:

@@ -78,7 +78,6 @@ class Constants(Snapshots):
         self._metadata: Json = None
 
     def invocation(self, raw: AdkEvent) -> JsonObject | None:
-        """Return the invocation and its model, if the event has a new invocation."""
         invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
             return None
@@ -112,8 +111,7 @@ def emit_state(event: Event) -> None:
 
 
 def emit_transfer(event: Event, steps: Steps) -> None:
-    """Emit a transfer: `transferToAgent` in ADK's events, `transfer_to_agent` in
-    adk-streaming.md."""
+    """Read `transferToAgent` in ADK's events, `transfer_to_agent` in adk-streaming.md."""
     actions = event.actions
     transfer = actions.get("transferToAgent") or actions.get(TRANSFER)
     request: TransferRequest = obj(transfer)

@@ -30,8 +30,7 @@ _UNESCAPED = '{"error":'
 
 @dataclass(slots=True)
 class PendingError:
-    """An `errorCode` whose meaning is still open. Only the next frame or the end of the stream
-    shows whether the run has failed."""
+    """An `errorCode` that fails the run only if the next frame or the end of the stream says so."""
 
     code: str
     message: str
@@ -39,7 +38,7 @@ class PendingError:
 
     @property
     def is_exception(self) -> bool:
-        """True if the code names an exception (CamelCase), not a code of the model (capitals)."""
+        """Tell the name of an exception (CamelCase) from a code of the model (capitals)."""
         return not self.code.isupper()
 
     def cut(self) -> JsonObject:
@@ -52,7 +51,6 @@ class PendingError:
         return {"message": self.message, "code": self.code.lower()}
 
     def failure(self) -> JsonObject:
-        """Return the data of `lifecycle.failed` for a stream that ends without an error frame."""
         return failure(self.message, error_type=self.code, step=self.step_id)
 
 
@@ -62,12 +60,11 @@ def failure(error: str, **fields: object) -> JsonObject:
 
 
 def error_of(data: JsonObject) -> JsonObject:
-    """Return the `error` object of a failed workflow, from the data of `lifecycle.failed`."""
     return {"code": data.get("error_type", data["code"]), "message": data["error"]}
 
 
 def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
-    """Return the finishReason of an early stop, and the data of a `system.warning` about it."""
+    """Return the finishReason of an early stop, and the data of its `system.warning`."""
     reason = string(event.get("finishReason"))
     if reason is None or reason in _REGULAR:
         return None
@@ -76,15 +73,13 @@ def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
 
 
 def cut_short(reason: str, message: str) -> JsonObject:
-    """Return the fields that mark a message as incomplete (see `cut_off`). `reason` is the model's
-    `finishReason` or `errorCode`."""
+    """`reason` is the model's `finishReason` or `errorCode` (see `cut_off`)."""
     return cut_off(message, "partial_success" if reason in _PARTIAL else "failed")
 
 
 def pending_error(
     event: AdkEvent, step_id: str | None, reported: tuple[str | None, ...]
 ) -> PendingError | None:
-    """Return an event's `errorCode`, unless it is one of the `reported` finishReasons."""
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):
         return None
@@ -100,8 +95,7 @@ def is_failure(event: AdkEvent) -> bool:
 
 
 def read_failure(event: AdkEvent, before: PendingError | None) -> JsonObject:
-    """Return the data of `lifecycle.failed` for an error frame. `before` is the error that the
-    event before the frame reported."""
+    """`before` is the error that the event before the frame reported."""
     details: ErrorDetails = obj(event.get("error_details"))
     status_code = event.get("status_code")
     kinds = (details.get("error_type"), event.get("error_code"), before.code if before else None)
@@ -128,8 +122,7 @@ def is_unescaped_failure(raw: str) -> bool:
 
 
 def read_unescaped(raw: str) -> JsonObject:
-    """Return the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22. If the error
-    message has a line break, the frame ends at the line break, and the rest is lost."""
+    """If the error message has a line break, the frame ends there, and the rest is lost."""
     # A regular expression would be very slow for many blanks in a row.
     message = raw.strip()
     if message.startswith(_UNESCAPED):

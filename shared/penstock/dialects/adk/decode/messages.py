@@ -85,7 +85,7 @@ class Speaker:
         )
 
     def attach(self, part: JsonObject, event_id: str | None, out: list[Draft]) -> None:
-        """Add a part that is not text to the open message. If no message is open, begin one."""
+        """If no message is open, begin one."""
         if self._message_id is None:
             self._start(event_id, out)
         self._parts.append(part)
@@ -101,11 +101,8 @@ class Speaker:
     def complete(
         self, text: str, extra: JsonObject, event_id: str | None, out: list[Draft]
     ) -> JsonObject | None:
-        """End the message with its final event; return the message's data, if there is a message.
-
-        If no text was streamed before, emit the whole text as one piece. `extra` has `parts` and
-        `citations`.
-        """
+        """Return the data of the message, if there is one. If no text was streamed before, emit the
+        whole text as one piece. `extra` has `parts` and `citations`."""
         if self._reasoning_id:
             self._end_thought(out)
         media = extra.get("parts") or self._parts
@@ -131,7 +128,7 @@ class Speaker:
         return data
 
     def close(self, out: list[Draft]) -> JsonObject | None:
-        """End the open message with the streamed text, because no final event has come."""
+        """End the open message with the streamed text: no final event has come."""
         return self.complete("", {}, None, out)
 
     def _start(self, event_id: str | None, out: list[Draft]) -> str:

@@ -23,12 +23,10 @@ _TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
 
 
 def media(part: Part) -> JsonObject | None:
-    """Convert a part with data, a file, code or a code result for `llm.message_completed.parts`.
-
-    Shapes: `{type: data, media_type, data}` (standard base64), `{type: file, media_type, uri}`,
-    `{type: code, language, code}`, `{type: code_result, outcome, output}`. Data and files also have
-    `name` if the part has a name. Return None for any other part.
-    """
+    """Return an entry of `llm.message_completed.parts`: `{type: data, media_type, data}` (standard
+    base64), `{type: file, media_type, uri}`, `{type: code, language, code}`, `{type: code_result,
+    outcome, output}`. Data and files also have `name` if the part has one. Return None for any
+    other part."""
     for key, convert in _MEDIA.items():
         value = part.get(key)
         if isinstance(value, OBJECT):
@@ -78,12 +76,9 @@ def _base64(blob: Blob) -> str:
 
 
 def documents(grounding: GroundingMetadata) -> list[JsonObject]:
-    """Return the documents of a `groundingMetadata` in the shape of `retrieval.result`.
-
-    `content` is the retrieved text, or else the answer's sentences that the document supports, or
-    else the document's title. `score` is the highest confidence with which the document supports a
-    sentence.
-    """
+    """Return the shape of `retrieval.result`. `content` is the retrieved text, or else the answer's
+    sentences that the document supports, or else its title. `score` is the highest confidence with
+    which the document supports a sentence."""
     sentences, scores = _supports(grounding)
     return [
         _document(index, chunk, sentences.get(index, []), scores.get(index))

@@ -48,19 +48,15 @@ class Calls(Snapshots):
         self._open: list[Call] = []
 
     def reserve(self, upstream_id: str | None) -> str:
-        """Return a new unique id for a call whose arguments are streamed before its
-        announcement."""
+        """Return an id for a call whose arguments are streamed before its announcement."""
         return self._ids.unique(upstream_id) if upstream_id else self._ids.make("call")
 
     def announce(
         self, upstream_id: str | None, name: str, args: Json, reserved: str | None = None
     ) -> Call | None:
-        """Add and return a new call; return None if the call is already open.
-
-        Some models number their calls from `call_0` in every answer, so an upstream id may repeat.
-        A repeated id belongs to a new call if the name or the arguments differ, or if the earlier
-        call already has its result.
-        """
+        """Return None if the call is already open. Some models number their calls from `call_0` in
+        every answer, so an upstream id may repeat: it belongs to a new call if the name or the
+        arguments differ, or if the earlier call already has its result."""
         if upstream_id and any(
             call.upstream_id == upstream_id and call.name == name and call.args == args
             for call in self._open
@@ -72,13 +68,8 @@ class Calls(Snapshots):
         return call
 
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:
-        """Return the open call of a response.
-
-        A response with an id belongs to the open call with the same id. If there is no such call,
-        or if the response has no id, the response belongs to the oldest open call with the same
-        name. If both the call and the response have an id and these ids differ, the call does not
-        fit.
-        """
+        """Return the open call of a response: the one with the same id, or else the oldest with the
+        same name, unless both have ids and these differ."""
         if upstream_id:
             for call in self._open:
                 if call.upstream_id == upstream_id:
@@ -94,7 +85,7 @@ class Calls(Snapshots):
         )
 
     def refuse(self, call_id: str) -> None:
-        """Mark an open call as rejected. `call_id` is `Call.id`, not the upstream's id."""
+        """Take `Call.id`, not the upstream's id."""
         for call in self._open:
             if call.id == call_id:
                 call.refused = True
@@ -103,7 +94,6 @@ class Calls(Snapshots):
         self._open.remove(call)
 
     def refused(self) -> list[Call]:
-        """Return the rejected calls that have no result yet."""
         return [call for call in self._open if call.refused]
 
 
@@ -139,13 +129,13 @@ _BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a
 
 
 def _hint(hint: str | None) -> str | None:
-    """Return the hint that the tool's author wrote; None if the hint is ADK's default hint."""
+    """Return None if the hint is ADK's default, not one of the tool's author."""
     begins, goes_on = _BOILERPLATE
     return None if hint and hint.startswith(begins) and goes_on in hint else hint
 
 
 def _schema_of(payload: Json) -> JsonObject:
-    """Return a JSON Schema whose default value is the payload, ADK's sample of the answer."""
+    """Return a JSON Schema whose default is the payload, ADK's sample of the answer."""
     schema = _sample(payload)
     if isinstance(payload, dict) and payload:
         schema["properties"] = {key: _sample(value) for key, value in payload.items()}
@@ -172,7 +162,7 @@ def _input(item_id: str, args: InputRequest, calls: Calls) -> PauseItem:
 
 
 def _credential(item_id: str, args: CredentialRequest, calls: Calls) -> PauseItem:
-    """Return the pause item for a sign-in, with only what a person needs to sign in."""
+    """Keep only what a person needs to sign in."""
     call_id = string(args.get("functionCallId"))
     call = calls.find(call_id) if call_id else None
     config: AuthConfig = obj(args.get("authConfig"))

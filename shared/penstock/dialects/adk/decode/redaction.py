@@ -76,8 +76,7 @@ def redacted(value: Json, depth: int = 0) -> Json:
 
 
 def scrubbed(message: str) -> str:
-    """Return an error text without secrets; texts of validation errors have them
-    (`api_key='…'`)."""
+    """Remove secrets; texts of validation errors have them (`api_key='…'`)."""
     return _ASSIGNED.sub(rf"\1{REDACTED}", message)
 
 

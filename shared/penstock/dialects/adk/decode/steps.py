@@ -46,16 +46,12 @@ class Place(NamedTuple):
 
     @property
     def root(self) -> str | None:
-        """The name of the outermost agent, if the place contains this name."""
         outermost = self.path.split("/", 1)[0] if self.path else ""
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
     def may_run_beside(self, other: Place) -> bool:
-        """Return whether agents at both places may run at the same time.
-
-        The result is True if both places have a path and neither path contains the other, or if
-        both places have a branch and neither branch contains the other.
-        """
+        """Return whether both have a path, or both a branch, of which neither contains the
+        other."""
         return _apart(self.path, other.path, "/") or _apart(self.branch, other.branch, ".")
 
 
@@ -81,7 +77,7 @@ _PLACE: Final = Form(list, lambda place: Place(*place))
 
 
 def _around(step: Step) -> str:
-    """Return the id of the step that contains this step; "" in a tree, whose steps do not nest."""
+    """Return "" in a tree, whose steps do not nest."""
     return step.id.rpartition("/")[0] if step.place.path else ""
 
 
@@ -119,16 +115,16 @@ class Steps(Snapshots):
         self._is_announced = False  # Whether workflow.started was emitted.
 
     def transferred(self, author: str) -> None:
-        """Note that a transfer, not a workflow, moved control to this agent."""
+        """Note that not a workflow moved control to this agent."""
         self._transferred.add(author)
 
     def notice(self, place: Place) -> None:
-        """Note a new place, which may show that the run is a graph."""
+        """Note a place that may show that the run is a graph."""
         if not self.graph and place.path and "/" in place.path:
             self.graph = self._is_workflow or place.author == place.root
 
     def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
-        """Return the id of the step at this place, if it has one, and begin a step that is new.
+        """Begin a step that is new; return the id of the step at this place, if it has one.
         `speaks` says whether the event has content."""
         if place.path:
             return self._enter_node(place, source, out) if self.graph else None
@@ -234,7 +230,7 @@ class Steps(Snapshots):
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
     def message_completed(self, step_id: str | None, content: str) -> None:
-        """Keep the text of a completed message as the step's output, until the next message."""
+        """Keep the text as the step's output, until the next message."""
         if step_id in self._open:
             self._open[step_id].output = content
 
@@ -246,8 +242,8 @@ class Steps(Snapshots):
         source: Source,
         out: list[Draft],
     ) -> bool:
-        """Complete the steps of the nodes at these paths, with this output. Return whether the
-        output is also the output of the whole run."""
+        """Complete the steps of the nodes at these paths; return whether this is also the output of
+        the whole run."""
         is_result = False
         for path in paths:
             if "/" not in path:
@@ -283,7 +279,6 @@ class Steps(Snapshots):
             out.append(Draft("workflow.step_failed", data, step.source, None, step.id))
 
     def fail_workflow(self, error: JsonObject, source: Source, out: list[Draft]) -> None:
-        """Emit the failure of the workflow, if the run is a graph."""
         if self.graph:
             self._announce(None, source, out)
             data = {"run_id": self.run_id, "error": error}

@@ -74,8 +74,7 @@ class Tools(Snapshots):
         self._expired: set[str] = set()
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
-        """Emit streamed arguments under the id of their first piece; ADK 1.39 changes it with
-        each."""
+        """Use the id of their first piece; ADK 1.39 changes it with each."""
         if "partialArgs" not in call and "willContinue" not in call:
             return  # the call is complete, and the final event contains it again
         name = string(call.get("name"))
@@ -100,8 +99,7 @@ class Tools(Snapshots):
     def call(
         self, call: FunctionCall, streamed: list[JsonObject], message_id: str | None, event: Event
     ) -> None:
-        """Decode a complete call. `streamed` has the calls of this answer with streamed
-        arguments."""
+        """`streamed` has the calls of this answer with streamed arguments."""
         upstream_id = string(call.get("id"))
         name = string(call.get("name")) or ""
         if name in REQUESTS:
@@ -117,10 +115,8 @@ class Tools(Snapshots):
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
-        """Return whether this is an approved call, which the server sends again before the result.
-
-        If the repeated call differs from the approved call, emit a warning and the new arguments.
-        """
+        # The server sends an approved call again before its result. If it differs from the approved
+        # one, emit a warning and the new arguments.
         known = self._calls.find(upstream_id) if upstream_id else None
         if known is None or known.upstream_id != upstream_id or known.id not in self._approved:
             return False
@@ -131,11 +127,8 @@ class Tools(Snapshots):
         return True
 
     def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
-        """Return whether an approved call runs with another tool or other arguments; warn of it.
-
-        The tool and arguments with which the call runs are stored, so that the same difference
-        causes no second warning.
-        """
+        """Warn of another tool or other arguments than the approved ones. The call keeps those with
+        which it runs, so that the same difference causes no second warning."""
         approved = self._approved.get(call.id)
         if approved is None:
             return False
@@ -162,8 +155,8 @@ class Tools(Snapshots):
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: FunctionResponse, event: Event) -> None:
-        """Decode the response to a call: a result, or the progress of a long-running call. An
-        interim response of a call that waits makes no tool event (see `_is_interim`)."""
+        """Decode a result, or the progress of a long-running call. An interim response of a call
+        that waits makes no tool event (see `_is_interim`)."""
         upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
         if name in REQUESTS or upstream_id in self._requests:
@@ -206,7 +199,7 @@ class Tools(Snapshots):
                 self._approved[request.item.tool_call_id] = approved
 
     def refused(self, source: Source) -> list[Draft]:
-        """Return the results of rejected calls for which the upstream sent no result."""
+        """Return results for which the upstream sent none."""
         drafts = []
         for call in self._calls.refused():
             self._calls.close(call)
@@ -224,11 +217,8 @@ class Tools(Snapshots):
         return data
 
     def pause(self, invocation_id: str) -> Pause | None:
-        """Return the pause with all open requests, if any request is open.
-
-        The pause's `resume` is `{invocation_id, requests: [{id, name}]}`, because the answer to a
-        request must have the request's id and name.
-        """
+        """Return the pause with all open requests, if any is open. Its `resume` is `{invocation_id,
+        requests: [{id, name}]}`, because the answer to a request must have both."""
         open_requests = list(self._requests.values())
         if not open_requests:
             return None
@@ -237,7 +227,7 @@ class Tools(Snapshots):
         return Pause([request.item for request in open_requests], resume, open_requests[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
-        """Return the entries of `requests`, by call id, for which no `adk_request_*` call came."""
+        """Return the entries, by call id, for which no `adk_request_*` call came."""
         requested_calls = {request.item.tool_call_id for request in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
@@ -269,7 +259,7 @@ def _result_data(
 
 
 def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
-    """Take the call out of `streamed`; return the id under which its arguments were streamed."""
+    """Return the id under which the call's arguments were streamed."""
     for key, value in (("upstream_id", upstream_id), ("name", name)):
         for call in streamed:
             if value and call[key] == value:

@@ -24,8 +24,8 @@ _WITHIN: Final = Counting(_NAMES, {"input_tokens": ("tool_tokens",), "output_tok
 
 
 def usage_of_answer(raw: AdkEvent) -> JsonObject | None:
-    """Return the data of `llm.usage`; None for an event without counts. The counts of a partial
-    event without a finishReason are those of an incomplete answer."""
+    """Return None for an event without counts. Those of a partial event without a finishReason are
+    of an incomplete answer."""
     counts = raw.get("usageMetadata")
     if not isinstance(counts, dict):
         return None

@@ -82,11 +82,9 @@ class _OpenText:
 
 @dataclass(slots=True)
 class AdkEncoder:
-    """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
-
-    `streaming` is the client's choice. Without `streaming`, the encoder makes no partial events.
-    `timeout_s` appears in the error frame of a run that timed out.
-    """
+    """Encodes the events of one run (see `penstock.dialects.base.Encoder`). Without `streaming`,
+    the client's choice, there are no partial events. `timeout_s` appears in the error frame of a
+    run that timed out."""
 
     streaming: bool = False
     timeout_s: float = 300
@@ -102,7 +100,7 @@ class AdkEncoder:
     _state: Document = field(default_factory=lambda: Document({}))
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Return the frames of one canonical event. They have no event name."""
+        """Frames have no event name."""
         event_type = type_of(event)
         if event["event"]["category"] == "approval":
             self._approvals.feed(event_type, event["data"])
@@ -155,7 +153,7 @@ class AdkEncoder:
             yield from self._end_thoughts(event, reasoning_id)
 
     def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
-        """End the train of thought with the id `only`; by default all of the agent."""
+        """By default, end all of the agent."""
         for reasoning_id, open_text in list(self._thoughts.items()):
             if only is None and self._place(open_text.begun) != self._place(event):
                 continue
@@ -189,8 +187,8 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit a call, or keep it until its approval is requested. The approval's items determine
-        the id that the client gets for the call."""
+        """Keep a call until its approval is requested: the approval's items determine the id that
+        the client gets for it."""
         yield from self._end_thoughts(event)
         self._waiting[event["data"]["tool_call_id"]] = event
         if not event["data"].get("pending"):
@@ -226,7 +224,7 @@ class AdkEncoder:
 
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
         """End the leg with the open requests of all approvals. If a policy decides all items, the
-        run does not pause, so the client sees no requests."""
+        run does not pause, so the client sees none."""
         yield from self._close(event)
         # A call in `_names` is already in `longRunningToolIds` and needs no further request.
         items = [
@@ -294,8 +292,8 @@ class AdkEncoder:
             yield self._event(event, None, usageMetadata=usage)
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit the failure frame as the last frame. If the agent server reported the error, an
-        event with this error comes before the frame, as in ADK 2.13."""
+        """Emit the failure frame last. An error of the agent server comes before it as an event, as
+        in ADK 2.13."""
         yield from self._close(event)
         data = event["data"]
         failure = shapes.failure_frame(data, self.timeout_s, epoch_s(event))
@@ -316,7 +314,7 @@ class AdkEncoder:
         return self._event(event, key, **fields, **final)
 
     def _event(self, event: JsonObject, key: str | None, **fields: Json) -> JsonObject:
-        """Return an ADK event. Events of a run with the same `key` have the same id."""
+        """Events of a run with the same `key` have the same id."""
         author, branch = self._place(event)
         run_id = event["run_id"]
         body = {
@@ -335,8 +333,8 @@ class AdkEncoder:
         return {**body, "branch": branch} if branch else body
 
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
-        """Return the author and the branch of an event. In the outer run, the branch is None. Each
-        inner run or step has its own branch, because several of them may send text at once."""
+        """Return author and branch: None in the outer run, and an own one for each inner run or
+        step, because several of them may send text at once."""
         source = event.get("source")
         inner = obj(event.get("subrun")).get("id") or event.get("step_id")
         author = source["agent_id"] if source else self._agent
@@ -376,5 +374,4 @@ def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:
 
 
 def _now(begun: JsonObject, event: JsonObject) -> JsonObject:
-    """Return the envelope with which a text began, but with the time of the current event."""
     return {**begun, "timestamp": event["timestamp"]}

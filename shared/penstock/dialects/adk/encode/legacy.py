@@ -55,8 +55,8 @@ def _of(key: str) -> Content:
 
 
 def _as(pattern: str) -> Content:
-    """Return a function that fills the pattern with the event's data. No field can be missing,
-    because the contract requires every field that a pattern names."""
+    """Fill the pattern with the event's data, which the contract requires to have every field that
+    a pattern names."""
     return pattern.format_map
 
 

@@ -34,7 +34,7 @@ def call_part(data: JsonObject) -> JsonObject:
 
 
 def partial_call_part(data: JsonObject) -> JsonObject | None:
-    """Return the content part of incomplete arguments, if ADK has a key for the value's type."""
+    """Return None if ADK has no key for the value's type."""
     value = data.get("value")
     kind = next((name for types, name in _PARTIAL_VALUES if isinstance(value, types)), None)
     if kind is None or string(data.get("path")) is None:
@@ -45,8 +45,8 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
 
 
 def response_part(data: JsonObject) -> JsonObject:
-    """Return the content part of a tool's result. A result that is an object is the response. Any
-    other result becomes `{"result": …}`. The response to an unsuccessful call has `error`."""
+    # An object is the response; any other result becomes `{"result": …}`, and an unsuccessful call
+    # gets `error`.
     result, error = data.get("result"), data.get("error")
     if isinstance(result, dict):
         response = dict(result)
@@ -63,7 +63,7 @@ def response_part(data: JsonObject) -> JsonObject:
 
 
 def media_parts(parts: Json) -> list[JsonObject]:
-    """Convert `llm.message_completed.parts` into ADK parts. Types that ADK lacks are left out."""
+    """Types that ADK lacks are left out."""
     converted = (
         _MEDIA[part["type"]](part) for part in objects(parts) if part.get("type") in _MEDIA
     )
@@ -71,7 +71,7 @@ def media_parts(parts: Json) -> list[JsonObject]:
 
 
 def citation_metadata(citations: Json) -> JsonObject:
-    """Return ADK's citations unchanged, or the URLs and titles of another framework's."""
+    """Return ADK's citations unchanged, of another framework's only URLs and titles."""
     cited: JsonObject = obj(citations)
     if "citations" in cited:
         return cited
@@ -84,8 +84,8 @@ def citation_metadata(citations: Json) -> JsonObject:
 
 
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
-    """Return the `groundingMetadata` of retrieved documents. Each document becomes a chunk. A
-    document's score becomes the confidence of a support that refers to the chunk."""
+    """Each document becomes a chunk, and its score the confidence of a support that refers to
+    it."""
     found = objects(list(documents))
     supports = [
         {"groundingChunkIndices": [index], "confidenceScores": [each["score"]]}
@@ -97,17 +97,13 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
 
 
 def request_id(item: JsonObject) -> str:
-    """Return the id of the `adk_request_*` call for an approval's item.
-
-    The id is the item's id. If this is also the id of the tool call, a prefix is added: ADK clients
-    identify calls by their ids.
-    """
+    """Return the item's id. If this is also the id of the tool call, a prefix is added: ADK clients
+    identify calls by their ids."""
     item_id = str(item["item_id"])
     return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
 
 
 def item_ids(request_id: str) -> list[str]:
-    """Return the one or two item ids to which a request's id may belong."""
     return list(dict.fromkeys((request_id, request_id.removeprefix(_REQUEST))))
 
 
@@ -117,13 +113,12 @@ def request_part(item: JsonObject) -> JsonObject:
 
 
 def is_long_running(item: JsonObject) -> bool:
-    """Return whether the client runs the call itself. ADK sends no `adk_request_*` call for it."""
+    # The client runs the call itself, and ADK sends no `adk_request_*` call for it.
     return item["kind"] in ("external", "long_running") and bool(item.get("tool_call_id"))
 
 
 def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
-    """Return the last frame of a failed run. If the upstream reported the error, the frame has the
-    form of ADK 2.13. Otherwise the frame has a form of adk-streaming.md."""
+    """Return ADK 2.13's form if the upstream reported the error, else one of adk-streaming.md."""
     make = _FAILURES.get(data.get("code", ""), _stream_error)
     return make(data, timeout_s, at_s)
 
@@ -152,7 +147,7 @@ def _input_args(item: JsonObject) -> JsonObject:
 
 
 def _credential_args(item: JsonObject) -> JsonObject:
-    """Return what a sign-in needs; it has no secrets, because secrets never reach the bus."""
+    """Secrets never reach the bus."""
     asked = obj(item.get("args"))
     credential: JsonObject = {}
     if asked.get("auth_type"):

@@ -71,8 +71,8 @@ class Message:
 
 @dataclass(slots=True)
 class Run:
-    """A run of the upstream. `key` is the run's name in this decoder. The key of the outer run is
-    "", because the outer run's upstream id may change."""
+    """A run of the upstream. `key` is its name in this decoder: "" for the outer run, whose
+    upstream id may change."""
 
     key: str = ""
     id: str = ""
@@ -136,8 +136,7 @@ class Agents:
         return run
 
     def around(self, body: AgnoFrame) -> Run:
-        """Return the run that contains this frame's run, or the outer run if no frame has named
-        it."""
+        """Return the outer run if no frame has named the run that contains this frame's run."""
         return self._by_id.get(_parent_id(body) or "", self.outer)
 
     def known(self, run_id: str | None) -> Run | None:
@@ -147,16 +146,15 @@ class Agents:
         return self._by_key.get(key, self.outer)
 
     def inner(self) -> list[Run]:
-        """Return the runs inside the outer run, in the order of their first frames."""
         return list({id(run): run for run in self._by_id.values() if run.is_inner}.values())
 
     def restarted(self, run: Run, body: AgnoFrame) -> Run:
-        """Add a new run `<id>#2` for a run that has ended and starts again under the same id."""
+        """Add `<id>#2` for a run that has ended and starts again under the same id."""
         attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
         return self._add(f"{run.id}#{attempt}", run.id, body)
 
     def workflow_agent(self) -> Run:
-        """Return the run of the workflow's own agent, which decides whether the workflow runs."""
+        # The workflow's own agent decides whether the workflow runs.
         run = self._by_id.get(_WORKFLOW_AGENT)
         if run is None:
             source = self.source(self.outer)
@@ -168,7 +166,7 @@ class Agents:
         return run
 
     def source(self, run: Run) -> Source:
-        """Return the run's source: the configured agent, until a frame names the agent."""
+        """Return the configured agent, until a frame names the agent."""
         agent = self._agent
         return run.source or Source(
             agent_id=agent.id,
@@ -254,7 +252,6 @@ class Agents:
 
 
 def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
-    """Return kind, id and name of the frame's sender, if the frame names it."""
     for kind, id_key, name_key in _KINDS:
         if agent_id := string(body.get(id_key)):
             return kind, agent_id, string(body.get(name_key)) or agent_id
@@ -262,7 +259,6 @@ def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
 
 
 def _parent_id(body: AgnoFrame) -> str | None:
-    """Return the id of the run that contains the frame's run, such as the team of a member."""
     run_id = body.get("run_id")
     for around in (string(body.get("parent_run_id")), string(body.get("workflow_run_id"))):
         if around and around != run_id:

@@ -34,10 +34,8 @@ class Call:
     fields: JsonObject | None = None
 
     def approved_args(self) -> JsonObject:
-        """Return the approved arguments, which are the model's arguments, completed by the answer.
-
-        Fields for which Agno has not asked are left out of the answer, because Agno ignores them.
-        """
+        """Return the model's arguments, completed by the answer, whose other fields Agno
+        ignores."""
         if self.kind != "input":
             return self.args
         answer = obj(self.value)
@@ -82,11 +80,8 @@ class Calls(Snapshots):
         return call
 
     def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
-        """Return the open call to which a frame refers.
-
-        If several open calls have the frame's id, the result is the oldest of these calls that has
-        the frame's tool and arguments, or else the oldest of all.
-        """
+        """Return the open call to which a frame refers: of those with its id, the oldest with its
+        tool and arguments, or else the oldest."""
         upstream_id = call_id(tool)
         same = [
             call
@@ -102,15 +97,14 @@ class Calls(Snapshots):
         return same[0] if same else None
 
     def close(self, call: Call, *, failed: bool = False) -> None:
-        """Remove a call that has its result. Agno reports each failure twice; `is_second_report`
-        recognises the second report."""
+        """Remove a call that has its result. Agno reports each failure twice
+        (`is_second_report`)."""
         self.open = [other for other in self.open if other is not call]
         if failed:
             self.failed[call.run, call.upstream_id] += 1
 
     def is_second_report(self, run: str, tool: Tool) -> bool:
-        """Return whether this frame is the second report of a failure; True once for each
-        failure."""
+        """Return True once for each failure."""
         failure = (run, call_id(tool))
         if not self.failed[failure]:
             return False

@@ -55,12 +55,8 @@ _COMMON = frozenset(
 
 
 def canonical_draft(name: str, body: AgnoFrame, name_key: str) -> Draft | None:
-    """Return the canonical draft of a custom event; None if no canonical type fits.
-
-    The value may be under `value`, `payload` or `data`. The value may also consist of the event's
-    own keys without `_COMMON` and `name_key`. The first of these candidates that fits a canonical
-    type is used.
-    """
+    """Return None if no canonical type fits. The value is the first that fits of `value`,
+    `payload`, `data`, and the event's own keys without `_COMMON` and `name_key`."""
     values = [body[key] for key in ("value", "payload", "data") if key in body]
     values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})
     drafts = (from_custom(name, value) for value in values)
@@ -79,11 +75,8 @@ _OUTER_ENDED = "the outer run ended first"
 
 
 class AgnoDecoder(Snapshots):
-    """Decodes one run (see `penstock.dialects.base.Decoder`).
-
-    The decoder leaves out the custom events that `AgentFacts.drop` names. Events that decide how
-    the run continues or ends cannot be left out.
-    """
+    """Decodes one run (see `penstock.dialects.base.Decoder`). Custom events that `AgentFacts.drop`
+    names are left out, but not events that decide how the run continues or ends."""
 
     STORED: ClassVar[Table] = {
         "over": ("_over", AS_IS),
@@ -111,17 +104,16 @@ class AgnoDecoder(Snapshots):
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Take the decisions, and return the results of those calls that Agno never reports.
+        """Return the results of those calls that Agno never reports.
 
-        Agno sends no frame about a rejected call, because the call never runs. For an external
-        call, a question with options or `get_user_input`, the answer is the call's result. Agno
-        then gives the answer to the model and sends no tool event. Agno runs all other calls that
-        waited for input, and reports their results.
+        A rejected call never runs. For an external call, a question with options or
+        `get_user_input`, the answer is the call's result, which Agno gives to the model. Agno runs
+        all other calls that waited for input, and reports their results.
         """
         return self._tools.decided(items)
 
     def feed(self, frame: Frame) -> Drafts:
-        """Return the drafts of one frame; none for a frame after a terminal event or a pause."""
+        """Return none for a frame after a terminal event or a pause."""
         if self._over or self._waits:
             return []
         name = frame.event or "message"
@@ -201,8 +193,7 @@ class AgnoDecoder(Snapshots):
         return draft
 
     def _continued(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """Emit one `lifecycle.resumed` for a leg, though members, steps and the outer run each send
-        one."""
+        """Members, steps and the outer run each send one: emit one for a leg."""
         if self._leg == 1:
             return self._unknown(_run, str(body.get("event")), body)
         return self._resume()
@@ -216,7 +207,7 @@ class AgnoDecoder(Snapshots):
         return [self._agents.draft(outer, "lifecycle.resumed", data)]
 
     def _workflow_agent_started(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Start the inner run of the workflow's own agent. Agno sends no RunStarted for it."""
+        """Agno sends no RunStarted for the workflow's own agent."""
         agent = self._agents.workflow_agent()
         if agent.dispatched:
             return self._unknown(run, "WorkflowAgentStarted", body)
@@ -347,7 +338,7 @@ class AgnoDecoder(Snapshots):
         return [*drafts, self._end(outer, "lifecycle.failed", without_none(failure))]
 
     def _cancelled(self, run: Run, _body: AgnoFrame) -> Drafts:
-        """End a run that was cancelled. Agno 3.1 sends RunCancelled and then RunCompleted."""
+        """Agno 3.1 sends RunCancelled and then RunCompleted."""
         if run.is_inner:
             return self._finish(run, "cancelled", cut=_CANCELLED)
         data = {"reason": "user_stop", "confirmed": True}
@@ -355,7 +346,7 @@ class AgnoDecoder(Snapshots):
         return [*closed, self._end(run, "lifecycle.cancelled", data)]
 
     def _resume_failed(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """End the run as lost: for an unknown run, /resume answers 200 and this event only."""
+        """For an unknown run, /resume answers 200 and this event only."""
         return self._lost(text(body.get("error")) or "the upstream does not know the run")
 
     def _lost(self, message: str) -> Drafts:
@@ -376,7 +367,7 @@ class AgnoDecoder(Snapshots):
         error: str | None = None,
         cut: str | None = None,
     ) -> list[Draft]:
-        """End an inner run. `error` or else `cut` says why the run's open message is incomplete."""
+        """`error` or else `cut` says why the run's open message is incomplete."""
         drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
@@ -386,7 +377,7 @@ class AgnoDecoder(Snapshots):
         return drafts
 
     def _close_all(self, status: str, reason: str) -> list[Draft]:
-        """End all open parts of all runs, beginning with the inner runs."""
+        """Begin with the inner runs."""
         inner = self._agents.inner()
         drafts = [draft for run in inner for draft in self._finish(run, status, cut=reason)]
         return drafts + self._messages.close(self._agents.outer, reason)
@@ -413,11 +404,8 @@ class AgnoDecoder(Snapshots):
         return self._unknown(run, "CustomEvent", body)
 
     def _unknown(self, run: Run, name: str, body: AgnoFrame) -> Drafts:
-        """Handle an event whose name has no entry in the table of handlers.
-
-        The class of a custom event may have the name of a canonical type. Such an event becomes an
-        event of this type, if the fields fit. Any other event becomes a `custom.event`.
-        """
+        # The class of a custom event may have the name of a canonical type, and the event becomes
+        # one of this type if the fields fit. Any other becomes a `custom.event`.
         if name in self._agent.drop:
             return []
         if draft := canonical_draft(name, body, "event"):

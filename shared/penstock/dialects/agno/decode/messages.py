@@ -20,13 +20,13 @@ _ROLE = "assistant"
 
 
 def _citations(value: Json) -> JsonObject | None:
-    """Return the citations, unless they are the three empty lists that end every message."""
+    """Return None for the three empty lists that end every message."""
     return value if isinstance(value, dict) and any(value.values()) else None
 
 
 class Messages:
-    """Decodes messages and thoughts. Agno has no message ids, so this class makes the ids
-    `msg-<leg>-<n>` and `think-<leg>-<n>`."""
+    """Decodes messages and thoughts. Agno has no message ids; these are `msg-<leg>-<n>` and
+    `think-<leg>-<n>`."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -38,8 +38,7 @@ class Messages:
         self._made.clear()
 
     def content(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handle RunContent, the most frequent event: a piece of text or thought, or structured
-        output."""
+        # The most frequent event: a piece of text or thought, or structured output.
         drafts: list[Draft] = []
         content = body.get("content")
         thought = body.get("reasoning_content")
@@ -60,12 +59,12 @@ class Messages:
         return drafts
 
     def missing_answer(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Return the drafts for an answer that only the last event of a run contains.
+        """Return the drafts for an answer that only the last event of a run contains: if Agno
+        replays a stream from its database, there is no RunContent.
 
-        If Agno replays a stream from its database, there is no RunContent, and only RunCompleted
-        has the text. The answer of a workflow is often the last message of an agent in one of its
-        steps. The result is then empty. If the answer differs from the last message, for example
-        because a function made the answer, the workflow itself gets a message.
+        The answer of a workflow is often the last message of an agent in one of its steps, and the
+        result is empty. If it differs, for example because a function made it, the workflow itself
+        gets a message.
         """
         if run.kind == "workflow":
             answer_text = text(body.get("content"))
@@ -88,11 +87,11 @@ class Messages:
         return self.close(run)
 
     def close(self, run: Run, error: str | None = None) -> list[Draft]:
-        """End the run's open message and thoughts; `error` says why the message is incomplete."""
+        """`error` says why the message is incomplete."""
         return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:
-        """End the message when a tool call starts. Thoughts with a ReasoningStarted stay open."""
+        """Thoughts with a ReasoningStarted stay open."""
         thoughts = [] if run.announced else self._end_thoughts(run)
         return thoughts + self._end_message(run)
 
@@ -108,7 +107,7 @@ class Messages:
         return [self._thought(run, thought)]
 
     def reasoning_step(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handle ReasoningStep, whose `reasoning_content` repeats all earlier thoughts."""
+        """Its `reasoning_content` repeats all earlier thoughts."""
         step = obj(body.get("content"))
         thought = string(body.get("reasoning_content"))
         if thought is None:
@@ -158,7 +157,7 @@ class Messages:
         return self._agents.draft(run, "llm.reasoning", data)
 
     def _end_thoughts(self, run: Run) -> list[Draft]:
-        """End open thoughts with one more event, which has an empty thought and `final`."""
+        """Emit one more event, which has an empty thought and `final`."""
         run.announced = False
         if run.reasoning_id is None:
             return []
@@ -172,8 +171,7 @@ class Messages:
 
 
 def usage(metrics: JsonObject) -> JsonObject | None:
-    """Return the token counts of a run's `metrics`. Agno 2.3 counts a continued run's first leg
-    twice."""
+    """Agno 2.3 counts a continued run's first leg twice."""
     counts = {
         ours: metrics[theirs] for ours, theirs in TOKENS.items() if type(metrics.get(theirs)) is int
     }
@@ -181,7 +179,6 @@ def usage(metrics: JsonObject) -> JsonObject | None:
 
 
 def other_metrics(metrics: JsonObject) -> JsonObject | None:
-    """Return the members of a run's `metrics` that have a value and are not token counts."""
     others = {
         name: value
         for name, value in metrics.items()

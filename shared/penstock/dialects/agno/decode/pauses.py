@@ -48,8 +48,8 @@ _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
 
 @dataclass(slots=True)
 class Question:
-    """A question about a tool of a run; without a tool, about a step of a workflow. `path` is the
-    path to the question in the pause's `resume`, beginning with a section and an index."""
+    """A question about a tool, or without one about a workflow's step. `path` leads to it in the
+    pause's `resume`, from a section and an index on."""
 
     kind: PauseKind
     path: list[str | int]
@@ -63,12 +63,12 @@ class Question:
 
 
 def questions_of_run(body: AgnoFrame, *, team: bool) -> list[Question]:
-    """Return the questions of RunPaused or TeamRunPaused.
+    """Questions of a team come first from `requirements`, because a team that continues reads only
+    these.
 
-    For a team, questions from `requirements` come first, because a team that continues reads only
-    its requirements. If a run of Agno 2.3 pauses again, the frame repeats the requirements of the
-    first pause unchanged, although they are settled. So each requirement's call is looked up among
-    `tools` by the call's id. If the call is settled, the requirement is left out.
+    If a run of Agno 2.3 pauses again, the frame repeats the requirements of the first pause
+    unchanged, although they are settled. So a requirement whose call is settled in `tools` is left
+    out.
     """
     called = array(body.get("tools"))
     tools = [
@@ -105,7 +105,7 @@ def questions_of_workflow(body: AgnoFrame) -> list[Question]:
 
 
 def filled_in(tool: Tool) -> JsonObject:
-    """Return the arguments that a person must fill in, with the values that the model gave."""
+    """Return the arguments that a person must fill in, with the model's values."""
     return {
         name: spec.get("value")
         for spec in objects(tool.get("user_input_schema"))
@@ -146,11 +146,8 @@ def _question_of_tool(
 
 
 def _was_asked_about(tool: Tool) -> bool:
-    """Return whether the call has an id and waits, or has waited, for a decision.
-
-    A call that has run after its decision still has `confirmed` or `answered`, but has
-    `requires_confirmation: false`.
-    """
+    """Return whether the call has an id and waits, or has waited, for a decision. One that has run
+    after it still has `confirmed` or `answered`, but has `requires_confirmation: false`."""
     keys = (
         "external_execution_required",
         "requires_user_input",
@@ -162,8 +159,8 @@ def _was_asked_about(tool: Tool) -> bool:
 
 
 def _tool_kind(tool: Tool) -> PauseKind | None:
-    """Return the kind of answer for which the call waits, if it waits. If several kinds apply, the
-    most specific kind is returned, as in Agno's `pause_type`."""
+    """Return the most specific kind, as Agno's `pause_type` does; None if the call does not
+    wait."""
     if tool.get("external_execution_required") is True and tool.get("result") is None:
         return "external"
     if tool.get("requires_user_input") is True and not tool.get("answered"):
@@ -209,7 +206,7 @@ def _step_kind(step: StepRequirement) -> _StepKind | None:
 
 
 def _input_schema(fields: Json) -> JsonObject | None:
-    """Convert Agno's list of fields into a JSON Schema. The model's values become the defaults."""
+    # The model's values become the defaults.
     properties: JsonObject = {}
     required: list[str] = []
     spec: InputField
@@ -232,7 +229,7 @@ def _input_schema(fields: Json) -> JsonObject | None:
 
 
 def _feedback_schema(questions: list[FeedbackQuestion]) -> JsonObject | None:
-    """Return a JSON Schema with one property, a list of option labels, for each question."""
+    """Each question becomes a property, a list of option labels."""
     properties: JsonObject = {}
     for question in questions:
         name = string(question.get("question"))

@@ -54,7 +54,7 @@ class Steps(Snapshots):
     parallel: set[str] = field(default_factory=set)
 
     def id_of(self, upstream_id: str) -> str:
-        """Return the canonical id of a step; for a loop with an open turn, the id of the turn."""
+        """Return the id of the turn for a loop with an open one."""
         ours = self.open.get(upstream_id) or short(upstream_id)
         turn = self.turns.get(upstream_id)
         return ours if turn is None else f"{ours}/{turn}"
@@ -64,11 +64,8 @@ class Steps(Snapshots):
         return handle(self, run_id, body, kind)
 
     def failures(self, run_id: str, results: Json) -> list[StepEvent]:
-        """Return the failures of open steps that only the workflow's results report.
-
-        If all attempts of a step have failed, Agno 3.1 skips the step without an event, and the
-        workflow completes.
-        """
+        """If all attempts of a step have failed, Agno 3.1 skips the step without an event, and the
+        workflow, whose results report the failure, completes."""
         errors = {
             name: string(result.get("error")) or "the step failed"
             for result in _flat(results)
@@ -109,7 +106,6 @@ class Steps(Snapshots):
         return [*transition, ("workflow.step_started", without_none(data), step_id)]
 
     def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[StepEvent]:
-        """Return the transition to a step that begins inside the step `around`."""
         before = self.last.pop(around, None)
         if name in self.chosen.get(around, ()):
             self.chosen[around].remove(name)
@@ -225,8 +221,8 @@ def _results(results: Json) -> Json:
 
 
 def _flat(results: Json) -> list[StepResult]:
-    """Return the results of steps and of all steps inside them, in one list. The agent server
-    decides how deeply the results are nested, and a recursion could exceed Python's limit."""
+    # The agent server decides how deeply results are nested, and a recursion could exceed Python's
+    # limit.
     flat: list[StepResult] = []
     queue = [results]
     while queue:

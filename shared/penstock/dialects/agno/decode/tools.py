@@ -38,8 +38,8 @@ _LITERAL_STARTS: Final = ("{", "[", "(")
 
 
 def tool_value(result: Json) -> Json:
-    """Return a tool's result, parsed as JSON or as a Python literal, or else unchanged. A text that
-    begins with a quote is not parsed as a literal, because Agno sends strings without quotes."""
+    """Parse JSON or a Python literal. A text that begins with a quote is no literal, because Agno
+    sends strings without quotes."""
     if not isinstance(result, str):
         return result
     try:
@@ -82,7 +82,7 @@ class Tools(Snapshots):
         self._waiting: dict[str, str] = {}  # maps an item's id to the call's id
 
     def started(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handle ToolCallStarted, for a new call or for a call that was announced at a pause."""
+        # The call may have been announced at a pause.
         tool: Tool = obj(body.get("tool"))
         drafts = self._messages.interrupt(run)
         call = self._calls.find(run.key, tool, pending=True)
@@ -98,7 +98,7 @@ class Tools(Snapshots):
         return [*drafts, self._asked(run, call, tool)]
 
     def completed(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handle ToolCallCompleted. For a failed call, ToolCallError reports the failure again."""
+        """For a failed call, ToolCallError reports the failure again."""
         tool: Tool = obj(body.get("tool"))
         failed = tool.get("tool_call_error") is True
         return self._ended(run, tool, (text(tool.get("result")) or _FAILED) if failed else None)
@@ -110,7 +110,7 @@ class Tools(Snapshots):
         )
 
     def pending(self, run: Run, question: Question, drafts: list[Draft]) -> Call:
-        """Return the call that waits for a decision, and announce a call that is new."""
+        """Announce a call that is new."""
         tool: Tool = question.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
@@ -122,7 +122,7 @@ class Tools(Snapshots):
         return call
 
     def waits(self, item_id: str, call: Call) -> None:
-        """Note the item id under which the pause lists the call. `decided` later gets this id."""
+        """`decided` later gets this item id."""
         self._waiting[item_id] = call.id
 
     def decided(self, items: Mapping[str, JsonObject]) -> list[Draft]:
@@ -148,10 +148,9 @@ class Tools(Snapshots):
     def end_waiting(self, body: AgnoFrame) -> list[Draft]:
         """End the calls that still wait when the run completes; Agno sends no events for them.
 
-        There are two known causes. Agno 2.3 continues a team while one of its members pauses. And
-        Agno 2.3 and 3.1 skip a call if a continue request does not name the call in the expected
-        form. If a member does not stream, the last frame of the run has the results of the member's
-        calls.
+        Agno 2.3 continues a team while one of its members pauses, and Agno 2.3 and 3.1 skip a call
+        that a continue request does not name in the expected form. If a member does not stream, the
+        last frame of the run has the results of its calls.
         """
         drafts: list[Draft] = []
         last_tools: dict[str, Tool] = {call_id(tool): tool for tool in _inner_tools(body)}
@@ -170,8 +169,7 @@ class Tools(Snapshots):
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
-        """Return the task that a call of the team gave to this member or to all members. A task for
-        one member is returned only once."""
+        """Return the task that the team gave to this member, once, or to all members."""
         for task in self._tasks:
             key, wanted, description = task
             if key == team.key and wanted in (member_id, None):
@@ -201,11 +199,8 @@ class Tools(Snapshots):
         return [*drafts, self._agents.draft(run, "llm.tool_result", data)]
 
     def _compared(self, run: Run, call: Call, tool: Tool) -> list[Draft]:
-        """Return a warning if an approved call runs with another tool or other arguments.
-
-        The tool and arguments with which the call runs are stored, so that the same difference
-        causes no second warning.
-        """
+        """Warn if an approved call runs with another tool or other arguments. The call keeps those
+        with which it runs, so that the same difference causes no second warning."""
         if call.decision != "approve":
             return []
         approved = call.tool, call.approved_args()
@@ -236,7 +231,7 @@ class Tools(Snapshots):
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
-        """Keep the task of a team's call to a member: the member's frames do not contain it."""
+        # The member's frames do not contain it.
         args: MemberCall = obj(call.args)
         task = string(args.get("task"))
         if run.kind == "team" and task is not None:

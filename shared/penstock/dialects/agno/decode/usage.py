@@ -38,7 +38,6 @@ def _counting(provider: str | None) -> Counting:
 
 
 def usage_of_call(body: AgnoFrame) -> JsonObject:
-    """Return the data of `llm.usage` for a ModelRequestCompleted."""
     provider = string(body.get("model_provider"))
     data = usage_of(
         {**body},
@@ -52,11 +51,9 @@ def usage_of_call(body: AgnoFrame) -> JsonObject:
 
 
 def usage_of_run(run: Run, metrics: JsonObject, *, is_continued: bool) -> Iterator[JsonObject]:
-    """Yield the data of `llm.usage` for the calls that no frame has reported.
-
-    Agno 2.3 counts the calls before a pause once more for each leg, and tells no number from which
-    the sum could be corrected. So the sum of a continued run is an estimate.
-    """
+    """Yield `llm.usage` for the calls that no frame has reported. Agno 2.3 counts the calls before
+    a pause once more for each leg, and tells no number from which the sum could be corrected: the
+    sum of a continued run is an estimate."""
     known: RunMetrics = obj(metrics)
     details: dict[str, Any] = obj(known.get("details"))
     rows: list[JsonObject]

@@ -26,13 +26,12 @@ _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 
 
 def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None) -> JsonObject:
-    """Return the run as one object.
+    """Return the run as one object. `events` are its envelopes from its start to its end or a
+    pause, `encoder` a new encoder with the surface's kind and names.
 
-    `events` are the run's envelopes from its start to its end or a pause. `encoder` is a new
-    encoder with the surface's kind and names. `status` is COMPLETED, PAUSED, ERROR or CANCELLED.
-    While the run continues, `status` is RUNNING. As in Agno, the `content` of a failed run is the
-    text of the error. `input` is the user's message. `messages` is the conversation; a workflow has
-    no `messages`.
+    `status` is COMPLETED, PAUSED, ERROR, CANCELLED or, before the end, RUNNING. As in Agno, the
+    `content` of a failed run is the text of the error. `input` is the user's message, `messages`
+    the conversation, which a workflow lacks.
     """
     events = list(events)
     encoder = encoder or AgnoEncoder()
@@ -70,7 +69,7 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
 
 
 def _input(events: Sequence[JsonObject]) -> str | None:
-    """Return the user's message; None if the events do not begin with the run's start."""
+    """Return None if the events do not begin with the run's start."""
     for event in events[:1]:
         message = event["data"].get("message")
         if event["sequence"] == 1 and isinstance(message, str):

@@ -56,7 +56,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class _Speaker:
-    """Keeps the text and citations that one run has sent in this response."""
+    """The text and citations that one run has sent in this response."""
 
     spoke: bool = False  # Whether text was sent in this response.
     in_turn: bool = False  # Whether RunContent was sent since the last result of a tool.
@@ -67,7 +67,7 @@ class _Speaker:
 
 @dataclass(slots=True)
 class _Call:
-    """A call that has no result yet. `item` is the approval's item that asks about the call."""
+    """A call that has no result yet. `item` of the approval asks about it."""
 
     event: JsonObject
     tool: JsonObject
@@ -79,19 +79,16 @@ class _Call:
         return self.item is not None or bool(self.event["data"].get("pending"))
 
     def duration_s(self, event: JsonObject) -> float | None:
-        """Return for how many seconds the call ran; None if it waited and no event shows its
-        start."""
+        """Return None if the call waited and no event shows its start."""
         begun_s = epoch_s(self.event) if not self.is_waiting else self.started_s
         return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
 
 
 @dataclass(slots=True)
 class AgnoEncoder:
-    """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
-
-    `kind` is the kind of the surface: agent, team or workflow. `name`, `model` and `model_provider`
-    come from the configuration. A value that the configuration does not set is "".
-    """
+    """Encodes the events of one run (see `penstock.dialects.base.Encoder`). `kind` of the surface
+    is agent, team or workflow. `name`, `model` and `model_provider` of the configuration may be
+    ""."""
 
     kind: str = "agent"
     name: str = ""
@@ -137,11 +134,9 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Start an inner run, after the starts of the running calls, one of which has started it.
-
-        A step of a Penstock workflow is dispatched before it starts, but Agno's clients expect the
-        step's start first. So the encoder keeps such a dispatch until the step starts.
-        """
+        """Start an inner run, after the starts of the running calls, one of which has started it. A
+        step of a Penstock workflow is dispatched before it starts, but Agno's clients expect the
+        step's start first, so such a dispatch waits for it."""
         yield from self._show_calls(event)
         data = event["data"]
         if not data.get("subrun_id"):
@@ -152,8 +147,7 @@ class AgnoEncoder:
             yield self._inner_started(event)
 
     def _inner_started(self, event: JsonObject) -> JsonObject:
-        """Return the start of an inner run, sent by the worker or the team. The worker's name is
-        used as the worker's id, because only later events contain the id."""
+        # The worker's name is used as its id, which only later events contain.
         data = event["data"]
         name = data.get("worker_name") or data["team_name"]
         parent = data.get("parent_subrun_id")
@@ -212,7 +206,7 @@ class AgnoEncoder:
         )
 
     def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
-        """End the content of a run. If there are citations, a last empty piece of text has them."""
+        """If there are citations, a last empty piece of text has them."""
         speaker = self._speaker(event)
         if speaker.spoke:
             yield self._content(event, "", citations=speaker.citations)
@@ -230,8 +224,7 @@ class AgnoEncoder:
     # Tools.
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keep a tool call until the call runs. If the turn has no content yet, send an empty
-        text."""
+        """Keep a call until it runs. If the turn has no content yet, send an empty text."""
         data = event["data"]
         tool = pauses.tool(data["tool_call_id"], data["tool"], data.get("args"))
         self._calls[data["tool_call_id"]] = _Call(event, tool)
@@ -279,7 +272,7 @@ class AgnoEncoder:
         yield self._address.frame(event, "ToolCallCompleted", content=message, tool=tool)
 
     def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit ToolCallStarted for the calls that need no decision and have not started."""
+        """Start the calls that need no decision and have not started."""
         for call in self._calls.values():
             if not call.is_waiting:
                 yield from self._run(call, event)
@@ -336,7 +329,7 @@ class AgnoEncoder:
     # Ends.
 
     def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
-        """End an inner run. The sender is its agent, even if another agent reports the end."""
+        # The sender is the run's agent, even if another agent reports the end.
         data = event["data"]
         inner = event
         if obj(event.get("subrun")).get("id") != data["subrun_id"]:
@@ -402,7 +395,7 @@ class AgnoEncoder:
             yield from self._end_content(event)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keep the state until RunCompleted, which contains the state."""
+        """Keep the state for RunCompleted."""
         self._state.replace(event["data"].get("snapshot"))
         yield from ()
 
@@ -446,7 +439,7 @@ DIALECT: Final = ClientDialect(
 
 
 def _type_of(content: Json) -> str:
-    """Return Agno's `content_type`, the name of the content's Python type; "str" for None."""
+    """Return the name of the content's Python type; "str" for None."""
     return "str" if content is None else type(content).__name__
 
 

@@ -43,7 +43,7 @@ _ASKING_TOOLS: Final[Mapping[str, str]] = {
 
 
 def tool(call_id: str, name: str, args: Json) -> JsonObject:
-    """Return the tool object of a call that has not run. All keys are always present."""
+    """All keys are always present."""
     return {
         "tool_call_id": call_id,
         "tool_name": name,
@@ -65,11 +65,8 @@ def tool(call_id: str, name: str, args: Json) -> JsonObject:
 
 
 def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
-    """Return the tool object for an approval's item, which a client answers by filling it in.
-
-    `tool_call_id` is the call's id, which the later ToolCallStarted also has. If the item has no
-    call, `tool_call_id` is the item's id.
-    """
+    """Return the tool object that a client fills in. `tool_call_id` is that of the later
+    ToolCallStarted, or the item's id if the item has no call."""
     kind = item["kind"]
     name = item.get("tool") or _ASKING_TOOLS.get(kind, kind)
     waiting = tool(item.get("tool_call_id") or item["item_id"], name, item.get("args"))
@@ -89,7 +86,7 @@ def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
 
 
 def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Return the requirement for an item, which names the member of an inner run."""
+    """Name the member of an inner run."""
     member = item.get("subrun")
     whose: JsonObject = {}
     if member:
@@ -110,7 +107,7 @@ def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
 
 
 def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Return the requirement for a workflow's item: a gate or a call of a step's agent."""
+    # The item is a gate or a call of a step's agent.
     if item.get("tool_call_id"):
         member = obj(item.get("subrun"))
         return {
@@ -144,8 +141,7 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
 
 
 def is_silent(item: JsonObject | None, name: str) -> bool:
-    """Return whether the item's answer is the call's result. Agno sends no event for such a
-    call."""
+    """Return whether the item's answer is the call's result, for which Agno sends no event."""
     if item is None:
         return False
     return is_answered_by_decision(item["kind"], name) or item["kind"] in (
@@ -155,21 +151,20 @@ def is_silent(item: JsonObject | None, name: str) -> bool:
 
 
 def result_text(result: Json) -> str | None:
-    """Return a result as Agno writes it, with `str(value)`, so that an object is a Python
-    literal."""
+    """Use `str(value)` as Agno does: an object is a Python literal."""
     return result if result is None or isinstance(result, str) else str(result)
 
 
 def completion_text(done: JsonObject, duration_s: float | None) -> str:
-    """Return the `content` of ToolCallCompleted: a line about the call and its duration."""
+    """Return `content` of ToolCallCompleted."""
     args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
     time = "" if duration_s is None else f" in {duration_s:.4f}s"
     return f"{done['tool_name']}({args}) completed{time}. "
 
 
 def citations(cited: Json) -> JsonObject:
-    """Return citations with the three lists of agno-events.md. The URLs of another framework's
-    citations go to the list `urls`."""
+    """Return the three lists of agno-events.md; URLs of another framework's citations go to
+    `urls`."""
     given = obj(cited)
     urls = [
         {"url": each["uri"], "title": each.get("title")}
@@ -181,8 +176,8 @@ def citations(cited: Json) -> JsonObject:
 
 
 def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
-    """Return a run's metrics. Durations that the agent server has not sent are computed from the
-    times of the canonical events."""
+    """Durations that the agent server has not sent are computed from the times of the canonical
+    events."""
     measured: JsonObject = {"duration": duration_s}
     if first_token_s is not None:
         measured["time_to_first_token"] = first_token_s
@@ -192,8 +187,7 @@ def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) ->
 
 
 def _fields(schema: Json) -> list[JsonObject]:
-    """Convert a JSON Schema into Agno's list of fields. A schema without properties becomes one
-    field, `value`."""
+    # A schema without properties becomes one field, `value`.
     given = obj(schema)
     properties = obj(given.get("properties")) or {"value": given}
     return [_field(name, obj(spec)) for name, spec in properties.items()]
@@ -210,7 +204,7 @@ def _field(name: str, spec: JsonObject) -> JsonObject:
 
 
 def _questions(item: JsonObject) -> list[JsonObject]:
-    """Return Agno's questions unchanged, or one question with another framework's options."""
+    """Return Agno's questions unchanged, of another framework's options one question."""
     options = item.get("options") or []
     if item["kind"] == "feedback" and objects(options):
         return objects(options)

@@ -23,8 +23,7 @@ _WORKFLOW_NAMES: Final = {
 
 @dataclass(slots=True)
 class Step:
-    """A step of a workflow that has begun, with its index and the data of its
-    `workflow.step_started`."""
+    """A step that has begun, with its index and the data of its `workflow.step_started`."""
 
     index: int
     data: JsonObject
@@ -40,7 +39,7 @@ class Address:
     steps: dict[str, Step] = field(default_factory=dict)  # maps a canonical step id to the step
 
     def frame(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-        """Return the body of a frame. `name` is the event's name in the stream of an agent."""
+        """`name` is the event's name in the stream of an agent."""
         return {
             "event": name if event.get("subrun") else self._name(name),
             **self._sender(event),
@@ -50,11 +49,8 @@ class Address:
         }
 
     def awaits_start(self, dispatch: JsonObject) -> bool:
-        """Return whether the start of this dispatch's step, or of its next attempt, comes after it.
-
-        In Penstock's workflows, a step names the run that does its work, and is dispatched before
-        it starts. In an agent server's workflow, a step starts before its inner run.
-        """
+        """In Penstock's workflows, a step names the run that does its work, and is dispatched
+        before it starts. In an agent server's workflow, a step starts before its inner run."""
         step_id = dispatch.get("step_id")
         if not step_id:
             return False
@@ -146,8 +142,7 @@ def _step(address: Address, event: JsonObject) -> Step:
 
 
 def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-    """Return the body of a step's frame; that of a loop's turn has the id of the loop and the
-    turn's number."""
+    # The frame of a loop's turn has the id of the loop and the turn's number.
     step_id, step = event["data"]["step_id"], _step(address, event)
     begun, parent = step.data, step.data.get("parent_step_id")
     where: JsonObject = {

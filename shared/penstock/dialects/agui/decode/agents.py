@@ -28,8 +28,8 @@ SubagentId = str | None  # the upstream id of a subagent; None for the agent its
 
 @dataclass(slots=True)
 class _Agent:
-    """The agent of a run (`key` is "") or one of its subagents. `steps` has the open steps. Each
-    step is inside the previous step in the list."""
+    """The agent (`key` is "") or a subagent. Each of the open `steps` is inside the previous
+    one."""
 
     source: Source
     key: str = ""
@@ -77,8 +77,7 @@ class Agents(Snapshots):
         return self._agent(subagent_id).subrun
 
     def start_unknown(self, body: AguiFrame) -> list[Draft]:
-        """Start the subagent that the event names, if it is unknown and the event is no
-        SUBAGENT_*."""
+        """Start the subagent of an event that is no SUBAGENT_*, if it is unknown."""
         subagent_id = subagent_of(body)
         if subagent_id is None or subagent_id in self._subagents or _is_about_subagent(body):
             return []
@@ -87,7 +86,7 @@ class Agents(Snapshots):
     # Subagents.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle SUBAGENT_STARTED. A subagent that waited during the pause only continues."""
+        # A subagent that waited during the pause only continues.
         subagent_id = subagent_of(body)
         if subagent_id is None:
             return None
@@ -98,7 +97,7 @@ class Agents(Snapshots):
         return [*self._finish(subagent_id, "cancelled"), self._dispatch(subagent_id, body)]
 
     def finished(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle SUBAGENT_FINISHED. The subagent has ended, or waits until the run's next leg."""
+        # The subagent has ended, or waits until the run's next leg.
         subagent_id = subagent_of(body)
         agent = self._subagents.get(subagent_id) if subagent_id else None
         if subagent_id is None or agent is None:
@@ -156,7 +155,7 @@ class Agents(Snapshots):
     # Steps.
 
     def step_started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle STEP_STARTED. A step of AG-UI has a name and no other data."""
+        # A step of AG-UI has a name and no other data.
         name = string(body.get("stepName"))
         if name is None:
             return None
@@ -168,8 +167,7 @@ class Agents(Snapshots):
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
     def step_finished(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle STEP_FINISHED, for the agent's last open step of this name. AG-UI has no
-        outputs."""
+        """End the agent's last open step of this name. AG-UI has no outputs."""
         agent = self._agent(subagent_of(body))
         name = body.get("stepName")
         step = next((step for step in reversed(agent.steps) if step[0] == name), None)
@@ -184,8 +182,7 @@ class Agents(Snapshots):
     # Ends.
 
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
-        """End all open steps and all subagents. With `error`, the steps fail with this error.
-        Without `error`, the steps are completed. The subagents end with `status`."""
+        """End all open steps, failed if there is an `error`, and all subagents, with `status`."""
         drafts = []
         for agent in (*reversed(self._subagents.values()), self._outer):
             while agent.steps:
@@ -207,7 +204,7 @@ class Agents(Snapshots):
 
 
 def subagent_of(body: AguiFrame) -> SubagentId:
-    """Return the id of the subagent that an event belongs to; None for the agent itself."""
+    """Return None for the agent itself."""
     return string(body.get("subagentRunId"))
 
 

@@ -41,12 +41,9 @@ class Chunks:
         self._lanes: dict[str | None, tuple[_Kind, str]] = {}
 
     def expand(self, body: Any) -> list[Any]:
-        """Return the start, content and end events for which a chunk event stands.
-
-        Any other event is returned unchanged. If such an event ends an open message or call, the
-        end event of this message or call comes first. A chunk without an id is also returned
-        unchanged, if there is no message or call to continue.
-        """
+        """Return the start, content and end events for which a chunk stands. Any other event is
+        returned unchanged, after the end of an open message or call that it ends, and so is a chunk
+        without an id if there is no message or call to continue."""
         event_type = string(body.get("type"))
         kind = _CHUNKS.get(event_type) if event_type else None
         if kind is not None:

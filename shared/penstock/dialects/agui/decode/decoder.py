@@ -46,10 +46,9 @@ _ON_INTERRUPT = "on_interrupt"
 class AguiDecoder(Snapshots):
     """Decodes one run (see `penstock.dialects.base.Decoder`).
 
-    If an event would become a `custom.event` and `AgentFacts.drop` names its type, the event is
-    left out. `AgentFacts.client_tools` has the tools that the client runs. If a server does not say
-    for what an open call waits, a call of such a tool waits for its result, and any other call
-    waits for a confirmation.
+    Events without a canonical type whose name `AgentFacts.drop` has are left out. If a server does
+    not say for what an open call waits, a call of `AgentFacts.client_tools`, which the client runs,
+    waits for its result, and any other for a confirmation.
     """
 
     STORED: ClassVar[Table] = {
@@ -78,7 +77,7 @@ class AguiDecoder(Snapshots):
         self._chunks = Chunks()
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begin a leg. For the upstream, each leg is a separate run."""
+        """For the upstream, each leg is a separate run."""
         self._waits = self._told_usage = False
         self._chunks = Chunks()
         self._messages.open(leg)
@@ -87,14 +86,14 @@ class AguiDecoder(Snapshots):
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Take the decisions. Return the results of the calls that the client ran."""
+        """Return the results of the calls that the client ran."""
         drafts: list[Draft] = []
         for item_id, decision in items.items():
             drafts += self._pauses.decided(item_id, decision)
         return drafts
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """Return the drafts of one frame; none for a frame after a terminal event or a pause."""
+        """Return none for a frame after a terminal event or a pause."""
         if self._over or self._waits:
             return []
         try:
@@ -135,7 +134,7 @@ class AguiDecoder(Snapshots):
     # The run.
 
     def _started(self, body: AguiFrame) -> Sequence[Draft]:
-        """Handle RUN_STARTED, of which only the upstream ids count: the run has already started."""
+        """Only the upstream ids count: the run has already started."""
         self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
         value = {
@@ -215,11 +214,9 @@ class AguiDecoder(Snapshots):
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 
     def _count(self, body: AguiFrame) -> Sequence[Draft]:
-        """Add the token counts of a leg, and return them as `llm.usage`, one for each model.
-
-        The upstream counts each leg as a separate run. If custom events have reported the leg's
-        model calls, the counts only repeat these calls.
-        """
+        """Return the counts of a leg, a separate run for the upstream, as `llm.usage`, one for each
+        model. If custom events have reported the leg's model calls, the counts only repeat
+        these."""
         models = objects(body.get("usage"))
         for model in models:
             add_usage(self._usage, model, TOKENS)
@@ -285,8 +282,7 @@ class AguiDecoder(Snapshots):
         return self._custom(name, body, value)
 
     def _custom(self, name: str, body: Json, value: Json) -> list[Draft]:
-        """Return a `custom.event` for an upstream event, unless the configuration drops its
-        name."""
+        """Return none if the configuration drops the name."""
         if name in self._drop:
             return []
         data = {"protocol": "agui", "name": name, "value": value}

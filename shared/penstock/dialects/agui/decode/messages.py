@@ -56,8 +56,7 @@ class _Thoughts:
 
 
 class Messages(Snapshots):
-    """Decodes the messages and thoughts of the agent and its subagents. No message may be open when
-    the state is stored."""
+    """Decodes messages and thoughts; none may be open when the state is stored."""
 
     STORED: ClassVar[Table] = {
         "ids": ("_ids", PART),
@@ -91,7 +90,7 @@ class Messages(Snapshots):
     # Messages.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TEXT_MESSAGE_START. If the message is already open, nothing changes."""
+        """If the message is already open, nothing changes."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -100,7 +99,7 @@ class Messages(Snapshots):
         return []
 
     def content(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TEXT_MESSAGE_CONTENT, the most frequent event."""
+        # The most frequent event.
         upstream_id, delta = string(body.get("messageId")), body.get("delta")
         if upstream_id is None or not isinstance(delta, str):
             return None
@@ -125,10 +124,10 @@ class Messages(Snapshots):
     def release(self, body: AguiFrame) -> list[Draft]:
         """Emit or drop a message that was held back because it repeats the previous message's text.
 
-        `body` is the event after this message. Before a call that pauses the run, Agno sends the
-        last text again as a second message, and attaches the call to the second message. If `body`
-        starts such a call, the second message is dropped, and the call is attached to the first
-        message. Otherwise the second message is emitted.
+        Before a call that pauses the run, Agno sends the last text again as a second message, and
+        attaches the call to it. If `body`, the event after this message, starts such a call, the
+        second message is dropped, and the call is attached to the first one. Otherwise the second
+        message is emitted.
         """
         is_call = body.get("type") == "TOOL_CALL_START"
         if is_call:
@@ -200,7 +199,7 @@ class Messages(Snapshots):
     # Thoughts.
 
     def thought_started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle REASONING_MESSAGE_START. Emit nothing before the first thought."""
+        """Emit nothing before the first thought."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -221,11 +220,11 @@ class Messages(Snapshots):
         return None if thoughts is None else self._end_thoughts(thoughts)
 
     def span(self, body: AguiFrame) -> list[Draft] | None:
-        """Ignore REASONING_START and REASONING_END: the events between them have the content."""
+        # The events between REASONING_START and REASONING_END have the content.
         return []
 
     def thinking_started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle THINKING_START, which may have a title, and THINKING_TEXT_MESSAGE_START."""
+        """THINKING_START may have a title."""
         open_ = self._thoughts.get(_THINKING)
         drafts = self._end_thoughts(self._thoughts.pop(_THINKING)) if open_ else []
         title = string(body.get("title")) or (open_.title if open_ and not open_.begun else None)
@@ -241,7 +240,7 @@ class Messages(Snapshots):
         return self._thought(thoughts, delta, body)
 
     def thinking_ended(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle THINKING_TEXT_MESSAGE_END, and THINKING_END, which comes afterwards."""
+        """THINKING_END comes after THINKING_TEXT_MESSAGE_END."""
         thoughts = self._thoughts.pop(_THINKING, None)
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
@@ -263,8 +262,7 @@ class Messages(Snapshots):
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
-        """End thoughts that have begun with one more event, which has an empty thought and
-        `final`."""
+        """Emit one more event, which has an empty thought and `final`."""
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
@@ -272,7 +270,7 @@ class Messages(Snapshots):
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:
-        """End open messages and thoughts; `error` says why the messages are incomplete."""
+        """`error` says why the messages are incomplete."""
         drafts = self.release({})
         for thoughts in self._thoughts.values():
             drafts += self._end_thoughts(thoughts)

@@ -47,13 +47,12 @@ class Pauses:
         self._interrupts = []
 
     def interrupted(self, value: Json) -> None:
-        """Take a CUSTOM on_interrupt: ag-ui-langgraph's graph waits. Its JSON values come as
-        text."""
+        """Let ag-ui-langgraph's graph wait. Its JSON values come as text."""
         self._interrupts.append(value)
 
     def questions(self, outcome: Outcome, pending: Iterable[str]) -> list[Question]:
-        """Return the questions that are open at RUN_FINISHED, each with a unique id. `pending` has
-        the `pendingToolCallIds` of the outcome."""
+        """Give each question open at RUN_FINISHED a unique id. `pending` has the
+        `pendingToolCallIds` of the outcome."""
         ids = Ids()
         if outcome.get("type") == "interrupt":
             interrupts = outcome.get("interrupts")
@@ -68,8 +67,7 @@ class Pauses:
         return [self._of_call(call, bool(named_ids), ids) for call in calls]
 
     def pause(self, questions: Iterable[Question]) -> list[Draft]:
-        """Note the calls of a pause; return the announcements of those that were not announced
-        yet."""
+        """Return the announcements of the calls that were not announced yet."""
         drafts = []
         for question in questions:
             if question.call is not None:
@@ -81,8 +79,7 @@ class Pauses:
         return drafts
 
     def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
-        """Take a decision. If the client ran the call, return the call's result. Any other decision
-        is only noted, because the agent server reports the result."""
+        """If the client ran the call, return its result. The agent server reports all others."""
         call = self._tools.find(self._waiting.pop(item_id, None))
         if call is None:
             return []
@@ -123,19 +120,16 @@ class Pauses:
             yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
 
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Question:
-        """Return the question about an unanswered call.
-
-        The question asks for the result of the call if RUN_FINISHED has listed the call as pending
-        (`named`), or if the client runs the tool. Otherwise the question asks for a confirmation,
-        because such calls of Agno wait for one.
-        """
+        """Ask for the result of a call that RUN_FINISHED has listed as pending (`named`), or whose
+        tool the client runs, and for a confirmation of any other, because such calls of Agno wait
+        for one."""
         kind: PauseKind = "external" if named or self._tools.is_clients(call) else "confirmation"
         item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._agents.subrun(call.owner))
         answer = {"style": "tool", "tool_call_id": call.upstream_id, "kind": kind}
         return _about(item, answer, call)
 
     def _of_value(self, value: Json, ids: Ids) -> Question:
-        """Return the question of a graph's interrupt, whose value and answer may be any JSON."""
+        # The value of a graph's interrupt, and its answer, may be any JSON.
         value = parsed(value) if isinstance(value, str) else value
         graph: GraphInterrupt = obj(value)
         described = string(graph.get("message")) or string(graph.get("question"))
@@ -144,11 +138,8 @@ class Pauses:
 
 
 def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
-    """Return the text of the `tool` message that answers an item of style `tool`.
-
-    A value is sent unchanged. A confirmation without a value is sent in the form that Agno's AG-UI
-    interface expects.
-    """
+    """Return the text of the `tool` message for an item of style `tool`. A value is sent unchanged,
+    a confirmation without one in the form of Agno's AG-UI interface."""
     rejected, note = decision.get("decision") == "reject", string(decision.get("note"))
     value = decision.get("value")
     if kind == "external":
@@ -159,7 +150,7 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 
 
 def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
-    """Return the kind of an interrupt, by its schema, or else by its reason."""
+    """Read the schema, or else the reason."""
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
     return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"

@@ -37,7 +37,6 @@ class Call:
 
     @property
     def body(self) -> AguiFrame:
-        """An event body that names the call's subagent."""
         return {"subagentRunId": self.owner}
 
 
@@ -84,7 +83,7 @@ class Tools(Snapshots):
     # Events.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TOOL_CALL_START, for a new call or for a call of an earlier leg that runs now."""
+        # The call may be one of an earlier leg that runs now.
         upstream_id = string(body.get("toolCallId"))
         if upstream_id is None:
             return None
@@ -102,7 +101,7 @@ class Tools(Snapshots):
         return []
 
     def arguments(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TOOL_CALL_ARGS. Those of a repeated call are compared with the approved ones."""
+        """Those of a repeated call are compared with the approved ones."""
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
             return None
@@ -120,7 +119,7 @@ class Tools(Snapshots):
         return None if call is None else [*self._announce(call), *self._compared(call, body)]
 
     def result(self, body: AguiFrame) -> list[Draft] | None:
-        """Handle TOOL_CALL_RESULT; return None for a second result of a call."""
+        """Return None for a second result of a call."""
         upstream_id, content = string(body.get("toolCallId")), body.get("content")
         if upstream_id is None:
             return None
@@ -144,7 +143,7 @@ class Tools(Snapshots):
         return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
     def text_received(self) -> None:
-        """Note that the agent sent text, and so does not wait for the calls before the text."""
+        # An agent that sends text does not wait for the calls before the text.
         for call in self._fresh:
             call.passed = True
         self._fresh.clear()
@@ -152,13 +151,9 @@ class Tools(Snapshots):
     # Pauses.
 
     def waiting(self, ids: Iterable[str]) -> list[Call]:
-        """Return the calls that the client must answer.
-
-        If `ids` is not empty, the result has the calls with these ids. Otherwise the result has the
-        open calls of this leg that were announced and after which the agent sent no text. Calls of
-        earlier legs are left out, because they are already decided, even if the agent server never
-        sends their results.
-        """
+        """Return the calls that the client must answer: those of `ids`, or else the announced open
+        calls of this leg after which the agent sent no text. Calls of earlier legs are decided,
+        even if the agent server never sends their results."""
         named = [self.find(each) or self._add(each, {}) for each in ids]
         return named or [
             call
@@ -167,8 +162,8 @@ class Tools(Snapshots):
         ]
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
-        """Note that an item of the pause asks about the call; announce it if that is not done.
-        `editable` says whether the answer may change the arguments."""
+        """Announce a call of the pause if that is not done. `editable` says whether the answer may
+        change the arguments."""
         drafts = self._announce(call)
         call.kind = kind
         if editable:
@@ -176,14 +171,9 @@ class Tools(Snapshots):
         return drafts
 
     def approve(self, call: Call, value: Json) -> None:
-        """Note an approval and the approved arguments.
-
-        If the answer may change the arguments and is not empty, the answer contains the approved
-        arguments. If the answer has the form of Agno's interface, the call's own arguments are
-        approved, with the changes in the answer's `values`. If only the agent server knows how the
-        answer changes the arguments, None is kept. In all other cases, the call's own arguments are
-        approved.
-        """
+        """Note the approved arguments. An answer that may change them contains them, if it is not
+        empty; in the form of Agno's interface, only the changes to the call's own, in `values`. If
+        only the agent server knows how the answer changes the arguments, None is kept."""
         given = value if isinstance(value, dict) else {}
         args: JsonObject | None = call.args
         if call.upstream_id in self._editable:
@@ -195,19 +185,19 @@ class Tools(Snapshots):
         self._approved[call.upstream_id] = args
 
     def refuse(self, call: Call, note: str | None, *, expired: bool = False) -> None:
-        """Note a rejection, so that a later result counts as `rejected`, or as `expired`."""
+        # A later result counts as `rejected`, or as `expired`.
         call.refusal = note or ""
         if expired:
             self._expired.add(call.upstream_id)
 
     def answer(self, call: Call, decision: Mapping[str, Json]) -> Draft:
-        """Return the result of a call that the client ran. The upstream sends no such event."""
+        # The upstream sends no event for a call that the client ran.
         if decision.get("decision") == "reject":
             return self._result_draft(call, None, *refusal(decision))
         return self._result_draft(call, decision.get("value"), "ok", None)
 
     def end_rejected(self) -> list[Draft]:
-        """Return the results of rejected calls for which the upstream sent no result."""
+        """Return results for which the upstream sent none."""
         refused = [call for call in self._open.values() if call.refusal is not None]
         return [
             self._result_draft(call, None, self._refused_as(call), call.refusal or "rejected")
@@ -218,7 +208,7 @@ class Tools(Snapshots):
         return "expired" if call.upstream_id in self._expired else "rejected"
 
     def close(self) -> list[Draft]:
-        """When the run completes or pauses, announce the calls that are not announced yet."""
+        """Announce the calls that are not announced when the run completes or pauses."""
         return [draft for call in list(self._open.values()) for draft in self._announce(call)]
 
     def restore(self, state: JsonObject) -> None:
@@ -227,10 +217,8 @@ class Tools(Snapshots):
 
     def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
         """Return a warning and the new arguments if a repeated call differs from the approved one.
-
-        The tool and arguments with which the call runs are stored, so that the same difference
-        causes no second warning.
-        """
+        The call keeps those with which it runs, so that the same difference causes no second
+        warning."""
         repeated = self._repeated.pop(call.upstream_id, None)
         if repeated is None:
             return []
@@ -303,7 +291,7 @@ class Tools(Snapshots):
 
 
 def _arguments(args_text: str) -> JsonObject | None:
-    """Return the arguments as an object: {} for an empty text, None if it is not an object."""
+    """Return {} for an empty text, None if it is no object."""
     if not args_text.strip():
         return {}
     try:

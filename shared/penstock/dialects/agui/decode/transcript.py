@@ -12,8 +12,8 @@ from penstock.dialects.json import obj, objects, string, text, without_none
 
 
 class Transcript:
-    """Collects the messages that a client has after the events of a stream. The caller must expand
-    chunk events first (see `chunks`). THINKING_* events make no message."""
+    """Collects the messages of a client, without chunk events, which the caller must expand first
+    (see `chunks`). THINKING_* events make no message."""
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
         # the ids of messages with events of their own, not only in a snapshot
@@ -128,13 +128,13 @@ class Transcript:
 
 
 def tool_message(tool_call_id: str, content: Json) -> JsonObject:
-    """Return a message with a tool's result. `content` is text or a list of content parts."""
+    """`content` is text or a list of content parts."""
     id_ = f"{tool_call_id}-result"
     return {"id": id_, "role": "tool", "toolCallId": tool_call_id, "content": content}
 
 
 def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
-    """Join two lists of messages. A later message replaces an earlier message with the same id."""
+    # A later message replaces an earlier one with the same id.
     found: dict[object, JsonObject] = {}
     for message in (*messages, *others):
         found[string(message.get("id")) or len(found)] = message
@@ -142,8 +142,7 @@ def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list
 
 
 def without_unanswered_calls(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return the messages without calls that have no result, because models refuse such calls. A
-    message that would then be empty is left out."""
+    """Models refuse calls that have no result. A message that would then be empty is left out."""
     results = {text(m.get("toolCallId")) for m in messages if m.get("role") == "tool"}
     kept = []
     for message in messages:

@@ -69,12 +69,11 @@ class Ledger:
     subruns: dict[str, str | None] = field(default_factory=dict)
 
     def subrun_of(self, entity: str, subrun_id: str | None) -> str | None:
-        """Return the subrun that first opened the part, or `subrun_id` if the part is new. In
-        AG-UI, only the subrun that opened a part may continue the part."""
+        """Return the subrun that first opened the part: only this one may continue it in AG-UI."""
         return self.subruns.setdefault(entity, subrun_id)
 
     def step_name(self, step_id: str, description: str, subrun_id: str | None) -> str:
-        """Return the description, made unique among the open steps of the subrun."""
+        """Make the description unique among the open steps of the subrun."""
         taken = {step.name for step in self.steps.values() if step.subrun_id == subrun_id}
         name = description or step_id
         while name in taken:
@@ -90,8 +89,8 @@ NO_FACTS: Final[JsonObject] = {}
 
 @dataclass(slots=True)
 class Context:
-    """The context of one run. `current_type` and `current_subrun` are the type and the subrun of
-    the event that the encoder is encoding."""
+    """The context of one run. `current_type` and `current_subrun` are those of the event that is
+    encoded."""
 
     profile: Profile
     modern: bool
@@ -102,7 +101,6 @@ class Context:
 
     @property
     def scope(self) -> str:
-        """The qualifier at the beginning of this run's ids (see `ids`)."""
         return self.names.scope
 
     def custom(self, data: JsonObject) -> Emitted:

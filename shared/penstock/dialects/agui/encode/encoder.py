@@ -40,7 +40,7 @@ _MAX_SAFE_INTEGER: Final = 2**53 - 1
 
 
 def token_usage(usage: JsonObject | None) -> JsonObject:
-    """Convert a run's `usage` into a `TokenUsage`, with only those counts that a client accepts."""
+    """Keep only those counts that a client accepts."""
     counts = {theirs: (usage or {}).get(ours) for ours, theirs in TOKENS.items()}
     return {
         name: count
@@ -72,12 +72,12 @@ _OVER, _RUNNING, _WAITING = Phase.OVER, Phase.RUNNING, Phase.WAITING
 
 
 class AguiEncoder:
-    """Encodes one run. `run_ids` returns the AG-UI runId of each leg, counted from 1.
+    """Encodes one run. `run_ids` returns the AG-UI runId of each leg, counted from 1, and of one
+    further leg if a run ends while it waits.
 
-    If a run ends while it waits, `run_ids` is also called for one further leg. `protocol_version`
-    is the version that the client declared. For a client before 1.0, `protocol_version` is None.
-    Such a client gets no SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results
-    in parts. The encoder makes the ids of messages and tool calls unique in the thread (see `ids`).
+    A client before 1.0 has no `protocol_version`, and gets no SUBAGENT_*, no outcome `cancelled`,
+    no `pendingToolCallIds` and no results in parts. The ids of messages and tool calls are unique
+    in the thread (see `ids`).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AguiEncoder:
         self._handlers = self._table()
 
     def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
-        """Map canonical types to handlers. An event of any other type becomes CUSTOM."""
+        """Any other type becomes CUSTOM."""
         passthrough = Passthrough(self._context)
         return {
             "lifecycle.started": self._started,
@@ -160,8 +160,8 @@ class AguiEncoder:
         ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """End a stream with an error, because the stream cannot continue to the run's end. If the
-        stream just ended, the client would assume that the run succeeded."""
+        """End a stream that cannot continue with an error: without it, the client would assume that
+        the run succeeded."""
         if self.phase not in (Phase.BEFORE, Phase.RUNNING):
             return ()
         self._run_id = self._run_id or self._run_ids(1)
@@ -171,17 +171,16 @@ class AguiEncoder:
 
     @property
     def scope(self) -> str:
-        """The qualifier of this run's ids (see `ids`); "" before the first event."""
+        """Return "" before the first event."""
         return self._context.scope
 
     @property
     def event_ids(self) -> EventIds:
-        """The ids of the current leg, as the place of an event without a time."""
+        """The place of an event without a time."""
         return EventIds(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emit the starts of all open parts, for a client that joins now, or for a new AG-UI
-        run."""
+        """Start all open parts, for a client that joins now, or for a new AG-UI run."""
         yield from self._steps.reopened()
         yield from self._messages.reopened()
         yield from self._tools.reopened()
@@ -191,7 +190,7 @@ class AguiEncoder:
         return frame(self.profile.body(event_type, fields, facts, event_ids), event_type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Emitted]:
-        """Emit RUN_STARTED, and the starts of the parts that are still open after a pause."""
+        """Start the parts that are still open after a pause, too."""
         run_id = event.get("run_id") or ""
         if self.phase is Phase.BEFORE:
             self._context.names.scope = scope_of(run_id)
@@ -269,8 +268,7 @@ class AguiEncoder:
     def _close(
         self, *, error: str | None = None, suspended: Sequence[str] | None = None
     ) -> Iterator[Emitted]:
-        """Emit the ends of all open parts. If the run waits, `suspended` has the ids of the
-        interrupts."""
+        """If the run waits, `suspended` has the ids of the interrupts."""
         yield from self._messages.close(error)
         yield from self._tools.close()
         yield from self._steps.close(error, suspended)

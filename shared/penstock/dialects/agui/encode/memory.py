@@ -26,8 +26,8 @@ NOTHING: Final = object()  # means that no state is known, while None means that
 
 @dataclass(slots=True)
 class Memory:
-    """Computes a client's conversation from the events of its stream. `apply` takes the events in
-    order. The time for an event depends on the event's size, and not on the conversation's size."""
+    """Computes a client's conversation from the events of its stream, in order. The time for an
+    event does not depend on the conversation's size."""
 
     _messages: list[JsonObject] = field(default_factory=list)
     # maps an id to the newest message with this id
@@ -52,7 +52,7 @@ class Memory:
 
     @property
     def state(self) -> Json:
-        """The state of the client; NOTHING before the first state event."""
+        """NOTHING before the first state event."""
         return self._state.value if self._state.is_known else NOTHING
 
     def apply(self, event: JsonObject) -> None:
@@ -61,7 +61,7 @@ class Memory:
             handler(self, event)
 
     def add_user_message(self, part_id: str, text: str) -> None:
-        """Add a message of the user, unless the last message is the same."""
+        """Do nothing if the last message is the same."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
             self._append({"id": part_id, "role": "user", "content": text})
@@ -124,8 +124,7 @@ class Memory:
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
-        """Return the message to which a tool call belongs: one that the event names, or a new
-        one."""
+        """Return the message that the event names, or a new one."""
         part_id = event.get("parentMessageId")
         existing = self._message(part_id) if part_id else None
         if existing is not None and existing["role"] == "assistant":
@@ -224,7 +223,7 @@ class Memory:
 
 
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
-    """Return the index of a tool's result: after the call's message and after earlier results."""
+    """Return the place after the call's message and after earlier results."""
     # The search goes backwards, because a result usually comes soon after its call.
     at = end = len(messages)
     while messages[at - 1] is not asking:
@@ -263,8 +262,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
 
 
 def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject]) -> None:
-    """Add a run of the thread, or further events of a run, to a client's memory. `events` are the
-    canonical events in their order, and `encoder` encodes them."""
+    """Add a run of the thread, or further `events` of a run, encoded by `encoder`."""
     for event in events:
         frames = encoder.feed(event)
         name = event["event"]
@@ -281,10 +279,9 @@ def prelude(
 ) -> list[Frame]:
     """Return the frames that bring a client without events to the state of the run after `events`.
 
-    `encoder` must be new. The caller then uses this encoder for the later events. `memory` has the
-    thread before this run: other runs (see `remember`), and the client's own messages and state. If
-    the run waits or has ended, the last frame is RUN_FINISHED or RUN_ERROR. The result is empty if
-    there are no events.
+    `encoder` must be new, and encodes the later events. `memory` has the other runs of the thread
+    (see `remember`), and the client's own messages and state. If the run waits or has ended, the
+    last frame is RUN_FINISHED or RUN_ERROR. Without events there are no frames.
     """
     memory = memory or Memory()
     remember(memory, encoder, events)

@@ -15,8 +15,8 @@ _ANSWER: Final = "answer"  # the id of the message with a workflow's output
 
 
 class Messages:
-    """Encodes the messages and thoughts of a run. In a profile of complete messages
-    (`Profile.complete`), a message is sent only when it is complete."""
+    """Encodes the messages and thoughts of a run, in a profile of complete messages
+    (`Profile.complete`) only when they are complete."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -51,11 +51,8 @@ class Messages:
         yield from self._message_end(part_id, self._open.messages[part_id], data)
 
     def answer(self, completed: JsonObject) -> Iterator[Emitted]:
-        """Send the output of a workflow as a message, unless the last message has the same text.
-
-        An agent's answer is a message of its run. The output of a workflow is the value of an
-        expression, and clients show only messages.
-        """
+        """Send the output of a workflow, the value of an expression, as a message, because clients
+        show only messages; not if the last one has the same text."""
         text = completed.get("summary")
         if text and text != self._last:
             said = {"message_id": _ANSWER, "role": "assistant", "content": text}
@@ -70,7 +67,7 @@ class Messages:
             yield from self._thought_starts(part_id, subrun_id)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
-        """End open messages and thoughts; `error` says why a message is incomplete."""
+        """`error` says why a message is incomplete."""
         for part_id in list(self._open.thoughts):
             yield from self._thought_ends(part_id)
         for part_id, message in list(self._open.messages.items()):
@@ -124,8 +121,7 @@ class Messages:
             yield from self._thought_ends(part_id)
 
     def end_thoughts(self) -> Iterator[Emitted]:
-        """End the agent's thoughts when the agent sends text or calls a tool. If the thoughts
-        stayed open, clients would still show them."""
+        """When the agent sends text or calls a tool, clients would still show open thoughts."""
         if self._open.thoughts:
             mine = [
                 part_id

@@ -36,7 +36,7 @@ def _flag(value: Json) -> bool:
 
 
 def _fits(value: Json, required: Shape, optional: Shape) -> bool:
-    """Return whether the value is an object with all required members and no unknown members."""
+    """Refuse unknown members."""
     if not isinstance(value, dict) or not required.keys() <= value.keys():
         return False
     known = {**required, **optional}
@@ -70,11 +70,9 @@ _ENVELOPE: Final = frozenset({"type", "timestamp", "rawEvent", "subagentRunId", 
 
 
 def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
-    """Return the type and fields of the AG-UI event in a `custom.event` of the protocol `agui`.
-
-    `name` and `value` are either the type of an event and the event itself, or the name and value
-    of a CUSTOM event. Return None if a client would not accept the event's fields.
-    """
+    """Return the AG-UI event in a `custom.event` of the protocol `agui`, whose `name` and `value`
+    are an event's type and the event, or those of a CUSTOM event. Return None if a client would not
+    accept the event's fields."""
     shapes = _NATIVE.get(EventType(name)) if name in _NATIVE else None
     if shapes is None and name in EventType.__members__:
         return None
@@ -118,8 +116,7 @@ def _part(value: Json) -> bool:
 
 
 def are_parts(value: Json) -> bool:
-    """Return whether the value is a nonempty list of content parts, as AG-UI 1.0 allows in
-    results."""
+    """Return whether the value is a nonempty list of parts, as AG-UI 1.0 allows in results."""
     return isinstance(value, list) and bool(value) and all(map(_part, value))
 
 
@@ -172,8 +169,7 @@ _MESSAGES: Final[Mapping[str, tuple[Shape, Shape]]] = {
 
 
 def are_messages(value: Json, *, modern: bool) -> bool:
-    """Return whether the value is a list of messages that the client accepts. Clients before 1.0
-    accept the content of a tool message only as text."""
+    """Clients before 1.0 accept the content of a tool message only as text."""
     return isinstance(value, list) and all(_message(each, modern) for each in value)
 
 
@@ -226,11 +222,8 @@ class Passthrough:
             yield self._context.custom({**data, "messages": restated.messages})
 
     def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
-        """Return whether a snapshot contains all open messages and calls.
-
-        A client drops messages that a snapshot lacks, and then rejects the end of such a message. A
-        profile of complete messages never sends incomplete messages.
-        """
+        # A client drops messages that a snapshot lacks, and then rejects the end of such a message.
+        # A profile of complete messages never sends incomplete ones.
         kept = {message["id"] for message in messages}
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
         ids = (*self._open.messages, *self._open.calls)
@@ -239,7 +232,7 @@ class Passthrough:
         )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
-        """Take the subruns of messages and calls from a snapshot, as a client does."""
+        """Take subruns from a snapshot, as a client does."""
         for message in messages:
             subrun_id = message.get("subagentRunId")
             kind = "thought" if message["role"] == "reasoning" else "message"
@@ -249,8 +242,8 @@ class Passthrough:
                 self._open.subruns[f"{entity} {part_id}"] = subrun_id
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
-        """Send an event of an AG-UI server unchanged if the client accepts the event. Events about
-        the internal work of a framework are left out."""
+        """Send an event unchanged if the client accepts it. Events about the internal work of a
+        framework are left out."""
         if data["name"] in INTERNAL_EVENTS:
             return
         native = None

@@ -31,16 +31,12 @@ _METADATA: Final = ("item_id", "kind", "digest", "tool", "args", "options", "edi
 
 
 class UnclearAnswer(ValueError):
-    """The error for a resume entry that neither approves nor rejects a call. The call then does not
-    run."""
+    """A resume entry neither approves nor rejects a call, which then does not run."""
 
 
 def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:
-    """Return the `Interrupt` for one item. `approval` is the data of `approval.requested`.
-
-    `names` maps the tool call's id to the id that the client has. A `modern` client also gets the
-    subrun.
-    """
+    """`approval` is the data of `approval.requested`, and `names` maps the tool call's id to the
+    client's. A `modern` client also gets the subrun."""
     kind = item["kind"]
     call_id = item.get("tool_call_id")
     reason = "tool_call" if kind == "confirmation" and call_id else _REASONS.get(kind)
@@ -63,16 +59,14 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
 
 
 def interrupt_of_all(approval_id: str) -> JsonObject:
-    """Return the interrupt for an approval whose items are unknown, as its request has expired."""
+    # The items are unknown if their request has expired.
     return {"id": approval_id, "reason": "confirmation", "message": "A decision is needed."}
 
 
 def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
-    """Return the decision that a `resume[]` entry makes, as `{item_id, decision, note, value}`.
-
-    `item` is an item of `approval.requested`. The approvals service takes the result unchanged.
-    Raise `UnclearAnswer` if the entry answers a confirmation with neither yes nor no.
-    """
+    """Return `{item_id, decision, note, value}`, which the approvals service takes unchanged, for
+    an `item` of `approval.requested`. Raise `UnclearAnswer` for an answer to a confirmation that is
+    neither yes nor no."""
     payload = entry.get("payload")
     fields = payload if isinstance(payload, dict) else {}
     note = next((fields[name] for name in _NOTES if isinstance(fields.get(name), str)), None)

@@ -30,13 +30,11 @@ class EventIds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Describes a field profile.
+    """Describes a field profile. `body` writes an event from its type, its fields and its facts.
 
-    `body` writes an event from its type, its fields and its facts.
-
-    With `complete`, messages and arguments are sent when they are complete, not in deltas. `step`
-    is the name of the step that a run gets if the agent server sends none of agent-runs-sse.md's
-    steps. `id_first` sets the order of lines in a frame (see `penstock.sse.encode`).
+    With `complete`, messages and arguments are not sent in deltas. `step` is the name of the step
+    that a run gets if the agent server sends none of agent-runs-sse.md's. `id_first` sets the order
+    of lines in a frame (see `penstock.sse.encode`).
     """
 
     name: str
@@ -223,8 +221,8 @@ _DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObj
 
 
 def _custom_value(fields: JsonObject) -> Json:
-    """Return the value of a CUSTOM event, without the counters of metrics and of servers' frames.
-    Events that the author of an agent defined keep all their keys."""
+    """Leave out the counters of metrics and of servers' frames. Events that the author of an agent
+    defined keep all their keys."""
     name, value = fields["name"], fields["value"]
     if name == "penstock.system.metrics":
         return _without_counters(value)

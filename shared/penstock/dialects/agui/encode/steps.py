@@ -46,8 +46,7 @@ class Steps:
         self._had_step = False  # whether this AG-UI run has had a step
 
     def step_started(self, data: JsonObject) -> Iterator[Emitted]:
-        """Begin a step. A profile with a step of its own sends others than the contract's as
-        CUSTOM."""
+        # A profile with a step of its own sends others than the contract's as CUSTOM.
         if self._context.profile.step and not self._is_contracts(data):
             yield self._context.custom(data)
         elif data["step_id"] not in self._open.steps:
@@ -64,17 +63,14 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step, data)
 
     def _is_contracts(self, data: JsonObject) -> bool:
-        """Return whether agent-runs-sse.md has this step and no open step has the same name."""
+        """Return whether it is one of agent-runs-sse.md, and none of this name is open."""
         name = data.get("description")
         others = (step for part_id, step in self._open.steps.items() if part_id != PROFILE_STEP)
         return name in CONTRACT_STEPS and all(step.name != name for step in others)
 
     def enter(self, data: JsonObject) -> Iterator[Emitted]:
-        """Begin the profile's step before the current event, unless a step is open.
-
-        The step does not begin before the first event with content, because the agent server may
-        first begin a step of its own.
-        """
+        """Begin the profile's step unless a step is open, not before the first event with content,
+        because the agent server may first begin one of its own."""
         name, event_type = self._context.profile.step, self._context.current_type
         if name is None or self._open.steps or event_type in _OUTSIDE:
             return
@@ -95,7 +91,7 @@ class Steps:
             yield self._step(EventType.STEP_FINISHED, step, data)
 
     def begin(self) -> None:
-        """Begin an AG-UI run. In this run, the client knows only the subruns that continue."""
+        """In a new AG-UI run, the client knows only the subruns that continue."""
         self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
@@ -114,8 +110,8 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step)
 
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
-        """Emit the ends of all steps and subruns. The ledger keeps them: if the run only waits,
-        they continue in the next AG-UI run."""
+        """End all steps and subruns. If the run only waits, the ledger keeps them for the next
+        AG-UI run."""
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
         for part_id in reversed(self._open.subagents):
@@ -142,8 +138,8 @@ class Steps:
         yield from self._begin(data["worker_name"], data)
 
     def _begin(self, name: str, data: JsonObject) -> Iterator[Emitted]:
-        """Begin a subrun. If the client knows the id already, the event becomes CUSTOM, because a
-        client accepts an id only once in an AG-UI run."""
+        """Begin a subrun; as CUSTOM if the client knows the id already, which it accepts only once
+        in an AG-UI run."""
         part_id = data["subrun_id"]
         if not self._context.modern or part_id in self._open.known_subagents:
             yield self._context.custom(data)

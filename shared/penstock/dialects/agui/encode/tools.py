@@ -13,8 +13,7 @@ from penstock.dialects.json import dumped, verbatim
 
 
 class Tools:
-    """Encodes the calls of a run. In a profile of complete messages, the arguments are sent
-    together with the call."""
+    """Encodes the calls of a run; in a profile of complete messages together with the arguments."""
 
     def __init__(self, context: Context, messages: Messages) -> None:
         self._context = context
@@ -23,8 +22,8 @@ class Tools:
         self._calls: dict[str, Call] = {}
 
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
-        """Send a piece of a call's arguments. AG-UI has no event for a piece that is a value at a
-        path and not a text (`delta`). The arguments are then sent together with the call."""
+        """AG-UI has no event for a value at a path (`delta`). The arguments are then sent together
+        with the call."""
         delta = data.get("delta")
         call_id = data["tool_call_id"]
         if not delta or (call_id in self._calls and call_id not in self._open.calls):
@@ -43,7 +42,7 @@ class Tools:
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Emitted]:
-        """Send a call. Only the first call with an id makes events."""
+        """Only the first call with an id makes events."""
         call_id = data["tool_call_id"]
         call = self._open.calls.get(call_id)
         if call is None:
@@ -101,7 +100,6 @@ class Tools:
         yield EventType.TOOL_CALL_END, fields, facts
 
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
-        """Send a call's result, after the call's end."""
         yield from self._messages.end_thoughts()
         call_id = data["tool_call_id"]
         call = self._open.calls.get(call_id)
@@ -138,7 +136,7 @@ def _facts(call: Call) -> JsonObject:
 
 
 def _result_text(result: JsonObject) -> str:
-    """Return a tool's result as text, or the text of a failed call's error."""
+    """Return the text of a failed call's error."""
     value = result.get("result")
     if value is None:
         return result.get("error") or ""
