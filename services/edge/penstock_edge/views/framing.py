@@ -20,7 +20,9 @@ class Framing(Protocol):
     """Writes frames as the bytes of one kind of stream."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """The part of a view's key; each framing has a different one."""
+        ...
 
     @property
     def keep_alive(self) -> bytes:
@@ -33,7 +35,9 @@ class Framing(Protocol):
         ...
 
     @property
-    def is_resumable(self) -> bool: ...
+    def is_resumable(self) -> bool:
+        """Whether frames have cursors, so that a client can continue after a lost connection."""
+        ...
 
     def reconnect(self, retry_ms: int) -> bytes: ...
 
