@@ -288,11 +288,17 @@ async def test_the_short_form_decides_all_confirmations(
     assert [each["item_id"] for each in decision["items"]] == ["c1", "c2"]
 
 
+_FORMS = (
+    'send either items: [{"item_id": "…", "decision": "approve"}], or approved: true for all items'
+)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({}, "either items or approved"),
-        (YES | {"approved": True}, "either items or approved"),
+        ({}, f"body: {_FORMS}"),
+        ({"decision": "approve"}, f"body: a decision belongs to an item: {_FORMS}"),
+        (YES | {"approved": True}, f"body: {_FORMS}"),
         (YES | {"comment": "x"}, "comment goes with approved"),
         ({"approved": True, "comment": "x", "note": "y"}, "either comment or note"),
         ({"approved": "yes"}, "approved"),
@@ -308,5 +314,5 @@ async def test_a_short_form_that_cannot_be_is_refused(
     path = f"/v1/approvals/{approval_id}/decision"
     answer: httpx.Response = await penstock.http.post(path, json=body, headers=bearer())
     assert answer.status_code == 422, answer.text
-    assert words in answer.text
+    assert words in answer.json()["detail"]
     await penstock.stands(approval_id)

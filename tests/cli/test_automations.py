@@ -89,16 +89,16 @@ async def test_a_file_is_applied_and_a_repeat_changes_nothing(
 ) -> None:
     text = FILE.format(url=api.receiver.url())
     path = write(tmp_path, text)
-    made = await penstock("apply", "-f", path)
+    made = await penstock("apply", path)
     assert made.exit_code == 0, made.output
     first, second, secret = made.stdout.splitlines()
     assert (first, second) == ("finished: made", "tools: made")
     assert secret.startswith("whsec_"), "a secret that was made is shown"
     assert SECRET not in made.output
-    again = await penstock("apply", "-f", path)
+    again = await penstock("apply", path)
     assert again.stdout.splitlines() == ["finished: unchanged", "tools: unchanged"]
     write(tmp_path, text.replace("lifecycle.completed", "lifecycle.failed"))
-    changed = await penstock("apply", "-f", path, "--json")
+    changed = await penstock("apply", path, "--json")
     lines = [json.loads(line) for line in changed.stdout.splitlines()]
     assert [(each["id"], each["outcome"], each["version"]) for each in lines] == [
         ("finished", "changed", 2),
@@ -126,7 +126,7 @@ async def test_a_mistake_is_reported_with_its_line(
     penstock: Invoke, api: AutomationsApi, tmp_path: Path, old: str, new: str, lines: list[str]
 ) -> None:
     path = write(tmp_path, FILE.format(url="https://hook.example/x").replace(old, new))
-    refused = await penstock("apply", "-f", path)
+    refused = await penstock("apply", path)
     assert refused.exit_code == 1
     shown = [each for each in refused.stderr.splitlines() if each.startswith(path)]
     for wanted in lines:

@@ -251,19 +251,19 @@ def local(*words: str) -> Result:
 
 
 async def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
-    good = local("validate", str(EXAMPLES))
+    good = local("check", str(EXAMPLES))
     assert good.exit_code == 0
     assert "code_review, version 1, has no mistakes" in good.stderr
     bad = tmp_path / "bad.yaml"
     bad.write_text("dsl: penstock/1\nname: b\nversion: 1\nsteps:\n  a: {set: nope, neds: [x]}\n")
-    found = local("validate", str(bad), str(tmp_path / "missing.yaml"))
+    found = local("check", str(bad), str(tmp_path / "missing.yaml"))
     assert found.exit_code == 1
     assert found.stdout.splitlines() == [
         f'{bad}:3:10: version: must be a text: write "1" in quotes',
         f"{bad}:5:18: steps.a.neds: there is no field 'neds': did you mean \"needs\"?",
         f"{tmp_path / 'missing.yaml'}: file: cannot be read: No such file or directory",
     ]
-    as_json = local("validate", str(bad), "--json")
+    as_json = local("check", str(bad), "--json")
     assert json.loads(as_json.stdout.splitlines()[0])["line"] == 3
 
 
@@ -271,7 +271,7 @@ async def test_with_a_configuration_the_agents_are_checked(tmp_path: Path) -> No
     config = tmp_path / "penstock.yaml"
     agent = "{id: linter, protocol: agno, url: 'http://127.0.0.1:9'}"
     config.write_text(f"agents: [{agent}]\n")
-    found = local("validate", str(EXAMPLES / "code_review.yaml"), "--config", str(config))
+    found = local("check", str(EXAMPLES / "code_review.yaml"), "--config", str(config))
     assert found.exit_code == 1
     assert "there is no agent scanner (agents: linter)" in found.stdout
     assert "linter:" not in found.stdout

@@ -602,7 +602,7 @@ def test_dashboards_and_alerts_of_the_folders_are_installed() -> None:
     for each in alerts:
         jsonschema.validate(each["spec"], schema)
         rules = [rule for group in each["spec"]["groups"] for rule in group["rules"]]
-        addresses = [
-            rule["annotations"].get("runbook_url", "") for rule in rules if "alert" in rule
-        ]
-        assert all(url.startswith("https://wiki/docs/operate/alerts.md#") for url in addresses)
+        for rule in rules:
+            address = f"https://wiki/docs/operate/alerts.md#{rule['alert'].lower()}"
+            assert rule["annotations"]["runbook_url"] == address
+            assert "runbook" not in rule["annotations"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
@@ -60,6 +60,10 @@ from penstock_approvals.store.hiding import as_shown
 
 TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 
+_FORMS: Final = (
+    'send either items: [{"item_id": "…", "decision": "approve"}], or approved: true for all items'
+)
+
 
 class ItemBody(BaseModel):
     """The decision of a client on one item."""
@@ -104,10 +108,17 @@ class DecisionBody(BaseModel):
         description="A repeat of the same decision with the same key gets the answer of the first",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _decision_of_an_item(cls, body: Any) -> Any:
+        if isinstance(body, dict) and "decision" in body:
+            raise ValueError(f"a decision belongs to an item: {_FORMS}")
+        return body
+
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if (self.items is None) == (self.approved is None):
-            raise ValueError("send either items or approved")
+            raise ValueError(_FORMS)
         if self.approved is None and self.comment is not None:
             raise ValueError("comment goes with approved; with items, send note")
         if self.comment is not None and self.note is not None:

@@ -68,10 +68,7 @@ def show(api: Api, output: Output, rule: Rule) -> None:
 def apply(
     api: Api,
     output: Output,
-    file: Annotated[
-        Path,
-        typer.Option("--file", "-f", help="A YAML file with a list `rules`; - is the input."),
-    ],
+    file: Annotated[Path, typer.Argument(help="A YAML file with a list `rules`; - is the input.")],
 ) -> int:
     """Make or change the rules of a file. Other rules are not changed.
 
@@ -81,7 +78,7 @@ def apply(
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         rules = read_rules(text, os.environ)
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(str(error), param_hint="--file") from None
+        raise typer.BadParameter(str(error), param_hint="FILE") from None
     except InvalidFile as error:
         typer.echo(f"{file}:{error}", err=True)
         raise typer.Exit(2) from None

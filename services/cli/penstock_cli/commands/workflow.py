@@ -62,8 +62,8 @@ def read_input(text: str) -> dict[str, Any]:
     return found
 
 
-@app.command("validate")
-def validate(
+@app.command("check")
+def check(
     files: Files,
     config: Annotated[
         Path | None,
