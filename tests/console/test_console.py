@@ -54,7 +54,8 @@ def demo(
     folder = tmp_path_factory.mktemp("console")
     config = folder / "penstock.yaml"
     tester = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
-    config.write_text(yaml.safe_dump({"agents": [tester]}))
+    away = {"id": "away", "protocol": "agui", "url": "http://127.0.0.1:9/"}
+    config.write_text(yaml.safe_dump({"agents": [tester, away]}))
     up = Up(folder, "--demo", "--config", str(config))
     up.start(
         PENSTOCK_DEMO_AGNO_PYTHON=str(upstreams.AGNO.python),
@@ -204,6 +205,40 @@ async def test_an_argument_of_a_million_characters_is_folded_and_whole(
         assert await page.value("document.documentElement.scrollWidth") == 360
         await page.click(".chosen button.reject")
         await page.until("!!document.querySelector('.chosen .outcome')")
+        is_clean(page, demo.url)
+
+
+async def test_updates_can_be_paused_and_then_nothing_is_missing(
+    demo: Up, http: httpx.AsyncClient
+) -> None:
+    async with page_at(f"{demo.url}/console/runs") as page:
+        await page.until("document.querySelector('.live').textContent === 'live'")
+        await page.click("button[aria-pressed]")
+        run_id = await started(http, "text while paused")
+        await has_status(http, run_id, "completed")
+        button = "document.querySelector('button[aria-pressed]').innerText"
+        await page.until(f"/Show \\d+ changes/.test({button})")
+        assert not await page.value(f"!!document.querySelector('tr[data-run=\"{run_id}\"]')")
+        await page.click("button[aria-pressed]")
+        await row_of(page, run_id, "completed")
+        is_clean(page, demo.url)
+
+
+async def test_older_runs_come_page_by_page(demo: Up, http: httpx.AsyncClient) -> None:
+    made = [await started(http, f"text {number}", "away") for number in range(51)]
+    await has_status(http, made[0], "failed")
+    async with page_at(f"{demo.url}/console/runs?agent=away") as page:
+        rows = "[...document.querySelectorAll('tr[data-run]')].map((each) => each.dataset.run)"
+        await page.until(f"{rows}.length === 50")
+        await page.click(".more button")
+        await page.until(f"{rows}.length === 51")
+        assert await page.value(rows) == made[::-1]
+        assert not await page.value("!!document.querySelector('.more button')")
+        # j and k choose a run, Enter opens it.
+        await page.press("j")
+        await page.press("j")
+        await page.press("Enter")
+        await page.until(f"location.pathname === '/console/runs/{made[-2]}'")
         is_clean(page, demo.url)
 
 

@@ -39,7 +39,7 @@ function Deliveries({ deliveries, onAgain }) {
         return html`<tr key=${`${each.id} ${each.replay ?? 0}`}>
           <td><span class=${`status is-${LOOKS[each.status] ?? "queued"}`}>${each.status}</span>${each.waits_for && html` <span class="dim">for ${each.waits_for}</span>`}</td>
           <td>${each.run_id ? html`<a href=${runPlace(each.run_id)}>${each.type}</a>` : each.type}${each.started_run_id && html` <a href=${runPlace(each.started_run_id)}>the run it started</a>`}</td>
-          <td>${String(each.attempts)}</td>
+          <td data-label="attempts:">${String(each.attempts)}</td>
           <td class="wide">${last && html`<${Time} at=${last.at} />`}</td>
           <td class="name">${last ? `${last.status ?? ""} ${short(last.text || last.answer || "", 120)} (${duration(last.seconds * 1000)})` : ""}</td>
           <td><button type="button" class="quiet small" aria-label=${`${wait ? "Try now" : "Replay"}: the delivery ${each.id}`}
@@ -82,7 +82,7 @@ export class Automations extends Component {
               <td>${stateOf(rule)}</td>
               <td class="name"><a href=${place(rule.id)}>${rule.name || rule.id}</a></td>
               <td class="wide">${on}</td>
-              <td>${does}</td>
+              <td data-label="it">${does}</td>
             </tr>`;
           })}
         </tbody>

@@ -39,7 +39,7 @@ export class Workflows extends Component {
           ${workflows.map((each) => html`<tr key=${each.name}>
             <td><a href=${place(each.name)}>${each.name}</a>${each.retired && html` <span class="dim">retired</span>`}</td>
             <td class="name wide">${each.description ?? each.title ?? ""}</td>
-            <td>${each.version}</td>
+            <td data-label="version">${each.version}</td>
             <td class="wide"><${Time} at=${each.updated_at} /></td>
           </tr>`)}
         </tbody>
