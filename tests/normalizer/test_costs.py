@@ -12,6 +12,7 @@ import orjson
 
 from penstock.bus import Bus, Stored
 from penstock.bus.records import CostRecord
+from penstock_edge.sources.cost_list import CostList
 from penstock_normalizer.costs.ledger import Ledger
 from penstock_normalizer.costs.sums import MAX_ROWS, add_events
 from support.drive.normalizing import FAST, Run, bus_to, normalizer
@@ -172,11 +173,19 @@ async def test_sums_equal_events_while_normalizers_are_killed_and_prices_change(
             for run in runs:
                 await run.bytes(agno("RunCompleted", content="x"))
                 await run.end()
+            total: Counter[str] = Counter()
             for run in runs:
                 await run.until("lifecycle.completed", 60)
                 record, events = await whole_costs_of(bus, run), await usage_of(run)
                 assert len(events) == 8
                 assert sum_of_record(record) == sum_of_events(events)
+                total += sum_of_events(events)
+            # what an edge answers to `GET /v1/costs?by=user`
+            [sums] = (await CostList(bus).grouped("user", None, {}, None, None)).values()
+            assert sums.micros == {"EUR": total["micros"]}
+            assert {name: sums.counts[name] for name in SUMMED if name != "micros"} == {
+                name: total[name] for name in SUMMED if name != "micros"
+            }
         finally:
             for process in processes:
                 process.kill()
