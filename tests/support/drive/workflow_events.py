@@ -20,6 +20,7 @@ _OF_THE_RUN = ""
 _VARIABLE = frozenset(
     {
         *("digest", "expires_at", "usage", "usageMetadata", "duration_s", "metrics", "timestamp"),
+        "time_to_first_token_s",
         *("created_at", "event_id", "id", "session_id", "sessionId", "threadId"),
     }
 )
