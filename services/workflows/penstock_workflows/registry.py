@@ -156,7 +156,8 @@ class WorkflowStore:
         if await self.latest(name) is not None:
             if len(await self.versions(name)) >= MAX_VERSIONS:
                 raise TooManyWorkflows(
-                    f"the workflow {name} has {MAX_VERSIONS} versions: use another name"
+                    f"the workflow {name} has {MAX_VERSIONS} versions, and none can be deleted "
+                    f"(GET /v1/workflows/{name}/versions tells who stored them): use another name"
                 )
             return
         found = await self.workflows()

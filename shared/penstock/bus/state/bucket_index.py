@@ -4,11 +4,11 @@ An index is read from the bucket's stream, and no service writes it. So an index
 a process ends between two writes. Records of older versions are in the index, too. Every process
 has its own index: see docs/decisions/0140.
 
-`BucketIndex.caught_up` reads what was written since its last call. A list that calls `caught_up`
-first therefore shows what the caller has just written. Rows may still be wrong in one direction: a
-value that expired, or that was deleted while this process had no connection, may still have a row.
-So a list reads the values of the rows that it shows, and `BucketIndex.values` drops rows without
-a value.
+`BucketIndex.caught_up` reads what was written between its last call and this one. A list that calls
+`caught_up` first therefore shows what the caller has just written. Rows may still be wrong in one
+direction: a value that expired, or that was deleted while this process had no connection, may still
+have a row. So a list reads the values of the rows that it shows, and `BucketIndex.values` drops
+rows without a value.
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ class BucketIndex:
             self._next = 1
             self._done = 0
             self._stale = False
+        left: int | None = None  # how many messages of those stored at the first read are unread
         while True:
             begun = time.monotonic()
             # Without a filter, the server needs 6 us for a message. With a filter, the server also
@@ -217,7 +218,10 @@ class BucketIndex:
                 # would leave `_next` behind the rows.
                 self._rows.put(changes)
                 self._next = found[-1].sequence + 1
-            if not found or not pending:
+            # What others have written since the first read is left to the next catch-up. While
+            # somebody writes faster than this process reads, a list would wait without end.
+            left = pending if left is None else min(pending, left - len(found))
+            if not found or left <= 0:
                 return
             await asyncio.sleep(min(time.monotonic() - begun, MAX_REST_S))
 

@@ -164,6 +164,32 @@ async def test_a_call_during_a_read_does_not_take_the_older_answer(
     assert keys[0] in rows.values
 
 
+async def test_a_call_does_not_wait_for_what_others_write_after_it(
+    bus: Bus,
+    index: BucketIndex,
+    rows: DictRows,
+    keys: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await index.caught_up()
+    bucket = bus.bucket("rules")
+    for key in keys:
+        await bucket.put(key, b"before the call")
+
+    async def slower_than_writes(
+        bus: HasJetStream, stream: str, pattern: str, start: int, limit: int
+    ) -> tuple[list[Stored], int]:
+        for _ in range(2 * limit):
+            await bucket.put(secrets.token_hex(8), b"after the call")
+        return await read(bus, stream, pattern, start, limit)
+
+    monkeypatch.setattr(bucket_index, "BATCH", 2)
+    monkeypatch.setattr(bucket_index, "read", slower_than_writes)
+    async with asyncio.timeout(20):
+        await index.caught_up()
+    assert set(keys) <= rows.values.keys()
+
+
 async def test_after_a_read_that_failed_the_next_call_reads_again(
     bus: Bus,
     index: BucketIndex,
