@@ -32,12 +32,9 @@ CHECK_S: Final = 1.0  # seconds between two checks of the number of shards
 
 
 class AllShards:
-    """The response for one client; it ends when the stream of any shard ends.
-
-    `cursor` has a position for each shard; the response moves these positions. `made` returns the
-    number of shards that exist now. If a shard was added since the response began, the response
-    asks the client to reconnect, because the response has no `Client` for the new shard.
-    """
+    """The response for one client; it ends when the stream of any shard ends. It moves the
+    positions in `cursor`. If `made` returns more shards than when it began, it asks the client to
+    reconnect, because it has no `Client` for the new shard."""
 
     def __init__(
         self, clients: Sequence[Client], cursor: ShardCursor, made: Callable[[], int]

@@ -120,11 +120,9 @@ class Client:
         return taken
 
     async def next_write(self) -> bytes | Idle | None:
-        """Return the bytes to write next; this method waits only while a replay reads from NATS.
-
-        The result is None when the stream has ended. The result is `IDLE` if there is nothing to
-        write until the next `wake`; the client may then be in sync.
-        """
+        """Return the bytes to write next, None at the end of the stream, `IDLE` if there is nothing
+        to write until the next `wake`: the client may then be in sync. This waits only while a
+        replay reads from NATS."""
         while (phase := self._phase) is not None:
             if self._is_complete():
                 self._finish(End.COMPLETE)
@@ -146,7 +144,6 @@ class Client:
         return None
 
     def read_for(self, who: Identity) -> None:
-        """Let each read from NATS wait for a turn of this caller (see `ReadScheduler`)."""
         self._turn = self._turns.for_caller(who)
 
     def interruption(self) -> bytes:
@@ -160,21 +157,19 @@ class Client:
     # The following methods are called by the hub, by `Hubs.maintain` and by the surfaces.
 
     def wake(self) -> None:
-        """Let the driver call `next_write`; a client in sync leaves the group first."""
+        """Let the driver call `next_write`; leave the group in sync first."""
         self.leave_in_sync()
         if self.driver is not None:
             self.driver.wake()
 
     def leave_in_sync(self) -> None:
-        """Leave the group of clients in sync, if the client is in it. The client then has a
-        position of its own, and writes by its driver."""
+        """Get a position of its own, and write by the driver."""
         if self._phase is IN_SYNC:
             at, next_ = self.hub.leave_in_sync(self)
             self._next = max(self._next, next_)
             self._phase = Live(at, self.hub.ring.offset_before(at))
 
     def fail(self) -> None:
-        """End the stream, because the connection's `write` has raised an exception."""
         self.leave_in_sync()
         if self.driver is not None:
             self.driver.fail()
@@ -183,8 +178,7 @@ class Client:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The newest position that was written to the connection; None if the client has no
-        position yet."""
+        """The newest position that was written to the connection, if any."""
         next_ = self._next
         if self._phase is IN_SYNC:
             next_ = max(next_, self.hub.in_sync.next_of(self))
@@ -199,7 +193,7 @@ class Client:
 
     @property
     def transport(self) -> asyncio.WriteTransport | None:
-        """The connection's transport; None if there is none, or if ASGI must be used."""
+        """The connection's transport, unless ASGI must be used."""
         return self.driver.transport if self.driver is not None else None
 
     @property
@@ -207,27 +201,22 @@ class Client:
         return self._on_leave is None
 
     def when_left(self, release: Callable[[], object]) -> None:
-        """Call this function once when the client leaves the hub."""
         self._releases += (release,)
 
     def end_after(self, sequence: int) -> None:
-        """End the stream after the message with this stream sequence. If this client does not get
-        that message, the stream ends after the first item with a higher sequence."""
+        """If this client does not get the message with this stream sequence, the stream ends after
+        the first item with a higher one."""
         self._end_after = sequence
         self.wake()
 
     def warn(self, code: str, message: str) -> None:
-        """Write a notice of the edge to the client, between two events."""
         self._own.warn(code, message)
         self.wake()
 
     def expire(self) -> None:
-        """End the stream, because the caller's credential is no longer valid.
-
-        The stream's last frame tells the client the reason. Without a reason, a client such as an
-        EventSource would reconnect, and would give up silently when the edge refuses the new
-        request.
-        """
+        """End the stream because the caller's credential is no longer valid. Without the reason in
+        the last frame, a client such as an EventSource would reconnect, and would give up silently
+        when the edge refuses the new request."""
         self._own.warn(
             "token_expired", "the credential has expired or was revoked; connect with another one"
         )
@@ -287,23 +276,18 @@ class Client:
         return self._was_last or (self._end_after is not None and self._next > self._end_after)
 
     def _end_with(self, end: End) -> None:
-        """End the stream for this reason, after the driver has written `_last_bytes`. If the stream
-        already has a reason to end, this first reason stays."""
+        """End the stream after the driver has written `_last_bytes`. An earlier reason stays."""
         self.end = self.end or end
         self.wake()
 
     def _finish(self, end: End) -> None:
-        """End the stream at once, without `_last_bytes`."""
         self.end = self.end or end
         self._phase = None
 
     def _last_bytes(self) -> bytes:
-        """Return the last bytes of a stream that ends before the run does.
-
-        If the client is asked to reconnect, the bytes contain the delay before the reconnection. If
-        the client is not asked, the bytes are the frames of `interruption`. If the credential has
-        expired, the notices come before these frames.
-        """
+        """Return the last bytes of a stream that ends before the run does: the delay before the
+        reconnection for a client that is asked to reconnect, else the frames of `interruption`,
+        after notices if the credential has expired."""
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())
         if self.end is End.EXPIRED:
@@ -311,11 +295,9 @@ class Client:
         return self.interruption()
 
     def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:
-        """Drop the client if its present write has lasted for too long, `hangs_s` seconds.
-
-        The limit is `write_timeout_s`. A client that can reconnect has a shorter limit, `period_s`,
-        while more than `max_pending_bytes` of the ring wait for it.
-        """
+        """Drop the client if its present write has lasted for `write_timeout_s`, or, if the client
+        can reconnect, for `period_s` while more than `max_pending_bytes` of the ring wait for
+        it."""
         is_resumable = self.hub.view.delivery is Delivery.RESUMABLE
         behind = is_resumable and self._pending_bytes > settings.max_pending_bytes
         if not (hangs_s >= settings.write_timeout_s or (behind and hangs_s >= period_s)):
@@ -337,17 +319,14 @@ class Client:
 
     @property
     def _pending_bytes(self) -> int:
-        """The number of bytes in the ring that this client has not taken; 0 if the client is not
-        live."""
+        """Return 0 if the client is not live."""
         live = self._phase
         return self.hub.ring.delivered_bytes - live.taken_bytes if isinstance(live, Live) else 0
 
     def _is_at_marker(self) -> bool:
-        """Return whether the live marker must be written alone, without an item before or after it.
-
-        Usually `_own_part` writes the live marker before or after an item. But if the newest
-        messages of the replay are not for this client, there is no item at the place of the marker.
-        """
+        """Return whether the live marker must be written alone. Usually `_own_part` writes it
+        before or after an item. But if the newest messages of the replay are not for this client,
+        there is no item at its place."""
         live_after, phase = self._own.live_after, self._phase
         if live_after is None or not isinstance(phase, Live):
             return False
@@ -356,11 +335,8 @@ class Client:
     # The following methods take items from the ring or from the replay.
 
     def _from_ring(self, phase: Live) -> bytes | Idle:
-        """Return the bytes of the next items; `IDLE` if the client has all items of the ring.
-
-        The result is empty if the client's phase has changed, or if the items have no bytes for
-        this client.
-        """
+        """Return the next items; `IDLE` if the client has all, and nothing if the client's phase
+        has changed, or if the items have no bytes for this client."""
         ring = self.hub.ring
         if phase.at < ring.base:
             self._fall_behind()
@@ -400,7 +376,6 @@ class Client:
         return self._own_part(found, b"".join([item.body for item in found]))
 
     def _fall_behind(self) -> None:
-        """Replay the items that the ring evicted before the client has taken them."""
         start = self._next
         if self.hub.view.reads_from is ReadFrom.START:
             # The dialect needs the run's earlier events, so the run is encoded again from its

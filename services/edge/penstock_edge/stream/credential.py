@@ -23,11 +23,8 @@ CHECK_AGAIN_S: Final = 15.0
 def watch(
     scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None = None
 ) -> Callable[[], None]:
-    """Call `end` once when the caller's credential becomes invalid.
-
-    `warn` is called with a code and a message some time before a stream token expires. Call the
-    returned function to end the watch.
-    """
+    """Call `end` once when the caller's credential becomes invalid, and `warn` with a code and a
+    message some time before a stream token expires. The returned function ends the watch."""
     identity = identity_of(scope)
     if identity.expires_at is None:
         return _nothing

@@ -58,7 +58,7 @@ class Direct(Driver):
         self._first = b""
 
     def start(self, body: bytes) -> None:
-        """Take the connection over, and write the stream, which begins with the bytes `body`."""
+        """Take the connection over; the stream begins with the bytes `body`."""
         self._protocol.take_over(self)
         # With this flag set, uvicorn lets the ASGI application return before the response is
         # complete.
@@ -76,7 +76,7 @@ class Direct(Driver):
 
     @property
     def write(self) -> Write | None:
-        """The transport's `write`; None while too many bytes wait in the transport."""
+        """Return None while too many bytes wait in the transport."""
         return None if self._protocol.flow.write_paused else self._write
 
     def wake(self) -> None:
@@ -84,8 +84,7 @@ class Direct(Driver):
             self._task = asyncio.create_task(self._run())
 
     def drop(self) -> bool:
-        """Cancel the task, which then sees that `Client.end` is `End.SLOW`; return False if no task
-        runs."""
+        """Let the task see that `Client.end` is `End.SLOW`; return False if no task runs."""
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
@@ -151,7 +150,7 @@ class Direct(Driver):
                 self._resumed = None
 
     def _complete(self, body: bytes = b"") -> None:
-        """Write `body` and the end of the response, and give the connection back to uvicorn."""
+        """Write the end of the response, and give the connection back to uvicorn."""
         client, cycle, protocol = self._client, self._cycle, self._protocol
         if protocol.stream is self:
             protocol.give_back(self)
@@ -185,7 +184,7 @@ def is_tried() -> bool:
 
 
 def cycle_of(receive: Receive) -> RequestResponseCycle | None:
-    """Return uvicorn's object for the request; None if another server or version handles it."""
+    """Return None if another server or version handles the request."""
     # Middleware wraps `send`, but not `receive`. So `receive` is still a method of uvicorn's own
     # object.
     cycle = getattr(receive, "__self__", None)
@@ -193,7 +192,7 @@ def cycle_of(receive: Receive) -> RequestResponseCycle | None:
 
 
 def direct_of(receive: Receive, client: Client) -> Direct | None:
-    """Return the driver of a response whose head has been sent; None if ASGI must be used."""
+    """Return None if ASGI must be used; the response's head has been sent."""
     cycle = cycle_of(receive)
     if cycle is None or not cycle.chunked_encoding or cycle.disconnected:
         return None

@@ -18,27 +18,22 @@ class Driver(Protocol):
 
     @property
     def write(self) -> Write | None:
-        """The connection's own `write`, which takes HTTP chunks; None if ASGI must be used. The
-        value is also None while the connection is paused because too many bytes wait in it."""
+        """Take HTTP chunks; None if ASGI must be used, or while too many bytes wait in the
+        connection."""
         ...
 
     @property
-    def transport(self) -> asyncio.WriteTransport | None:
-        """The connection's transport; None for a response that ASGI sends."""
-        ...
+    def transport(self) -> asyncio.WriteTransport | None: ...
 
     def wake(self) -> None:
         """Call `Client.next_write` soon, at least once."""
         ...
 
     def drop(self) -> bool:
-        """End the stream of a client that does not read; return False if no write is in
-        progress."""
+        """Return False if no write is in progress."""
         ...
 
-    def fail(self) -> None:
-        """Close the connection, because its `write` has raised an exception."""
-        ...
+    def fail(self) -> None: ...
 
 
 class ByTask(Driver):
@@ -111,11 +106,8 @@ def written(transport: asyncio.WriteTransport | None) -> int | None:
 
 
 class Writing:
-    """The writes of one client's stream: whether one is in progress, and when the last one ended.
-
-    A write begins when the driver has the bytes, and ends when the connection has accepted them.
-    The times are those of the loop, in seconds.
-    """
+    """Whether a write is in progress, and when the last one ended, by the loop's clock in seconds.
+    A write begins when the driver has the bytes, and ends when the connection has accepted them."""
 
     __slots__ = ("last_at", "since")
 
@@ -132,11 +124,8 @@ class Writing:
 
 
 class OwnFrames:
-    """The frames that the edge itself writes to one client, between two items of the ring.
-
-    The live marker is written after the item with the sequence `live_after`. The value is None if
-    the marker is written already, or if the client gets no marker.
-    """
+    """The frames that the edge itself writes to one client, between two items of the ring. The live
+    marker follows the item with the sequence `live_after`, which is None without a marker."""
 
     __slots__ = ("_notices", "_view", "is_keep_alive_due", "live_after")
 
@@ -153,7 +142,6 @@ class OwnFrames:
         self._notices += self.take_live_marker()
 
     def next(self, *, is_at_marker: bool) -> bytes:
-        """Return the bytes to write before the next item; empty if there are none."""
         if self._notices:
             return self.take_notices()
         if self.is_keep_alive_due:

@@ -40,11 +40,8 @@ class Flushable(Protocol):
     flush_at: float  # the event loop's time at which the hub may be flushed again
 
     def flush(self) -> int:
-        """Encode the new messages and write them; return the number of writes.
-
-        A hub with more writes than `SLICE` does only a part of them, and calls
-        `Flushes.flush_soon`. The method must not raise an exception.
-        """
+        """Encode the new messages and write them; return the number of writes, of which a hub does
+        at most `SLICE` before it calls `Flushes.flush_soon`. This must not raise an exception."""
         ...
 
 
@@ -79,8 +76,7 @@ class Flushes:
         self.join_s = 0.0  # the shortest time between two flushes of one hub
 
     def add(self, hub: Flushable) -> None:
-        """Flush a hub that has new messages, at once or at the hub's `flush_at`. A caller must not
-        add a hub again before the hub is flushed."""
+        """Flush a hub at once or at its `flush_at`. Do not add it again before it is flushed."""
         if hub.flush_at <= self.time():
             self._due.append(hub)  # as `flush_soon` does
             if not self._is_scheduled:

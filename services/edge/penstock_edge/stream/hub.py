@@ -55,11 +55,11 @@ class SourceFailed(Exception):
 
 
 class _Arrivals:
-    """The messages that a source has delivered and that the hub has not encoded yet.
+    """The messages that a source has delivered and that the hub has not encoded yet. `queue` lets
+    `Flushes` flush the hub soon.
 
-    `queue` lets `Flushes` flush the hub soon. `close` drops the reference to the hub. If the
-    reference stayed, the hub and its source would form a cycle. The ring of a finished hub would
-    then stay in memory until the garbage collector runs.
+    `close` drops the reference to the hub, which would form a cycle with its source: the ring of a
+    finished hub would stay in memory until the garbage collector runs.
     """
 
     __slots__ = ("_queue", "batch", "failure", "is_queued")
@@ -72,7 +72,6 @@ class _Arrivals:
         self._queue: Callable[[], None] | None = queue
 
     def add(self, batch: list[Stored]) -> None:
-        """Add new messages, or none, and let the hub be flushed."""
         self.batch += batch
         if not self.is_queued and self._queue is not None:
             self.is_queued = True
@@ -90,7 +89,7 @@ class _Arrivals:
         self.batch = []
 
     def take(self) -> list[Stored]:
-        """Return the new messages; raise `SourceFailed` once all of a failed source are taken."""
+        """Raise `SourceFailed` once all of a failed source are taken."""
         batch, self.batch = self.batch, []
         if not batch and self.failure is not None:
             raise SourceFailed from self.failure
@@ -100,9 +99,9 @@ class _Arrivals:
 class Hub:
     """Follows one view while the view has clients, and for a short time after the last client left.
 
-    Most messages can be encoded without a read from NATS. For these messages the hub needs no task:
-    `Flushes` calls `flush`. If a message needs such a read, `encode_now` returns None. A task then
-    encodes this message, and the messages after it wait.
+    Most messages need no read from NATS, and the hub no task for them: `Flushes` calls `flush`. For
+    another message, `encode_now` returns None. A task then encodes this message, and the messages
+    after it wait.
     """
 
     __slots__ = (
@@ -177,8 +176,8 @@ class Hub:
         return self._state is State.FAILED
 
     async def start(self) -> None:
-        """Begin to follow the view; concurrent callers wait for the same start. After a BusError,
-        the caller must stop the hub."""
+        """Concurrent callers wait for the same start. After a BusError, the caller must stop the
+        hub."""
         if self._state is State.NEW:
             self._state = State.STARTING
             self._starting = asyncio.create_task(self._begin())
@@ -210,16 +209,13 @@ class Hub:
         await self._source.stop()
 
     def history(self, start: StreamSequence, turn: Turn) -> History:
-        """Return a reader of the view's stored messages from `start` on, for one client's replay.
-        Each read of the reader runs within one `turn` of the client's user."""
+        """Read for one client's replay, each time within one `turn` of the client's user."""
         return history_of(self._bus, self.view, self._source, start, turn)
 
     def can_join(self, last: Stored | None) -> bool:
-        """Return whether no message is missing between `last` and the ring's oldest item.
-
-        `last` is the last stored message that the client has read, if any. A message can be missing
-        if the client has read from a replica that lags behind.
-        """
+        """Return whether no message is missing between `last`, the last one that the client has
+        read, and the ring's oldest item: the client may have read from a replica that lags
+        behind."""
         if last is None:
             return True
         if self.ring.evicted is not None:
@@ -227,7 +223,7 @@ class Hub:
         return self._first is None or self.view.followed.follows(last, self._first)
 
     def encode_now(self, encoding: Encoding, stored: Stored) -> Item | None:
-        """Encode one message as an item; None if something must be read from NATS first."""
+        """Return None if something must be read from NATS first."""
         return encode_now(self.view, encoding, stored)
 
     async def encode(self, encoding: Encoding, stored: Stored) -> Item:
@@ -235,7 +231,7 @@ class Hub:
         return item or await encode(self._bus, self.view, encoding, stored)
 
     def evict_all(self) -> int:
-        """Evict as many items as possible; return the number of bytes that the ring still has."""
+        """Return the number of bytes that the ring still has."""
         self._evict(0, least=0)
         return self.ring.held_bytes
 
@@ -249,7 +245,7 @@ class Hub:
         self._not_in_sync.discard(client)
 
     def join_in_sync(self, client: Member, at: RingPosition, write: Write) -> bool:
-        """Add a client to the group `in_sync`, if the group is at the client's position."""
+        """Return whether the group is at the client's position."""
         group = self.in_sync
         if group.at != at or self.is_closed:
             return False
@@ -258,13 +254,13 @@ class Hub:
         return True
 
     def leave_in_sync(self, client: Member) -> tuple[RingPosition, StreamSequence]:
-        """Remove a client from the group; return its position and its next stream sequence."""
+        """Return the client's position and its next stream sequence."""
         self._not_in_sync.add(client)
         return self.in_sync.remove(client)
 
     def flush(self) -> int:
-        """Encode the new messages, and write them to the clients; return the number of writes. If
-        there are more clients than `SLICE`, the next call continues the fan-out."""
+        """Return the number of writes. If there are more clients than `SLICE`, the next call
+        continues the fan-out."""
         group, arrivals = self.in_sync, self._arrivals
         arrivals.is_queued = False
         try:
@@ -358,7 +354,6 @@ class Hub:
         self._stopping = asyncio.create_task(self._source.stop())
 
     def _begin_fan_out(self) -> int:
-        """Begin to write the new items to the clients in sync, and wake all other clients."""
         ring, group, now = self.ring, self.in_sync, self._flushes.now
         self.flush_at = now + self._flushes.join_s
         end, writes = ring.end, 0
@@ -380,11 +375,9 @@ class Hub:
         return writes
 
     def _give_to_group(self, end: RingPosition, now: float) -> int:
-        """Begin a fan-out of the group's next chunk; return the number of writes.
-
-        There is no fan-out if the streams end with this chunk, if the chunk is large, or if the
-        ring has evicted the chunk. In these cases each client takes its next items on its own.
-        """
+        """Begin a fan-out of the group's next chunk; return the number of writes. There is none if
+        the streams end with this chunk, if it is large, or if the ring has evicted it: then each
+        client takes its next items on its own."""
         ring, group = self.ring, self.in_sync
         begun = group.at
         if begun < ring.base:

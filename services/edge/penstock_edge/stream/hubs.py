@@ -63,7 +63,6 @@ class Hubs:
         return client
 
     async def maintain(self) -> None:
-        """Keep idle streams alive, drop slow clients and end old streams, until cancelled."""
         period_s = check_period_s(self._settings.keep_alive_s)
         while True:
             await asyncio.sleep(period_s)
@@ -76,13 +75,13 @@ class Hubs:
                     await asyncio.sleep(0)
 
     def on_loss(self, loss: Loss) -> None:
-        """End the client streams that cannot continue after NATS has lost the end of a stream.
+        """End the client streams that cannot continue after NATS has lost the end of a stream; they
+        reconnect, and a cursor of a lost message gets 410.
 
-        The clients of these streams reconnect, and a client whose cursor is of a lost message gets
-        410. Client streams of source frames or of many runs end. Client streams of one run's events
-        continue: each event has a number, by which `Follow` recognizes an event that is published
-        again. But if the ring of a run has evicted items, the run's client streams end, too,
-        because the clients may have to read the JetStream stream again.
+        Streams of source frames or of many runs end. Those of one run's events continue: `Follow`
+        recognizes an event that is published again by its number. But if the ring of a run has
+        evicted items, they end, too, because the clients may have to read the JetStream stream
+        again.
         """
         for key, hub in tuple(self._hubs.items()):
             view = hub.view
@@ -105,7 +104,7 @@ class Hubs:
             self._flushing.close()
 
     def _flushes(self) -> Flushes:
-        """Return the scheduler of flushes, which needs a running event loop and so is made late."""
+        # The scheduler needs a running event loop and so is made late.
         if self._flushing is None:
             self._flushing = Flushes(self._budget.report)
         return self._flushing

@@ -30,22 +30,19 @@ class Member(Protocol):
         """Check the ring; a client in sync first leaves the group."""
         ...
 
-    def fail(self) -> None:
-        """End the stream, because the connection's `write` has raised an exception."""
-        ...
+    def fail(self) -> None: ...
 
 
 class InSyncGroup:
     """The group of clients in sync; a fan-out writes the same bytes to each member, in slices.
 
-    During a fan-out, `unwritten` has the members that have not got the bytes yet, and `written` has
-    all other members. Only methods of this class may change `unwritten` and `written`. A client
-    that joins during a fan-out already has the bytes, so `add` puts the client into `written`. A
-    client that leaves continues at the position that `remove` returns. So each client gets the
-    bytes exactly once.
+    During a fan-out, `unwritten` has the members that have not got the bytes yet. A client that
+    joins already has the bytes, so `add` puts it into `written`. One that leaves continues at the
+    position that `remove` returns. So each client gets the bytes exactly once, as long as only
+    methods of this class change the two sets.
 
     The members in `written` have the ring position `at`. `next` is one more than the sequence of
-    the newest item that these members have.
+    the newest item that they have.
     """
 
     __slots__ = (
@@ -100,8 +97,8 @@ class InSyncGroup:
         now: float,
         most: int,
     ) -> int:
-        """Begin a fan-out of the items up to `at`: write `body` to at most `most` members. No
-        fan-out may be in progress. `write` continues the fan-out. Return the number of writes."""
+        """Write `body` to at most `most` members, and return the number of writes. No fan-out may
+        be in progress; `write` continues this one."""
         if len(self.written) == 1:
             # Most runs have one client. A dictionary that gets and loses an entry for each event is
             # reallocated every few events, which takes 0.4 µs an event.
@@ -121,11 +118,9 @@ class InSyncGroup:
         return self.write(most)
 
     def write(self, most: int) -> int:
-        """Continue the fan-out: write to at most `most` members, and return the number of writes.
-
-        If the `write` of one member raises an exception, only the stream of this member ends. A
-        `write` may pause its connection, and the member then leaves this group.
-        """
+        """Write to at most `most` members; return the number of writes. If the `write` of one
+        raises an exception, only its stream ends. A `write` may pause its connection, whose member
+        leaves this group."""
         unwritten, written, body = self.unwritten, self.written, self._bytes
         writes = 0
         while unwritten and writes < most:

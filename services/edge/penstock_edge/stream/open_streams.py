@@ -50,9 +50,7 @@ class Stream(Protocol):
     """A client's stream, as `OpenStreams` sees it."""
 
     @property
-    def is_resumable(self) -> bool:
-        """Whether the client can reconnect and continue at its cursor."""
-        ...
+    def is_resumable(self) -> bool: ...
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
         """End the stream between two frames, and ask the client to reconnect."""
@@ -72,7 +70,7 @@ class OpenStreams:
         return len(self._close_at)
 
     def fit(self, max_files: int) -> None:
-        """Lower `max_streams` if this process may not open enough files for so many streams."""
+        """Lower `max_streams` to the files that this process may open."""
         room = max(max_files - OTHER_FILES, 1)
         if room < self.max_streams:
             log.warning(
@@ -86,8 +84,7 @@ class OpenStreams:
             self.max_streams = room
 
     def require_room(self, scope: Scope) -> None:
-        """Check that one more stream may be opened, and count the stream for the user. Handlers
-        call this method before they begin any work."""
+        """Count the stream for the user. Handlers call this before they begin any work."""
         if self._grace_s is not None:
             STREAMS_REFUSED.labels("draining").inc()
             raise Problem(503, "this edge is about to stop; try again to reach another edge")
@@ -106,11 +103,8 @@ class OpenStreams:
         self._close_due(ReconnectReason.AGE)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new streams, and ask the clients that have a cursor to reconnect to another edge.
-
-        The requests to reconnect are spread over the grace period. The method returns when no
-        stream is open, or after `grace_s`.
-        """
+        """Refuse new streams, and ask the clients that have a cursor, spread over the grace period,
+        to reconnect to another edge. Return when no stream is open, or after `grace_s`."""
         self._grace_s = grace_s
         for stream in self._close_at:
             self._close_at[stream] = self._when()
@@ -137,8 +131,7 @@ class OpenStreams:
 
 
 def retry_ms() -> int:
-    """Return after how many milliseconds a client should reconnect; random, so that not all come at
-    once."""
+    """Return a random time, so that not all clients come at once."""
     return random.randint(*RETRY_MS)
 
 
@@ -152,6 +145,5 @@ def check_period_s(keep_alive_s: float) -> float:
 
 
 def is_keep_alive_due(idle_s: float, period_s: float) -> bool:
-    """Return whether a stream without bytes for `idle_s` needs a keep-alive at this check. The
-    keep-alive is due one check before the end of `keep_alive_s`: the next may come too late."""
+    """Return whether a silent stream needs a keep-alive now: the next check may come too late."""
     return idle_s >= (CHECKS_PER_KEEP_ALIVE - 1) * period_s

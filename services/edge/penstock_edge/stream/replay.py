@@ -34,11 +34,9 @@ class Reached:
 
 
 class Replay:
-    """Reads and encodes the messages from `start` to the ring's oldest item, for one client.
-
-    The replay reads the next batch only after the client has taken all items of the last batch. So
-    a replay has at most one batch in memory.
-    """
+    """Reads and encodes the messages from `start` to the ring's oldest item, for one client. It
+    reads the next batch only after the client has taken the last one, so it has at most one in
+    memory."""
 
     def __init__(self, hub: Hub, start: StreamSequence) -> None:
         self._hub = hub
@@ -50,8 +48,7 @@ class Replay:
         self._lags = 0
 
     async def take(self, turn: Turn) -> tuple[Item, ...] | Reached:
-        """Return the next items, or `Reached` if the replay has reached the ring. The result is
-        empty if this call found no items; the next call may find some."""
+        # The result is empty if this call found no items; the next call may find some.
         if self._encoding is None:
             if self._start >= self._hub.first_sequence:
                 return Reached()
@@ -73,7 +70,7 @@ class Replay:
         return ()
 
     async def _read(self, turn: Turn) -> bool:
-        """Read a batch; return False if it has no messages but the stream may have more."""
+        """Return False if a batch has no messages but the stream may have more."""
         if self._history is None:
             self._history = self._hub.history(self._start, turn)
         try:
@@ -90,8 +87,8 @@ class Replay:
         return step.is_last or bool(step.kept)
 
     async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:
-        """Encode the next messages, until the items have at least `PIECE_BYTES` bytes. If there
-        were no limit, the items for a client that does not read could need much more memory."""
+        """Stop at `PIECE_BYTES`: the items for a client that does not read could else need much
+        more memory."""
         self._lags = 0
         items: list[Item] = []
         size_bytes = 0

@@ -19,8 +19,8 @@ ITEM_BYTES: Final = 200  # the memory of an item without its frames, in bytes
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together. `end` is the position in the ring after the last item, and
-    `end_bytes` is the number of bytes of all items before `end`."""
+    """Items that are written together. `end` is the ring's position after them, `end_bytes` the
+    number of bytes before `end`."""
 
     body: bytes
     end: RingPosition
@@ -78,8 +78,7 @@ class Ring:
             self._chunks.clear()
 
     def evict(self, limit_bytes: int, least: int) -> bool:
-        """Evict the oldest items until the ring fits in `limit_bytes` or has only `least` items.
-        Return whether any item was evicted."""
+        """Keep at least `least` items; return whether any was evicted."""
         count, most = 0, len(self._bodies) - least
         while self.held_bytes > limit_bytes and count < most:
             size_bytes = len(self._bodies[count])
@@ -100,8 +99,8 @@ class Ring:
         return True
 
     def chunk(self, at: RingPosition) -> Chunk | None:
-        """Return the chunk that begins at this position; None at the ring's end. A chunk has at
-        most 256 KiB, unless its first item alone is larger."""
+        """Return None at the ring's end. A chunk has at most 256 KiB, unless its first item alone
+        is larger."""
         known = self._chunks.get(at)
         if known is None and at < self.end:
             if len(self._chunks) >= KNOWN_CHUNKS:
@@ -114,28 +113,24 @@ class Ring:
 
     @property
     def delivered_bytes(self) -> ByteOffset:
-        """The number of bytes of all items that were ever appended."""
         present_bytes = self.held_bytes - ITEM_BYTES * len(self._bodies)
         return ByteOffset(self._evicted_bytes + present_bytes)
 
     def offset_before(self, at: RingPosition) -> ByteOffset:
-        """Return the number of bytes of all items before `at`, at least of all evicted items."""
+        """Count at least all evicted items."""
         after = self._bodies[max(at - self.base, 0) :]
         return ByteOffset(self.delivered_bytes - sum(map(len, after)))
 
     def joined(self, at: RingPosition) -> tuple[bytes, RingPosition, StreamSequence]:
-        """Return the bytes of a chunk, its end, and one more than the sequence of its last item.
-
-        `at` must be before the ring's end. Unlike `chunk`, this method makes no objects for the
-        items.
-        """
+        """Return a chunk's bytes, its end, and one more than the sequence of its last item, without
+        objects for the items. `at` must be before the ring's end."""
         if at + 1 == self.end:  # nearly always, the chunk is the newest item alone
             return self._bodies[-1], self.end, self._sequences[-1] + 1  # type: ignore[return-value]
         body, stop = self._join(at - self.base)
         return body, RingPosition(self.base + stop), StreamSequence(self._sequences[stop - 1] + 1)
 
     def _join(self, first: int) -> tuple[bytes, int]:
-        """Return the bytes of a chunk from the index `first` on, and the index after the chunk."""
+        """Return the index after the chunk, too."""
         bodies = self._bodies
         stop, size_bytes = first + 1, len(bodies[first])
         while stop < len(bodies):
@@ -160,7 +155,7 @@ class Ring:
 
 
 def http_chunk(body: bytes) -> bytes:
-    """Return the body as one chunk of a chunked HTTP response (RFC 9112, section 7.1)."""
+    """Return a chunk of a chunked HTTP response (RFC 9112, section 7.1)."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
@@ -170,16 +165,14 @@ class EvictableHub(Protocol):
     flush_at: float  # grows with each flush, so it is greatest for the hub with the newest items
 
     def evict_all(self) -> int:
-        """Evict as many items as possible; return the number of bytes that the ring still has."""
+        """Return the number of bytes that the ring still has."""
         ...
 
 
 class RingBudget:
-    """Empties rings if all rings together have more bytes than the limit.
-
-    The rings that have had no new items for the longest time are emptied first. The frames of such
-    a ring were written long ago, so only a client that reconnects may still need them.
-    """
+    """Empties rings if all together have more bytes than the limit, first those that have had no
+    new items for the longest time: their frames were written long ago, so only a client that
+    reconnects may still need them."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

@@ -79,11 +79,8 @@ class Position:
 
 
 class Sample(NamedTuple):
-    """The state of a stream at one moment: `at` by the loop's clock, `unix_s` by NATS's clock.
-
-    `unix_s` is `LAG_S` seconds before this moment, because an event may reach the stream up to
-    `LAG_S` seconds after the event was stored.
-    """
+    """The state of a stream at one moment by the loop's clock (`at`), and by NATS's clock `LAG_S`
+    seconds before (`unix_s`), because an event may reach the stream so late after it was stored."""
 
     at: float
     unix_s: float
@@ -101,11 +98,8 @@ class SavedCursors:
         self._following: set[asyncio.Task[None]] = set()
 
     async def open(self, who: Identity, name: str) -> SavedCursor:
-        """Return the caller's cursor of this name.
-
-        The cursor belongs to the user and to the name of the stream token. So a new token with the
-        same name continues with the cursor. A token with another name cannot move the cursor.
-        """
+        """Return the cursor of the user and of the name of the stream token. So a new token with
+        the same name continues with it, and a token with another name cannot move it."""
         if not _NAME.fullmatch(name):
             raise Problem(422, "cursor: must have 1 to 64 letters, digits, - and _")
         owner = key_of("cursor", who.user_id, who.grant.name if who.grant is not None else None)
@@ -132,8 +126,8 @@ class SavedCursors:
 
 
 class SavedCursor:
-    """A named cursor, as one connection uses it. `found` is the position that was saved before this
-    connection; None if the cursor is new."""
+    """A named cursor, as one connection uses it. `found` was saved before this connection, if at
+    all."""
 
     def __init__(
         self, cursors: SavedCursors, key: str, found: Position | None, revision: int
@@ -150,7 +144,7 @@ class SavedCursor:
         self._is_taken = False  # whether a newer connection uses the cursor
 
     async def begin(self, cursor: str, complete_until: float | None = None) -> None:
-        """Save the position at which the stream begins; from now on, only this connection saves."""
+        """From now on, only this connection saves."""
         self._saved = Position(cursor, complete_until, self._holder)
         while True:
             revision = await self._bucket.update(self._key, self._saved.dump(), self._revision)
@@ -161,11 +155,9 @@ class SavedCursor:
             self._revision = entry.revision if entry is not None else 0
 
     def follow(self, clients: Sequence[Client], cursor: Callable[[], str | None]) -> None:
-        """Save the positions of a stream until the stream ends.
-
-        `clients` are the stream's clients: one, or one for each shard, which all leave together.
-        `cursor` returns the newest position that was written to the connection.
-        """
+        """Save the positions of a stream until it ends. `clients` are one, or one for each shard,
+        which all leave together. `cursor` returns the newest position that was written to the
+        connection."""
         clients[0].when_left(self._left.set)
         self._cursors.follow(asyncio.create_task(self._follow(tuple(clients), cursor)))
 

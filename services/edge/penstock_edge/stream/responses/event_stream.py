@@ -22,11 +22,11 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class EventStream:
-    """The response for one client. The response ends when the client's stream ends.
+    """The response for one client.
 
-    `ended` means that the run has ended. If the client already has all events of an ended run, the
-    status is 204, so that an EventSource does not reconnect. So for an ended run, the response
-    takes the client's first bytes before it sends the head with the status.
+    If the client already has all events of a run that has `ended`, the status is 204, so that an
+    EventSource does not reconnect. So the response to an ended run takes the client's first bytes
+    before it sends the head with the status.
     """
 
     def __init__(self, client: Client, *, ended: bool = False) -> None:
@@ -37,11 +37,8 @@ class EventStream:
         self._client.leave()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response. It also ends when the caller's credential becomes invalid.
-
-        If the connection can be taken over from uvicorn, this method returns after the head, and
-        `Direct` continues the response.
-        """
+        """End also when the caller's credential becomes invalid. If the connection can be taken
+        over from uvicorn, return after the head, and `Direct` continues the response."""
         client = self._client
         # Clients of a POST do not reconnect on their own, and the same POST would not continue at
         # the client's position. So only a GET is resumable.
@@ -56,7 +53,7 @@ class EventStream:
                 client.leave()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Send the response; return True if `Direct` continues it after this call."""
+        """Return True if `Direct` continues the response."""
         client = self._client
         run_id = client.hub.view.run_id
         body: bytes | None = b""
@@ -109,8 +106,8 @@ class EventStream:
         self._client.writing.end()
 
     async def _write_dropped(self, send: Send, in_frame: bool) -> None:
-        """Write the reason why the stream ends. Nothing is written if the last write ended inside a
-        frame, or if the connection does not accept the bytes in time."""
+        """Write nothing if the last write ended inside a frame, or if the connection does not
+        accept the reason in time."""
         body = b"" if in_frame else dropped(self._client)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DROPPED_S):

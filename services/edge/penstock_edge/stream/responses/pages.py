@@ -44,7 +44,7 @@ class _Page:
     advanced: bool = False  # whether `cursor` is beyond the cursor of the request
 
     async def add(self, batch: Sequence[Stored]) -> bool:
-        """Add the frames of these messages; return False if the page must end."""
+        """Return False if the page must end."""
         for stored in batch:
             item = await encode(self.bus, self.view, self.encoding, stored)
             for index, data in enumerate(item.frames):
@@ -65,10 +65,9 @@ class _Page:
         return True
 
     def reach(self, sequence: int) -> bool:
-        """Record that all messages up to this sequence were read; return False if the page must
-        end.
+        """Return False if the page must end: if the allowance is spent and `cursor` is beyond the
+        request's own cursor.
 
-        The page must end if the allowance is spent and `cursor` is beyond the request's own cursor.
         A dialect with state is read from the run's start. If the page could end before the
         request's own cursor, the client would get the same `next` again and would never get new
         events.
@@ -96,14 +95,12 @@ async def page(
     source: Source | None = None,
     end: int = NO_END,
 ) -> dict[str, Any]:
-    """Return a page `{events, next}` of a view; `events` are the data of up to `limit` frames.
+    """Return `{events, next}`; `events` are the data of up to `limit` frames. `next` is null if the
+    page has the run's terminal event, or if there are no events yet.
 
-    The framing of the view must be `PageItems`. `next` is null if the page has the run's terminal
-    event, or if there are no events yet. In all other cases `next` is the cursor for the request of
-    the next page.
-
-    For a view over many runs, `source` selects the messages; the source need not be started. Only
-    messages below the stream sequence `end` are read. Each batch is read within a `turn`.
+    The framing of the view must be `PageItems`. `source` selects the messages of a view over many
+    runs, and need not be started. Only messages below the stream sequence `end` are read, each
+    batch within a `turn`.
     """
     history = history_of(bus, view, source, start.start)
     filled = _begin(bus, view, start, limit, allowance)

@@ -16,8 +16,8 @@ from penstock_edge.stream.client import Client
 
 
 class Body(Protocol):
-    """Collects the bytes that a client takes from a view, and makes the response from the bytes.
-    Either method may raise a Problem, which is then the response."""
+    """Makes a response of the bytes that a client takes. A Problem of either method is the
+    response."""
 
     def add(self, taken: bytes) -> None: ...
 
@@ -38,8 +38,8 @@ class Json:
 
 
 class SingleBody:
-    """The response for one client: one body, sent when the view has ended. `shape` turns a Problem
-    into an error response in the form that the surface's clients expect."""
+    """The response for one client: one body, when the view has ended. `shape` writes a Problem as
+    the surface's clients expect."""
 
     def __init__(
         self,

@@ -42,9 +42,8 @@ class WaitEnd(Enum):
 class WaitingStream:
     """Sends the head at once, then keep-alives until `begun` returns a stream, then this stream.
 
-    `begun` returns None while there is no run. A message on the core subject `notices` tells that a
-    run may have begun, so each such message causes a call of `begun`. Core messages may be lost, so
-    `begun` is also called every `CHECK_AGAIN_S`.
+    `begun` is called after each message on the core subject `notices`, and, because core messages
+    may be lost, every `CHECK_AGAIN_S`.
     """
 
     def __init__(
@@ -110,8 +109,7 @@ class WaitingStream:
         return stream
 
     async def _wait(self, send: Send) -> EventStream | None:
-        """Send keep-alives until a stream has begun, and return this stream; None if the wait
-        ends."""
+        """Return None if the wait ends without a stream."""
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
         period_s = check_period_s(self._keep_alive_s)

@@ -58,7 +58,7 @@ class EventSocket:
         self._refused: tuple[int, str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the connection. It also ends when the caller's credential becomes invalid."""
+        """End also when the caller's credential becomes invalid."""
         client = self._client
         client.is_resumable = client.hub.view.framing.is_resumable
         client.read_for(identity_of(scope))
@@ -94,8 +94,8 @@ class EventSocket:
             client.leave()
 
     async def _listen(self, websocket: WebSocket) -> None:
-        """Wait until the client closes the connection or sends a message; then leave the hub.
-        Clients must not send messages, so a message ends the connection."""
+        """Leave the hub when the client closes the connection, or sends a message, which it must
+        not."""
         message = await websocket.receive()
         if message["type"] == "websocket.receive":
             received = message.get("bytes") or (message.get("text") or "").encode()
