@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.bus import Bus
+from penstock.bus.subjects import shard_of
 from penstock.dialects.agui.encode import PROFILES
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
@@ -24,7 +26,7 @@ from penstock_edge.sources.read_run import Allowance
 from penstock_edge.sources.run_list import RunList
 from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import RunRecords
-from penstock_edge.sources.tree import Trees
+from penstock_edge.sources.tree import TreeSource
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.responses.event_stream import EventStream
@@ -48,7 +50,6 @@ class Edge:
     starter: Starter
     canceller: Canceller
     many: ManyRunViews
-    trees: Trees
     agui: AguiViews
     agui_leg_ids: AguiLegIds
     turns: ReadScheduler
@@ -86,7 +87,6 @@ class Edge:
             ),
             canceller=Canceller(bus, settings.cancel_wait_s),
             many=many,
-            trees=Trees(bus, many.feeds),
             agui=AguiViews(names),
             agui_leg_ids=names,
             turns=turns,
@@ -137,7 +137,8 @@ class Edge:
         """`known` are runs below the root whose event `workflow.step_started` may have expired.
         `answered` are the approvals that a client has just decided in order to read the next leg: a
         pause that waits only for these does not end the view of the leg."""
-        source = self.trees.source(root, known)
+        feed = self.many.feeds.of(shard_of(root))
+        source = partial(TreeSource, self.bus, feed, root, known)
         return TreeViews(self.agui, root, source, known, frozenset(answered))
 
     async def stream(self, view: View, start: StartPosition) -> EventStream:

@@ -40,18 +40,7 @@ class TokenRows(IndexRows):
         self._clock = bus.clock
 
     def put(self, changes: Sequence[Change]) -> None:
-        rows, gone = [], []
-        for change in changes:
-            row = _row(change) if change.value is not None else None
-            if row is not None:
-                rows.append(row)
-            else:
-                gone.append((change.key,))
-        self.write("DELETE FROM tokens WHERE key = ?", gone)
-        self.write(_PUT, rows)
-
-    def drop(self, key: str, sequence: int) -> None:
-        self.write("DELETE FROM tokens WHERE key = ? AND seq < ?", [(key, sequence)])
+        self.upsert(changes, _rows, _PUT)
 
     def forget_before(self, sequence: int, limit: int) -> bool:
         """Drop the rows of expired tokens, and then do the same as `IndexRows.forget_before`."""
@@ -105,7 +94,7 @@ class TokenIndex:
         return found
 
 
-def _row(change: Change) -> tuple[str, int, float, float, int] | None:
+def _rows(change: Change) -> list[tuple[str, int, float, float, int]]:
     try:
         record = orjson.loads(change.value or b"")
         owner, digest = record["user_id"], record["digest"]
@@ -120,5 +109,5 @@ def _row(change: Change) -> tuple[str, int, float, float, int] | None:
             change.key,
             BUCKET,
         )
-        return None
-    return change.key, number_of(owner), created, expires, change.sequence
+        return []
+    return [(change.key, number_of(owner), created, expires, change.sequence)]

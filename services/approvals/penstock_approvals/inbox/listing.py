@@ -216,11 +216,6 @@ class ApprovalRows(IndexRows):
             [row for some in rows.values() for row in some],
         )
 
-    def drop(self, key: str, sequence: int) -> None:
-        """Drop the rows of an approval, unless they have a later sequence."""
-        sql = "DELETE FROM approvals WHERE key = :key AND seq < :sequence"
-        self.write(sql, [{"key": key, "sequence": sequence}])
-
     def last_urgency_end_ns(self, owners: Collection[str | None]) -> int:
         """Return the time at which an approval of these owners last ceased to be urgent; 0 if none
         did. None among the owners stands for all requesters."""

@@ -75,10 +75,6 @@ class DeliveryRows(IndexRows):
             [row for row in rows.values() if row is not None],
         )
 
-    def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a delivery, unless the row has a later sequence."""
-        self.write("DELETE FROM deliveries WHERE key = ? AND seq < ?", [(key, sequence)])
-
     def after(
         self, rule: tuple[str, str], wanted: Selection, place: tuple[int, int], limit: int
     ) -> list[tuple[int, int, str]]:

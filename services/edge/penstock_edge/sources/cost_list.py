@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock.bus.records import CostRecord, CostRow
+from penstock.bus.records import CostRecord
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows
 from penstock.bus.subjects import is_run_id
-from penstock_edge.sources.run_list import packed
+from penstock_edge.sources.run_list import key_of_run, packed
 
 log = logging.getLogger(__name__)
 
@@ -76,23 +76,10 @@ class CostRows(IndexRows):
         self._ids: dict[str, int] = {}
 
     def put(self, changes: Sequence[Change]) -> None:
-        rows: list[tuple[Any, ...]] = []
-        gone: list[tuple[bytes]] = []
-        for change in changes:
-            record = _record(change) if change.value is not None else None
-            if record is not None:
-                key = packed(record.run_id)
-                rows += [
-                    self._row(key, n, change.sequence, record, row)
-                    for n, row in enumerate(record.rows)
-                ]
-            elif is_run_id(change.key):
-                gone.append((packed(change.key),))
-        self.write("DELETE FROM costs WHERE key = ?", gone)
-        self.write(_PUT, rows)
+        self.upsert(changes, self._rows_of, _PUT)
 
-    def drop(self, key: str, sequence: int) -> None:
-        self.write("DELETE FROM costs WHERE key = ? AND seq < ?", [(packed(key), sequence)])
+    def key_of(self, key: str) -> bytes | None:
+        return key_of_run(key)
 
     def of_runs(self, run_ids: Sequence[str]) -> dict[str, Costs]:
         found: dict[str, Costs] = {}
@@ -146,15 +133,19 @@ class CostRows(IndexRows):
         self.db.execute("DELETE FROM names")
         self._ids.clear()
 
-    def _row(
-        self, key: bytes, n: int, sequence: int, record: CostRecord, row: CostRow
-    ) -> tuple[Any, ...]:
-        names = (record.agent, record.user_id, row.model, row.day, record.session_id)
-        return (
-            *(key, n, sequence, *map(self._id, names)),
-            self._id(row.currency) if row.currency is not None else None,
-            *(row.micros, *(getattr(row, name) for name in COUNTS)),
-        )
+    def _rows_of(self, change: Change) -> list[tuple[Any, ...]]:
+        if (record := _record(change)) is None:
+            return []
+        rows: list[tuple[Any, ...]] = []
+        for n, row in enumerate(record.rows):
+            names = (record.agent, record.user_id, row.model, row.day, record.session_id)
+            currency = self._id(row.currency) if row.currency is not None else None
+            counts = [getattr(row, name) for name in COUNTS]
+            ids = map(self._id, names)
+            rows.append(
+                (packed(record.run_id), n, change.sequence, *ids, currency, row.micros, *counts)
+            )
+        return rows
 
     def _id(self, name: str) -> int:
         known = self._ids.get(name)

@@ -22,7 +22,7 @@ from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.sources.feed import Feed, Feeds
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import ancestors_of
-from penstock_edge.sources.run_source import ignore_failure
+from penstock_edge.sources.run_source import TaskSource, ignore_failure
 from penstock_edge.sources.sessions import RunRecords, Session, records_of
 from penstock_edge.views.cursor import StreamSequence
 from penstock_edge.views.dialects import notices, reads_from_of, rendering
@@ -75,19 +75,18 @@ class ManyEncoding(Encoding):
         return encoder
 
 
-class FilteredSource(Source, ABC):
+class FilteredSource(TaskSource, ABC):
     """Delivers the messages of the feed that `accepts` selects. `accepts` is asynchronous, because
     it may have to read records in KV."""
 
     session_id: str | None = None
 
     def __init__(self, feed: Feed, deliver: Deliver) -> None:
-        self.on_failure = ignore_failure
+        super().__init__()
         self._feed = feed
         self._deliver = deliver
         self._received: list[Stored] = []
         self._wake = asyncio.Event()
-        self._working: asyncio.Task[None] | None = None
 
     @abstractmethod
     def wants(self, event_type: str) -> bool:
@@ -108,25 +107,16 @@ class FilteredSource(Source, ABC):
         a BusError, the caller must stop the source."""
         live_from = await self._feed.join(self)
         await self.prepare()
-        self._working = asyncio.create_task(self._work())
-        self._working.add_done_callback(self._on_work_ended)
+        self.begin(self._work())
         return live_from
 
     async def stop(self) -> None:
         self._feed.leave(self)
-        if self._working:
-            self._working.cancel()
-            # the exception of a failed task refers to this source, and would keep it in memory
-            self._working = None
+        self.cancel()
 
     def receive(self, batch: list[Stored]) -> None:
         self._received += batch
         self._wake.set()
-
-    def _on_work_ended(self, task: asyncio.Task[None]) -> None:
-        # If the failure were not reported, clients would wait for ever for further events.
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.on_failure(error)
 
     async def _work(self) -> None:
         while True:

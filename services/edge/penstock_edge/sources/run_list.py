@@ -72,20 +72,12 @@ class RunRows(IndexRows):
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
 
     def put(self, changes: Sequence[Change]) -> None:
-        rows, gone = [], []
-        for change in changes:
-            row = _row(change) if change.value is not None else None
-            if row is not None:
-                rows.append(row)
-            elif is_run_id(change.key):
-                gone.append((packed(change.key),))
-        self.write("DELETE FROM runs WHERE key = ?", gone)
-        self.write(_PUT, rows)
+        rows = self.upsert(changes, _rows, _PUT)
         for follow in self.on_rows:
             follow(rows)
 
-    def drop(self, key: str, sequence: int) -> None:
-        self.write("DELETE FROM runs WHERE key = ? AND seq < ?", [(packed(key), sequence)])
+    def key_of(self, key: str) -> bytes | None:
+        return key_of_run(key)
 
     def slice(
         self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
@@ -231,7 +223,7 @@ class RunList:
         return keys
 
 
-def _row(change: Change) -> Row | None:
+def _rows(change: Change) -> list[Row]:
     record = _record(change.value or b"")
     if record is None or not is_run_id(change.key):
         telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
@@ -241,8 +233,8 @@ def _row(change: Change) -> Row | None:
             change.key,
             BUCKET,
         )
-        return None
-    return Row(
+        return []
+    row = Row(
         packed(change.key),
         number_of(record["user_id"]),
         number_of(str(record.get("agent"))),
@@ -252,6 +244,7 @@ def _row(change: Change) -> Row | None:
         change.sequence,
         number_of(str(parent)) if (parent := record.get("parent_run_id")) else 0,
     )
+    return [row]
 
 
 def _record(value: bytes) -> JsonObject | None:
@@ -272,6 +265,10 @@ def _code(name: str, value: str) -> int:
 def packed(run_id: str) -> bytes:
     """Return a run id as 16 bytes; the bytes have the same order as the ids."""
     return bytes.fromhex(run_id.replace("-", ""))
+
+
+def key_of_run(key: str) -> bytes | None:
+    return packed(key) if is_run_id(key) else None
 
 
 def run_id_of(key: bytes) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from penstock.bus import Bus, Follow, Followed, Stored, subjects
 from penstock.bus.messages import KIND
@@ -51,6 +51,29 @@ def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> S
             return view.reads.open(start.start, deliver)
 
 
+class TaskSource(Source):
+    """A source with a task. An error that ends the task is a failure of the source: if it were not
+    reported, clients would wait for ever for further messages, or for the end of the stream."""
+
+    def __init__(self) -> None:
+        self.on_failure = ignore_failure
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(work)
+        self._task.add_done_callback(self._on_task_ended)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            # the exception of a failed task refers to this source, and would keep it in memory
+            self._task = None
+
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.on_failure(error)
+
+
 class EventsOfRun(Source):
     """Delivers a run's canonical events."""
 
@@ -67,14 +90,11 @@ class EventsOfRun(Source):
     def patterns(self) -> Collection[str]:
         return self._patterns
 
-    async def accepts(self, stored: Stored) -> bool:
-        return True
-
     async def stop(self) -> None:
         await self._follow.stop()
 
 
-class FramesUntilEnd(Source):
+class FramesUntilEnd(TaskSource):
     """Delivers a run's source frames, and after the last frame the run's terminal event.
 
     RAW does not show whether a run has ended, because a leg may also end with a pause. And an agent
@@ -85,7 +105,7 @@ class FramesUntilEnd(Source):
     def __init__(
         self, bus: Bus, run_id: str, raw_start: int, events_start: int, deliver: Deliver
     ) -> None:
-        self.on_failure = ignore_failure
+        super().__init__()
         self._bus = bus
         self._run_id = run_id
         self._deliver = deliver
@@ -94,7 +114,6 @@ class FramesUntilEnd(Source):
         self._terminal: Stored | None = None
         self._frames = Follow(bus, raw(run_id, UPSTREAM), raw_start, self._on_frames)
         self._events = Follow(bus, events(run_id), events_start, self._on_events)
-        self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         await self._frames.start()
@@ -104,16 +123,10 @@ class FramesUntilEnd(Source):
     def patterns(self) -> Collection[str]:
         return (subjects.raw_stored(self._run_id, UPSTREAM),)
 
-    async def accepts(self, stored: Stored) -> bool:
-        return True
-
     async def stop(self) -> None:
         await self._frames.stop()
         await self._events.stop()
-        if self._ending:
-            self._ending.cancel()
-            # the exception of a failed task refers to this object, and would keep it in memory
-            self._ending = None
+        self.cancel()
 
     def _on_frames(self, batch: list[Stored]) -> None:
         self._at = batch[-1].sequence
@@ -122,14 +135,8 @@ class FramesUntilEnd(Source):
 
     def _on_events(self, batch: list[Stored]) -> None:
         ends = [stored for stored in batch if type_of(stored) in TERMINAL]
-        if ends and self._ending is None:
-            self._ending = asyncio.create_task(self._find_end(ends[0]))
-            self._ending.add_done_callback(self._on_end_found)
-
-    def _on_end_found(self, task: asyncio.Task[None]) -> None:
-        # If the failure were not reported, the stream would stay open after the end of its run.
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.on_failure(error)
+        if ends and self._task is None:
+            self.begin(self._find_end(ends[0]))
 
     async def _find_end(self, event: Stored) -> None:
         last = await self._last_frame()

@@ -93,18 +93,13 @@ class SessionRows(IndexRows):
         runs.on_rows.append(self._on_runs)
 
     def put(self, changes: Sequence[Change]) -> None:
-        rows, gone = [], []
-        for change in changes:
-            row = self._row(change) if change.value is not None else None
-            if row is not None:
-                rows.append(row)
-            else:
-                gone.append((_key(change.key),))
-        self.write("DELETE FROM sessions WHERE key = ?", gone)
-        self.write(_PUT, rows)
+        self.upsert(changes, self._rows_of, _PUT)
 
-    def drop(self, key: str, sequence: int) -> None:
-        self.write("DELETE FROM sessions WHERE key = ? AND seq < ?", [(_key(key), sequence)])
+    def key_of(self, key: str) -> bytes | None:
+        try:
+            return bytes.fromhex(key)
+        except ValueError:
+            return None
 
     def of(
         self,
@@ -137,7 +132,7 @@ class SessionRows(IndexRows):
             [(run.updated, run.key) for run in runs],
         )
 
-    def _row(self, change: Change) -> SessionRow | None:
+    def _rows_of(self, change: Change) -> list[SessionRow]:
         record = _record(change)
         if record is None:
             telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
@@ -147,11 +142,11 @@ class SessionRows(IndexRows):
                 change.key,
                 BUCKET,
             )
-            return None
+            return []
         runs = [packed(run) for run in record.get("runs") or ()]
         first, last = (runs[0], runs[-1]) if runs else (None, None)
         created = unix_ms(record.get("created_at")) if first is None else _time_ms(first)
-        return SessionRow(
+        row = SessionRow(
             key=bytes.fromhex(change.key),
             owner=number_of(record["user_id"]),
             agent=number_of(record["agent"]),
@@ -161,6 +156,7 @@ class SessionRows(IndexRows):
             last=last,
             sequence=change.sequence,
         )
+        return [row]
 
     def _updated(self, last: bytes) -> int:
         """If the run's record has expired, it is the time at which the run was created."""
@@ -290,13 +286,6 @@ def _readable(key: str, value: bytes) -> SessionRecord | None:
         return SessionRecord.model_validate_json(value)
     except ValidationError as error:
         log.warning("the record %s in KV %s cannot be read: %s", key, BUCKET, error)
-        return None
-
-
-def _key(key: str) -> bytes | None:
-    try:
-        return bytes.fromhex(key)
-    except ValueError:
         return None
 
 

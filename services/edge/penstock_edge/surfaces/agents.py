@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.settings import AgentConfig, Config
 from penstock.web.problems import Problem
 from penstock_edge.surfaces.errors import shortened
@@ -16,12 +18,7 @@ def agent_by_id(config: Config, agent_id: str) -> AgentConfig:
 
 def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
     agents = [each for each in config.agents if each.kind == kind]
-    found = [each for each in agents if each.id == name] or [
-        each for each in agents if each.agent == name
-    ]
-    if not found:
-        raise Problem(404, f"{kind.capitalize()} not found")
-    return found[0]
+    return _named(agents, name, f"{kind.capitalize()} not found")
 
 
 def agent_of_app(config: Config, name: str) -> AgentConfig:
@@ -32,9 +29,14 @@ def agent_of_app(config: Config, name: str) -> AgentConfig:
     if agent is not None:
         return agent
     others = [each for each in config.agents if each.protocol != "adk"]
-    found = [each for each in others if each.id == name] or [
-        each for each in others if each.agent == name
-    ]
+    return _named(others, name, f"there is no agent with the appName {shortened(name)}")
+
+
+def _named(agents: Iterable[AgentConfig], name: str, unknown: str) -> AgentConfig:
+    """Return the agent with this id, or else with this name at its agent server."""
+    found = sorted(
+        (each for each in agents if name in (each.id, each.agent)), key=lambda each: each.id != name
+    )
     if not found:
-        raise Problem(404, f"there is no agent with the appName {shortened(name)}")
+        raise Problem(404, unknown)
     return found[0]

@@ -6,16 +6,39 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ValidationError
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from penstock.web.auth import identity_of
 from penstock.web.bodies import is_deep
+from penstock_edge.edge import Edge
+from penstock_edge.sources.locate import StartPosition
+from penstock_edge.stream.responses.pages import MAX_PAGE, NO_END, page
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid
+from penstock_edge.surfaces.query import number
+from penstock_edge.views.view import Source, View
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def json_response(body: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+async def page_of(
+    edge: Edge,
+    request: HTTPConnection,
+    view: View,
+    position: StartPosition,
+    *,
+    source: Source | None = None,
+    end: int = NO_END,
+) -> dict[str, Any]:
+    """Return the page of the size that the request names, as `pages.page` does."""
+    limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
+    turn = edge.turns.for_caller(identity_of(request.scope))
+    allowance = edge.allowance()
+    return await page(edge.bus, view, position, limit, allowance, turn, source=source, end=end)
 
 
 def document_of(body: bytes) -> Any:

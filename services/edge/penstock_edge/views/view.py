@@ -42,7 +42,7 @@ class Source(Protocol):
 
     async def accepts(self, stored: Stored) -> bool:
         """Return whether the source delivers this message of one of its `patterns`."""
-        ...
+        return True
 
     async def stop(self) -> None: ...
 

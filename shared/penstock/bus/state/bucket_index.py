@@ -18,7 +18,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from penstock.bus.connection.jetstream import HasJetStream
@@ -31,6 +31,8 @@ from penstock.bus.state.losses import Loss
 from penstock.bus.write.objects import unwrap
 
 log = logging.getLogger(__name__)
+
+Row = TypeVar("Row", bound=Sequence[Any])
 
 # the most messages of one read; the process handles them without a break, in 1.5 ms
 BATCH: Final = 50
@@ -301,6 +303,33 @@ class IndexRows:
             self.db.executemany(sql, rows)
         finally:
             self.db.execute("COMMIT")
+
+    def key_of(self, key: str) -> Any:
+        """Return a bucket's key as the column `key` has it; None if it can have no rows."""
+        return key
+
+    def upsert(
+        self,
+        changes: Sequence[Change],
+        rows_of: Callable[[Change], Sequence[Row]],
+        sql: str,
+    ) -> list[Row]:
+        """Write and return the rows of all changes with `sql`, whose conflicts update a row; drop
+        those of a key without rows, so without a value, too. The keys without rows come first."""
+        rows: list[Row] = []
+        gone = []
+        for change in changes:
+            found = rows_of(change) if change.value is not None else ()
+            rows += found
+            if not found:
+                gone.append((self.key_of(change.key),))
+        self.write(f"DELETE FROM {self._table} WHERE key = ?", gone)
+        self.write(sql, rows)
+        return rows
+
+    def drop(self, key: str, sequence: int) -> None:
+        sql = f"DELETE FROM {self._table} WHERE key = ? AND seq < ?"
+        self.write(sql, [(self.key_of(key), sequence)])
 
     def forget_before(self, sequence: int, limit: int) -> bool:
         """Drop the rows of up to `limit` keys whose rows have lower sequences than `sequence`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -86,17 +86,11 @@ class SessionStore:
         shown["events"] = [event for events in reversed(read) for event in events]
         return shown
 
-    async def index(
-        self, agent: AgentConfig, app: str, user_id: str, turn: Turn
-    ) -> list[dict[str, Any]]:
+    async def index(self, named: NamedSession, turn: Turn) -> list[dict[str, Any]]:
         async with turn():
-            listed, _ = await self._sessions.page(user_id, [agent.id])
+            listed, _ = await self._sessions.page(named.user_id, [named.agent.id])
         return [
-            _shown(
-                NamedSession(agent, app, user_id, each.record.session_id),
-                each.record,
-                each.ends[-1:],
-            )
+            _shown(replace(named, id=each.record.session_id), each.record, each.ends[-1:])
             for each in listed
         ]
 

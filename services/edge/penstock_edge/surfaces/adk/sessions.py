@@ -68,12 +68,7 @@ class Sessions:
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id))
         return json_response(
-            await self._sessions.index(
-                named.agent,
-                named.app,
-                named.user_id,
-                self._edge.turns.for_caller(identity_of(request)),
-            )
+            await self._sessions.index(named, self._edge.turns.for_caller(identity_of(request)))
         )
 
     @serves(

@@ -48,12 +48,12 @@ from penstock_edge.sources.sessions import (
     records_of,
 )
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
-from penstock_edge.stream.responses.pages import MAX_PAGE, page
+from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.bodies import json_response
+from penstock_edge.surfaces.bodies import json_response, page_of
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.parameters import FOLLOWED
-from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
+from penstock_edge.surfaces.query import cursor_of, switch, until_idle
 from penstock_edge.surfaces.session_start import SessionStart, ending, session_of
 from penstock_edge.views.agui import Audience, RunsInTurn, ThreadEncoding
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
@@ -102,22 +102,12 @@ class Threads:
     async def history(self, request: Request) -> ASGIApp:
         edge = self._edge
         session = await self._session(request, request.query_params.get("agent"))
-        limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         await self._idle_since(session)
         position = await self._position(request, session)
         end = (await start_of_new_run(edge.bus, session.shard)).start
         source = await edge.many.prepared(session)
         view = self._view(session, Audience(RUNS), PageItems())
-        body = await page(
-            edge.bus,
-            view,
-            position,
-            limit,
-            edge.allowance(),
-            edge.turns.for_caller(identity_of(request)),
-            source=source,
-            end=end,
-        )
+        body = await page_of(edge, request, view, position, source=source, end=end)
         return json_response({"threadId": session.session_id, **body})
 
     @serves(

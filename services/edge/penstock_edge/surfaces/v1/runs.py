@@ -48,9 +48,9 @@ from penstock_edge.sources.locate import (
     locate,
     with_live_marker,
 )
-from penstock_edge.stream.responses.pages import MAX_PAGE, page
+from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.bodies import Message, json_response
+from penstock_edge.surfaces.bodies import Message, json_response, page_of
 from penstock_edge.surfaces.errors import unaccepted_as_422
 from penstock_edge.surfaces.legs import begin
 from penstock_edge.surfaces.parameters import STREAM, STREAM_OR_PAGE
@@ -303,9 +303,7 @@ class Runs:
             return await edge.stream(view, place)
         if dialect == RAW_DIALECT:
             raise Problem(406, "raw bytes have no JSON pages; accept text/event-stream")
-        limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        turn = edge.turns.for_caller(who)
-        return json_response(await page(edge.bus, view, place, limit, edge.allowance(), turn))
+        return json_response(await page_of(edge, request, view, place))
 
     @serves(
         _runs(

@@ -12,7 +12,6 @@ from starlette.websockets import WebSocket
 
 from penstock.bus.streams import events_of
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock.web.auth import identity_of
 from penstock.web.operation import Answer, Operation, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
@@ -30,15 +29,14 @@ from penstock_edge.sources.sessions import (
 )
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.responses.event_stream import EventStream
-from penstock_edge.stream.responses.pages import MAX_PAGE, page
+from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.stream.responses.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.bodies import json_response
+from penstock_edge.surfaces.bodies import json_response, page_of
 from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
     dialect_of,
-    number,
     switch,
     types_of,
     until_idle,
@@ -150,20 +148,11 @@ class SessionEvents:
         self, request: HTTPConnection, asked: StreamParameters, position: StartPosition
     ) -> ASGIApp:
         edge = self._edge
-        limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         end, source = await asyncio.gather(
             start_of_new_run(edge.bus, asked.session.shard), edge.many.prepared(asked.session)
         )
-        body = await page(
-            edge.bus,
-            self._view(asked, PageItems()),
-            position,
-            limit,
-            edge.allowance(),
-            edge.turns.for_caller(identity_of(request.scope)),
-            source=source,
-            end=end.start,
-        )
+        view = self._view(asked, PageItems())
+        body = await page_of(edge, request, view, position, source=source, end=end.start)
         return json_response(body)
 
     def _view(self, asked: StreamParameters, framing: Framing) -> View:
