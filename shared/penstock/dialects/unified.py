@@ -118,7 +118,8 @@ class UnifiedEncoder:
         if handle is not None:
             payloads = list(handle(self, event, agent))
         elif event_type in _FIELDS:
-            payloads = [_payload(event_type, event, agent)]
+            unified, fields = _FIELDS[event_type]
+            payloads = [(unified, {key: read(event, agent) for key, read in fields.items()})]
         else:
             payloads = []
         if self._warnings and not self._open:
@@ -346,11 +347,6 @@ _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
         _same("cpu", "memory_used", "disk_free", "containers_running"),
     ),
 }
-
-
-def _payload(event_type: str, event: JsonObject, agent: str) -> Payload:
-    unified, fields = _FIELDS[event_type]
-    return unified, {key: read(event, agent) for key, read in fields.items()}
 
 
 def _ended(event: JsonObject, reason: str, summary: str) -> Payload:

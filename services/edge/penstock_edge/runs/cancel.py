@@ -28,10 +28,9 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A cancelled run, the time of the cancellation, and `confirmed` of the event. `at` is None if
-    the run has not ended yet."""
+    """The time of the cancellation, and `confirmed` of the event. `at` is None if the run has not
+    ended yet."""
 
-    record: RunRecord
     at: str | None
     confirmed: bool = False
 
@@ -68,9 +67,9 @@ class Canceller:
         finally:
             await follow.stop()
         if event is None:
-            return Cancelled(record, None)
+            return Cancelled(None)
         told = orjson.loads(event.payload)
-        return Cancelled(record, told["timestamp"], told["data"]["confirmed"])
+        return Cancelled(told["timestamp"], told["data"]["confirmed"])
 
     async def _end(self, record: RunRecord, by: str, end: asyncio.Future[Stored]) -> Stored | None:
         leases = self._bus.bucket("leases")

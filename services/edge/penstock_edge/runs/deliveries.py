@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.bus import Bus, Stored, subjects
+from penstock.bus import Bus, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.streams import events_for
@@ -45,12 +45,8 @@ async def deliveries_of(bus: Bus, record: RunRecord) -> list[dict[str, Any]]:
             found += (await direct.read(bus, stream, pattern, end.sequence))[0]
     deliveries: dict[str, dict[str, Any]] = {}
     for stored in found:
-        _add(deliveries, stored)
+        data = orjson.loads(stored.payload)["data"]
+        delivery = deliveries.setdefault(data["delivery_id"], {"id": data["delivery_id"]})
+        delivery["status"] = _STATUS[stored.subject.rpartition(".")[0]]
+        delivery |= {name: data[name] for name in _SHOWN if data.get(name) is not None}
     return list(deliveries.values())
-
-
-def _add(deliveries: dict[str, dict[str, Any]], stored: Stored) -> None:
-    data = orjson.loads(stored.payload)["data"]
-    delivery = deliveries.setdefault(data["delivery_id"], {"id": data["delivery_id"]})
-    delivery["status"] = _STATUS[stored.subject.rpartition(".")[0]]
-    delivery |= {name: data[name] for name in _SHOWN if data.get(name) is not None}

@@ -1,9 +1,8 @@
 """Finds what a client's answer decides: the pause of a run, or the open approvals of a workflow
 (decisions 0105 and 0209).
 
-A workflow's run may wait for several approvals at once, its own and those of the runs that its
-steps have started, and clients of the run see all of them. A client may answer several approvals in
-one request, but each approval is decided separately.
+A workflow's run may wait for several approvals at once, its own and those of its steps' runs. A
+client may answer several in one request, but each approval is decided separately.
 """
 
 from __future__ import annotations

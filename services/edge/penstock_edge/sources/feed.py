@@ -1,11 +1,9 @@
 """The feed follows all events of a shard, once for all client streams over many runs (decision
-0092).
+0092), and passes each message to the listeners that need it.
 
-A filtered subscription has gaps in its sequences, because the filter leaves out messages. So a gap
-does not show that a message was lost. The sequences of the whole stream have no gaps. So if a
-subscription to the whole stream skips a sequence, a message was lost. Therefore the process follows
-the whole stream once, as long as there are client streams over many runs. The feed passes each
-message to the listeners that need the message.
+The sequences of a filtered subscription have gaps, because the filter leaves out messages, so a gap
+does not show that a message was lost. The sequences of the whole stream have no gaps, so there it
+does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Answers subscribers' requests for events that are in the object store.
 
 Subscribers may not read the object store, because it also has commands, decisions and dead letters.
-So an edge reads the event and sends it to the subscriber. Each answer has one part of the event,
-and the header `Penstock-Parts` with the number of parts. If the edge cannot send the event, the
-answer is empty and has the header `Penstock-Error`.
+Each answer has one part of the event, and the header `Penstock-Parts` with the number of parts, or
+it is empty and has the header `Penstock-Error`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Lists runs, the newest first, from an index in memory (decision 0140).
 
-A run id begins with the time, so the order of the ids is the order in which the runs were created.
-A request for the next page names the last run of the page before. So each run is on only one page,
-even if runs are created or change between two requests.
+The order of run ids is that of their creation. A request for the next page names the last run of
+the page before, so each run is on only one page, even if runs are created or change meanwhile.
 """
 
 from __future__ import annotations

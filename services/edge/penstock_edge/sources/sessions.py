@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -24,7 +24,6 @@ from penstock.bus.subjects import events_of_run, session_key
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.log_fields import run_of
-from penstock.runs.session_shards import SessionShards
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.views.items import type_of
 
@@ -90,10 +89,6 @@ class RunRecords:
                 self._known.clear()
             self._known[run_id] = known
         return known
-
-
-async def with_shard(shards: SessionShards, session: Session) -> Session:
-    return replace(session, shard=await shards.of(session.owner, session.session_id))
 
 
 async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
@@ -198,13 +193,6 @@ async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
     return any(
         record.run_id not in known and session.has(record) for record in await active_runs(bus)
     )
-
-
-# Reads the records of active runs that changed in the last ten minutes, once for all streams.
-#
-# A run is active if it has neither ended nor paused. Each stream with `until=idle` needs the active
-# runs twice a second. If each stream read these records itself, the cost would grow with the number
-# of streams.
 
 
 RUNS: Final = "KV_runs"

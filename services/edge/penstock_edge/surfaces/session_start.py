@@ -16,7 +16,7 @@ from penstock.web.auth import acting_user, identity_of
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.sources.locate import StartPosition
-from penstock_edge.sources.sessions import Session, idle_since, with_shard
+from penstock_edge.sources.sessions import Session, idle_since
 from penstock_edge.stream.client import Client
 from penstock_edge.surfaces.agents import agent_by_id
 
@@ -38,8 +38,8 @@ async def session_of(
         caller.grant.check_session(session_id)
     owner = acting_user(caller, request.query_params.get("user_id"))
     agents = edge.shards.agents if agent is None else (agent_by_id(edge.config, agent).id,)
-    session = Session(owner, session_id, agents, any_agent=agent is None)
-    return await with_shard(edge.shards, session)
+    shard = await edge.shards.of(owner, session_id)
+    return Session(owner, session_id, agents, any_agent=agent is None, shard=shard)
 
 
 class UntilIdle:

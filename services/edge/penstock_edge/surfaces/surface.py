@@ -20,6 +20,13 @@ class Closing(Protocol):
     async def close(self) -> None: ...
 
 
+class Handlers:
+    """The base class of handlers, which share the parts of one edge."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+
 class Surface:
     """The base class of surfaces, which list the classes of their handlers in `handlers`, whose
     methods declare their operations with `serves`. Each is made with the edge, unless `make` is

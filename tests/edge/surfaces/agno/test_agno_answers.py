@@ -15,7 +15,6 @@ from penstock.dialects.agno.encode import pauses
 from penstock.web.problems import Problem
 from penstock_edge.surfaces.agno import answers
 from penstock_edge.surfaces.agno.request import (
-    AnswerList,
     ContinueRequest,
     RunRequest,
     answers_of,
@@ -300,10 +299,8 @@ def test_a_step_that_is_not_asked_about_is_refused() -> None:
 
 def test_an_agent_is_answered_by_tools_or_requirements_and_a_team_by_requirements() -> None:
     tools = parse({"tools": "[{}]"}, ContinueRequest)
-    assert answers_of(tools, "agent") == AnswerList("tools", [{}])
-    assert (
-        answers_of(parse({"requirements": [{}]}, ContinueRequest), "agent").field == "requirements"
-    )
+    assert answers_of(tools, "agent") == ("tools", [{}])
+    assert answers_of(parse({"requirements": [{}]}, ContinueRequest), "agent")[0] == "requirements"
     with pytest.raises(InvalidBody) as error:
         answers_of(tools, "team")
     assert error.value.errors[0]["loc"] == ["body", "requirements"]

@@ -44,7 +44,6 @@ from penstock_edge.surfaces.adk.sessions import session_named_by
 from penstock_edge.surfaces.adk.views import legacy_view
 from penstock_edge.surfaces.bodies import json_response, validated
 from penstock_edge.surfaces.errors import unaccepted_as_422
-from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.items import type_of
@@ -102,7 +101,7 @@ class Legacy:
         _operation(
             method="GET",
             summary="The session's latest run, in the legacy events",
-            answers=FOLLOWED,
+            answers=by.FOLLOWED,
             scopes=("read",),
             parameters=(*_SESSION, *by.CURSOR),
             refusals=(404, 410),

@@ -22,7 +22,6 @@ from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import DETAIL, Problem
-from penstock_edge.edge import Edge
 from penstock_edge.runs import pauses
 from penstock_edge.runs.pauses import approval_of, open_approvals
 from penstock_edge.sources.locate import StartPosition
@@ -37,6 +36,7 @@ from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
 from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
 from penstock_edge.surfaces.parameters import STREAMED
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.view import View
 
 SHOWN_CHARACTERS: Final = 2000
@@ -89,11 +89,8 @@ def _failure(event: dict[str, Any]) -> Problem:
     return Problem(504 if event.get("error_code") == "TIMEOUT" else 500, text)
 
 
-class Runs:
+class Runs(Handlers):
     """Has the handlers of /run_sse and /run."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         leg_operation(

@@ -1,9 +1,8 @@
 """Reads the decisions from the objects that an Agno client sends back after a pause (decision
 0105). Pure.
 
-A client sends the objects of the pause back, with the answers filled in. Only the tool calls of the
-pause may run. So the edge refuses an object if its tool call differs from the tool call of the
-pause. An item is one question of the pause, as the event `approval.requested` has it.
+Only the tool calls of the pause may run, so an object whose tool call differs is refused. An item
+is one question of the pause, as the event `approval.requested` has it.
 """
 
 from __future__ import annotations

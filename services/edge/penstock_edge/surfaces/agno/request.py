@@ -6,7 +6,6 @@ Errors have FastAPI's form. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 import orjson
@@ -110,14 +109,6 @@ class ContinueRequest(BaseModel):
     user_id: Name
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerList:
-    """The name of the field that answers the pause, and the list of objects in this field."""
-
-    field: str
-    objects: list[JsonObject]
-
-
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -152,8 +143,9 @@ def require_portable(request: RunRequest) -> None:
         raise InvalidBody(errors)
 
 
-def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
-    """`kind` is the agent's kind. As in Agno, a field that is not a JSON list of objects is 400."""
+def answers_of(request: ContinueRequest, kind: str) -> tuple[str, list[JsonObject]]:
+    """Return the name of the field that answers the pause, and its list of objects. `kind` is the
+    agent's kind. As in Agno, a field that is not a JSON list of objects is 400."""
     extra = request.model_extra or {}
     fields = ANSWER_FIELDS[kind]
     given = [name for name in fields if extra.get(name) not in (None, "")]
@@ -173,7 +165,7 @@ def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise Problem(400, f"Invalid structure in {name} field: a list of objects is expected")
     _require_flat(value, (name,))
-    return AnswerList(name, value)
+    return name, value
 
 
 def _require_flat(value: Any, loc: Sequence[str]) -> None:

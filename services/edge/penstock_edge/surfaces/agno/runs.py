@@ -29,7 +29,6 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import DETAIL, Problem
-from penstock_edge.edge import Edge
 from penstock_edge.runs.pauses import approval_of, open_approvals, pause_of
 from penstock_edge.runs.records import is_workflow, run_of
 from penstock_edge.stream.responses.single_body import SingleBody
@@ -49,11 +48,11 @@ from penstock_edge.surfaces.agno.views import (
 )
 from penstock_edge.surfaces.bodies import json_response, workflow_input
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
-from penstock_edge.surfaces.parameters import STREAM
+from penstock_edge.surfaces.surface import Handlers
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
 _NAMED: Final = an_object(id=TEXT, name=TEXT)
-_LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON: OBJECT})}
+_LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: by.STREAM, JSON: OBJECT})}
 
 
 def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
@@ -71,11 +70,8 @@ def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
     ]
 
 
-class Runs:
+class Runs(Handlers):
     """Has the handlers of /agents, /teams and /workflows."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         *_of_each_kind(
@@ -188,8 +184,8 @@ class Runs:
         _require_raw(who, agent, asked)
         if asked.session_id not in (None, record.session_id):
             raise _unknown_run(record.run_id)
-        listed = agno_request.answers_of(asked, agent.kind)
-        answers = agno_answers.answers(listed.field, listed.objects)
+        section, objects = agno_request.answers_of(asked, agent.kind)
+        answers = agno_answers.answers(section, objects)
         find = self._reply_in_tree if is_workflow(record) else self._reply
         reply = await find(who, record, answers)
         leg = await legs.next_leg(edge, reply, frames=is_native(agent) and asked.stream)

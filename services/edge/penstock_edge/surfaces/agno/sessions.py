@@ -32,7 +32,6 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import DETAIL, Problem
-from penstock_edge.edge import Edge
 from penstock_edge.runs.records import run_of
 from penstock_edge.sources.read_run import RUNS_READ, read_run, session_allowance
 from penstock_edge.sources.session_list import ListedSession, SortedBy
@@ -52,6 +51,7 @@ from penstock_edge.surfaces.agno.views import EdgeFrames
 from penstock_edge.surfaces.bodies import json_response, validated
 from penstock_edge.surfaces.errors import invalid, shortened
 from penstock_edge.surfaces.query import number
+from penstock_edge.surfaces.surface import Handlers
 
 READ_ONLY: Final = "sessions are read only here: Penstock keeps no names and no state of them"
 SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at": "updated"}
@@ -86,11 +86,8 @@ _operation = partial(
 _refused = partial(Operation, tag="agno", errors=DETAIL, answers={}, scopes=(), refusals=(405,))
 
 
-class Sessions:
+class Sessions(Handlers):
     """Has the handlers of /sessions."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         _refused(method="DELETE", path="/sessions", summary="Not served: sessions are read only"),

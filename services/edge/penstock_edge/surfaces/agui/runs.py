@@ -18,7 +18,6 @@ from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import Operation, serves
 from penstock.web.problems import DETAIL, Problem
-from penstock_edge.edge import Edge
 from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.sources.locate import locate
 from penstock_edge.surfaces import parameters as by
@@ -29,16 +28,13 @@ from penstock_edge.surfaces.agui.request import RunAgentInput
 from penstock_edge.surfaces.bodies import workflow_input
 from penstock_edge.surfaces.errors import unaccepted_as_422
 from penstock_edge.surfaces.legs import Leg, Reply, decide, first_leg, next_leg
-from penstock_edge.surfaces.parameters import FOLLOWED
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.agui import Audience
 from penstock_edge.views.view import View
 
 
-class Runs:
+class Runs(Handlers):
     """Has the handler of /agui/{agent}."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         Operation(
@@ -46,7 +42,7 @@ class Runs:
             path="/agui/{agent}",
             summary="Start a run, or answer a pause, and stream the leg",
             tag="agui",
-            answers=FOLLOWED,
+            answers=by.FOLLOWED,
             scopes=(),
             any_scope=("start", "decide"),
             errors=DETAIL,

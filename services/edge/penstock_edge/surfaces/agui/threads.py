@@ -1,10 +1,9 @@
 """Streams the runs of a thread one after another, as AG-UI, with cursors to reconnect (decision
 0101).
 
-agent-runs-sse.md defines `/events` and `/history`. AG-UI itself has no way to reconnect, so the
-stream `/agui/{agent}/threads/{thread_id}/events` lets AG-UI clients reconnect. A stream stays open
-after a run has ended, so that an EventSource also gets later runs. With `until=idle`, a stream ends
-when no run is active or queued.
+agent-runs-sse.md defines `/events` and `/history`. AG-UI itself has no way to reconnect, so
+`/agui/{agent}/threads/{thread_id}/events` is Penstock's own. A stream stays open after a run has
+ended, so that an EventSource also gets later runs, unless it has `until=idle`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import DETAIL, Problem
-from penstock_edge.edge import Edge
 from penstock_edge.sources.encode import encode
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition, start_after, start_of_new_run
@@ -52,9 +50,9 @@ from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response, page_of
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.parameters import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of, switch, until_idle
 from penstock_edge.surfaces.session_start import SessionStart, ending, session_of
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.agui import Audience, RunsInTurn, ThreadEncoding
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.framing import Framing, PageItems, Sse
@@ -71,17 +69,14 @@ _operation = partial(Operation, tag="agui", method="GET", scopes=("read",), refu
 FLAGS: Final = {None: False, "0": False, "1": True}
 
 
-class Threads:
+class Threads(Handlers):
     """Has the handlers of a thread's streams and of its history."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         _operation(
             path="/api/v1/agent/runs/{thread_id}/events",
             summary="A thread's runs one after another, as the agent runs contract has them",
-            answers=FOLLOWED,
+            answers=by.FOLLOWED,
             parameters=(by.THREAD_ID, by.AGENT, by.UNTIL, by.USER, *by.CURSOR),
         )
     )
@@ -114,7 +109,7 @@ class Threads:
         _operation(
             path="/agui/{agent}/threads/{thread_id}/events",
             summary="A thread's runs one after another",
-            answers=FOLLOWED,
+            answers=by.FOLLOWED,
             errors=DETAIL,
             parameters=(
                 by.AGENT_ID,

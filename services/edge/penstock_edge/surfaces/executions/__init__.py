@@ -19,13 +19,12 @@ from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
 from penstock.web.operation import TEXT, Operation, an_object, json, serves
 from penstock.web.problems import ErrorShape, Problem, schema_of
-from penstock_edge.edge import Edge
 from penstock_edge.runs.records import is_workflow
 from penstock_edge.surfaces.bodies import Message, json_response
 from penstock_edge.surfaces.errors import unaccepted_as_422
 from penstock_edge.surfaces.legs import begin
 from penstock_edge.surfaces.parameters import STREAMED
-from penstock_edge.surfaces.surface import Surface
+from penstock_edge.surfaces.surface import Handlers, Surface
 
 
 class TriggerRequest(BaseModel):
@@ -69,11 +68,8 @@ def _shape(codes: Mapping[int, str]) -> ErrorShape:
     return ErrorShape("executions", "application/json", schema, body)
 
 
-class TriggerAndCancel:
+class TriggerAndCancel(Handlers):
     """Has the handlers of the executions contract."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         Operation(

@@ -27,11 +27,11 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import Problem
-from penstock_edge.edge import Edge
 from penstock_edge.sources.cost_list import COLUMNS, COUNTS, Costs
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.query import number
+from penstock_edge.surfaces.surface import Handlers
 
 CSV: Final = "text/csv"
 DEFAULT_LIMIT: Final = 100
@@ -41,11 +41,8 @@ DATE: Final = {"type": "string", "format": "date"}
 _FILTERS: Final = {"agent": "agent", "user": "user", "model": "model", "session_id": "session"}
 
 
-class CostSums:
+class CostSums(Handlers):
     """Has the handler of /v1/costs."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         Operation(

@@ -38,7 +38,6 @@ from penstock_edge.stream.saved_cursors import Position, SavedCursor
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
     listed,
@@ -47,6 +46,7 @@ from penstock_edge.surfaces.query import (
     switch,
     wants_page,
 )
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.cursor import BEFORE_ALL, Cursor, ShardCursor
 from penstock_edge.views.framing import PageItems, Sse
 
@@ -95,11 +95,8 @@ class Asked:
         return now if self.since is None else await start_since(bus, self.since, shard)
 
 
-class EventsOfAllRuns:
+class EventsOfAllRuns(Handlers):
     """Has the handler of /v1/events."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         Operation(
@@ -107,7 +104,7 @@ class EventsOfAllRuns:
             path="/v1/events",
             summary="The events of all runs",
             tag="events",
-            answers=STREAM_OR_PAGE,
+            answers=by.STREAM_OR_PAGE,
             scopes=("read",),
             parameters=(
                 SUBJECTS,
@@ -214,7 +211,8 @@ class EventsOfAllRuns:
     ) -> dict[str, Any]:
         """Read the shards in random order. In a fixed order, small pages could have only events of
         the first shards, however many pages a client reads."""
-        edge, limit = self._edge, _limit(request)
+        edge, query = self._edge, request.query_params
+        limit = number(query.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         allowance, turn = edge.allowance(), edge.turns.for_caller(identity_of(request.scope))
 
         async def of_shard(shard: int, limit: int) -> dict[str, Any]:
@@ -243,10 +241,6 @@ class EventsOfAllRuns:
 
 def _cursor_at(starts: Sequence[StartPosition]) -> ShardCursor:
     return ShardCursor([start.after or BEFORE_ALL for start in starts])
-
-
-def _limit(request: HTTPConnection) -> int:
-    return number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
 
 
 async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:

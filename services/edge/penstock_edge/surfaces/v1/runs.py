@@ -39,7 +39,6 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import Problem, invalid
-from penstock_edge.edge import Edge
 from penstock_edge.runs.deliveries import deliveries_of
 from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
 from penstock_edge.sources.history import newest_sequence_of
@@ -53,7 +52,6 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import Message, json_response, page_of
 from penstock_edge.surfaces.errors import unaccepted_as_422
 from penstock_edge.surfaces.legs import begin
-from penstock_edge.surfaces.parameters import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
     dialect_of,
@@ -64,6 +62,7 @@ from penstock_edge.surfaces.query import (
     wants_page,
     with_children,
 )
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.view import View
@@ -107,11 +106,8 @@ _RAW = "for `dialect=raw`, the bytes of the agent server"
 _runs = partial(Operation, tag="runs")
 
 
-class Runs:
+class Runs(Handlers):
     """Has the handlers of /v1/runs."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         _runs(
@@ -124,7 +120,7 @@ class Runs:
             answers={
                 200: Answer(
                     "The stream, or the first run of the same idempotency key",
-                    {JSON: RunRecord, SSE: STREAM},
+                    {JSON: RunRecord, SSE: by.STREAM},
                 ),
                 202: json("The run", RunRecord),
             },
@@ -263,7 +259,7 @@ class Runs:
             method="GET",
             path="/v1/runs/{run_id}/events",
             summary="A run's events",
-            answers=STREAM_OR_PAGE,
+            answers=by.STREAM_OR_PAGE,
             scopes=("read",),
             sometimes={"raw": _RAW},
             parameters=(

@@ -14,7 +14,6 @@ from penstock.bus.streams import events_of
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.operation import Answer, Operation, serves
 from penstock.web.problems import Problem
-from penstock_edge.edge import Edge
 from penstock_edge.sources.locate import (
     StartPosition,
     start_after,
@@ -33,7 +32,6 @@ from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.stream.responses.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response, page_of
-from penstock_edge.surfaces.parameters import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
     dialect_of,
@@ -43,6 +41,7 @@ from penstock_edge.surfaces.query import (
     wants_page,
 )
 from penstock_edge.surfaces.session_start import SessionStart, ending, session_of
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.surfaces.v1.events import position_of
 from penstock_edge.views.framing import Framing, PageItems, Sse, WebSocketMessages
 from penstock_edge.views.view import View
@@ -60,17 +59,14 @@ class StreamParameters:
     until_idle: bool
 
 
-class SessionEvents:
+class SessionEvents(Handlers):
     """Has the handlers of a session's stream."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     @serves(
         _operation(
             path="/v1/sessions/{session_id}/events",
             summary="The events of a session's runs",
-            answers=STREAM_OR_PAGE,
+            answers=by.STREAM_OR_PAGE,
             parameters=(by.SESSION_ID, *by.SESSION, by.NAMES, by.limit(MAX_PAGE)),
         )
     )
