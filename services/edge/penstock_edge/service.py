@@ -75,8 +75,8 @@ SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui)
 
 
 class EdgeService(Service):
-    """The service that serves runs to clients. All state is on the bus, so any edge can continue
-    the work of another edge."""
+    """Serves runs to clients. All state is on the bus: any edge can continue another edge's
+    work."""
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings

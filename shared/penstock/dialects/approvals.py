@@ -41,8 +41,7 @@ def have_same_args(approved: JsonObject, ran: JsonObject) -> bool:
 def difference(
     call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
 ) -> JsonObject | None:
-    """Return the data of `system.warning`, if they differ. `approved` and `ran` are pairs of a
-    tool's name and the arguments."""
+    """Return the data of `system.warning`. `approved` and `ran` are pairs of tool and arguments."""
     if ran[0] == approved[0] and have_same_args(approved[1], ran[1]):
         return None
     return {

@@ -41,7 +41,7 @@ class LimitReached(ValueError):
 
 
 def short(name: str) -> str:
-    """Cut a name longer than `MAX_NAME_CHARS`, and add a digest of the whole, so that two stay
+    """Cut a longer name to `MAX_NAME_CHARS` with a digest of the whole, so that two stay
     distinct."""
     if len(name) <= MAX_NAME_CHARS:
         return name
@@ -131,8 +131,7 @@ PauseKind = Literal[
 
 @dataclass(slots=True)
 class PauseItem:
-    """One question that a person or a client must answer. `item_id` is the upstream's id, unique
-    within the pause."""
+    """A question that must be answered. `item_id` is the upstream's id, unique within the pause."""
 
     item_id: str
     kind: PauseKind
@@ -202,8 +201,7 @@ class Decoder(Protocol):
         ...
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """Close all open parts of a leg whose response was cut off. The caller then reports the
-        reason."""
+        """Close all open parts of a leg that was cut off. The caller then reports the reason."""
         ...
 
     def snapshot(self) -> JsonObject: ...

@@ -51,7 +51,7 @@ def parsed(content: str) -> Json:
 
 
 def dumped(value: JsonValue) -> str:
-    """Return compact JSON, or `str(value)` if orjson refuses the value; it writes whatever `loads`
+    """Return compact JSON, or `str(value)` for what orjson refuses: nothing that `loads`
     returned."""
     try:
         return orjson.dumps(value).decode()

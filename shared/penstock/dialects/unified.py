@@ -194,8 +194,8 @@ class UnifiedEncoder:
         )
 
     def _warned(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Keep a warning until no message is open: the dialect has only `run_error` for it, at
-        which open messages end."""
+        """Keep a warning until no message is open: it becomes `run_error`, at which messages
+        end."""
         data = event["data"]
         payload = {
             "error_type": data.get("code") or "warning",
@@ -219,8 +219,7 @@ class UnifiedEncoder:
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """If no piece of the content was sent before, as with structured output, it becomes one
-        delta."""
+        """If no piece of the content was sent, as with structured output, it becomes one delta."""
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)

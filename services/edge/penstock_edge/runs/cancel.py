@@ -28,8 +28,7 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The time of the cancellation, and `confirmed` of the event. `at` is None if the run has not
-    ended yet."""
+    """When the run was cancelled (None: not yet), and `confirmed` of the event."""
 
     at: str | None
     confirmed: bool = False

@@ -41,8 +41,8 @@ _PAUSED: Final = "lifecycle.paused"
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A run's pause. `shown` maps an Agno server's ids of requirements to item ids; it is empty for
-    other agent servers."""
+    """A run's pause. `shown` maps an Agno server's ids of requirements to item ids; else it is
+    empty."""
 
     approval: ApprovalRecord
     shown: Mapping[str, str]
@@ -50,9 +50,8 @@ class Pause:
 
 async def pause_of(bus: Bus, caller: str, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
     """Return the run's last pause, decided or not; 409 if the run has ended, or does not pause. A
-    client's answer may arrive before the pause's record is written, so this function waits for a
-    pause that `fits` accepts, as `look_until` describes, but at last returns one that does not fit,
-    too."""
+    client's answer may arrive before the pause's record, so this waits for a pause that `fits`
+    accepts, as `look_until` describes, but at last returns any other, too."""
     pause = await look_until(
         caller, lambda: _pause_of(bus, run_id), lambda pause: pause is not None and fits(pause)
     )
@@ -135,9 +134,8 @@ async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class OpenApproval:
-    """An approval without a decision; `items` are its items as clients of the tree see them. There,
-    a tool call id begins with the id of the step's run; `short_ids` maps the ids without this
-    prefix to item ids."""
+    """An approval without a decision, and its items as clients of the tree see them: a tool call id
+    begins with the id of the step's run. `short_ids` maps the ids without this to item ids."""
 
     approval: ApprovalRecord
     items: list[dict[str, Any]]
@@ -152,8 +150,7 @@ class OpenApproval:
 
 
 def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenApproval | None:
-    """Return the approval of the first of these ids that only one approval has. Two runs may use
-    the same item id."""
+    """Return the approval of the first id that only one has: two runs may use the same item id."""
     for item_id in ids:
         found = [each for each in approvals if each.find(item_id) is not None]
         if len(found) == 1:

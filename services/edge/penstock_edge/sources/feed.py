@@ -119,8 +119,7 @@ class Feed:
 
     @contextmanager
     def remember_more(self) -> Iterator[None]:
-        """Give a reader of stored messages time to reach the oldest message that the feed
-        remembers."""
+        """Give a reader of stored messages time to reach the oldest one that the feed remembers."""
         self._keepers += 1
         try:
             yield

@@ -46,9 +46,8 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a History: the messages that `keep` accepted, the number of messages that were
-    `read`, the stream sequence of the last one (`upto`, 0 if none), and whether no more come before
-    the end."""
+    """One step of a History: the messages that `keep` accepted, how many were `read`, the last
+    one's stream sequence (`upto`, 0 if none), and whether no more come before the end."""
 
     kept: list[Stored]
     read: int

@@ -70,9 +70,8 @@ async def start_after(
     keep: Callable[[Stored], Awaitable[bool]] | None = None,
     shard: int = 0,
 ) -> StartPosition:
-    """Return where a client of many runs continues after its cursor. `keep` tells whether a message
-    is of the client's stream: a cursor of another stream is 400, and one of a message that NATS has
-    lost, or does not have yet, is 410."""
+    """Return where a client of many runs continues after its cursor. A cursor of a message that
+    `keep` refuses is 400, and one of a message that NATS has lost, or does not have yet, is 410."""
     stream = streams.events_of(shard)
     state = (await bus.api(f"STREAM.INFO.{stream}"))["state"]
     first, last = int(state["first_seq"]), int(state["last_seq"])

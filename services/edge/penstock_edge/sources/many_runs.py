@@ -189,9 +189,8 @@ class SessionSource(FilteredSource):
         return self._runs[run_id]
 
     async def has_cursor(self, stored: Stored) -> bool:
-        """Return whether a client of the session may have the cursor of this message. The response
-        to a request that starts a workflow also has events of its steps' runs, which may be in
-        other sessions."""
+        """Return whether a client of the session may have this message's cursor. The response that
+        starts a workflow also has events of its steps' runs, which may be in other sessions."""
         if await self.accepts(stored):
             return True
         above = await ancestors_of(self._bus, subjects.run_id_of(stored.subject))

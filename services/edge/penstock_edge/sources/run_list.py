@@ -39,8 +39,7 @@ JsonObject = dict[str, Any]
 
 class Row(NamedTuple):
     """A row of the table `runs`, in the order of the columns. `updated` is in Unix milliseconds;
-    `owner`, `agent`, `session` and `parent` are numbers of names (`number_of`), and `parent` is 0
-    for none."""
+    the ids are numbers (`number_of`), and `parent` is 0 for none."""
 
     key: bytes
     owner: int
@@ -53,8 +52,8 @@ class Row(NamedTuple):
 
 
 class RunRows(IndexRows):
-    """The index's rows of all runs. The key is the run id as 16 bytes, so the keys have the order
-    of the run ids."""
+    """The index's rows of all runs. The key is the run id as 16 bytes, which keep the ids'
+    order."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -196,8 +196,7 @@ class SessionList:
         first: int = 0,
         limit: int = -1,
     ) -> tuple[list[ListedSession], int]:
-        """Return a page of the owner's sessions with these agents, and the number of all such
-        sessions."""
+        """Return a page of the owner's sessions with these agents, and the number of all such."""
         await self._caught_up()
         while True:
             found = self.rows.of(
@@ -218,9 +217,9 @@ class SessionList:
         first: int,
         limit: int,
     ) -> tuple[list[ListedSession], int]:
-        """Return a page, as `page` does, of the sessions whose first message contains `name`, which
-        must be casefolded. This takes longer than `page`: it reads the record of the first run of
-        each session of the owner."""
+        """Return a page, as `page` does, of the sessions whose first message contains the
+        casefolded `name`. This takes longer: it reads the record of the first run of each session
+        of the owner."""
         await self._caught_up()
         fitting: list[Found] = []
         every = self.rows.of(owner, agents, sort_by, descending=descending)

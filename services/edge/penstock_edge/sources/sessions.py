@@ -204,9 +204,8 @@ _INACTIVE: Final = ENDED | {"paused"}
 
 
 class ActiveRuns:
-    """Reads the records of the runs that neither have ended nor pause, and changed in ten minutes.
-    Each stream with `until=idle` needs them twice a second; if each read them itself, the cost
-    would grow with the number of streams."""
+    """Reads the records of the runs that neither have ended nor pause, and changed in ten minutes:
+    once for all streams with `until=idle`, each of which needs them twice a second."""
 
     def __init__(self) -> None:
         self._next = 0

@@ -19,9 +19,8 @@ from penstock_edge.views.view import Deliver
 
 
 class TreeSource(TaskSource, Watcher):
-    """Delivers the events of a tree from the stream sequence `start` on, which must not be after
-    the root's first stored event: the source would not know the runs that earlier events have
-    added."""
+    """Delivers the events of a tree from the stream sequence `start` on, at most the root's first
+    stored event: the source would not know the runs that earlier events have added."""
 
     def __init__(
         self, bus: Bus, feed: Feed, root: str, known: Sequence[Child], start: int, deliver: Deliver

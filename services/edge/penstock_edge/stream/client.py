@@ -147,8 +147,8 @@ class Client:
         self._turn = self._turns.for_caller(who)
 
     def interruption(self) -> bytes:
-        """Return the frames that mark the stream as incomplete. The result is empty if the client
-        can reconnect and continue at its cursor."""
+        """Return the frames that mark the stream as incomplete, if the client cannot continue
+        it."""
         frames = b"".join(self.hub.view.encoding().interruption())
         # The last write may have ended inside a frame. The empty line ends this frame. If the last
         # write ended between two frames, the empty line has no meaning.
@@ -204,8 +204,8 @@ class Client:
         self._releases += (release,)
 
     def end_after(self, sequence: int) -> None:
-        """If this client does not get the message with this stream sequence, the stream ends after
-        the first item with a higher one."""
+        """End at the latest after the first item with a higher sequence, if this message never
+        comes."""
         self._end_after = sequence
         self.wake()
 

@@ -57,8 +57,7 @@ class ByTask(Driver):
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
-        """Do nothing: this is called only for clients in sync, and ASGI clients are never in
-        sync."""
+        """Do nothing: only for clients in sync is this called, and ASGI clients never are."""
 
 
 _TCP_INFO_BYTES: Final = 256

@@ -94,8 +94,7 @@ class Flushes:
             self._loop.call_soon(self._flush)
 
     def delivered(self, dialect: str, events: int) -> None:
-        """Count events that a flush has delivered; the metric and `join_s` are updated soon
-        after."""
+        """Count delivered events; the metric and `join_s` are updated soon after."""
         if self._reporting is None:
             self._reporting = self._loop.call_later(REPORT_S, self._set_metrics)
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events

@@ -176,8 +176,7 @@ class Hub:
         return self._state is State.FAILED
 
     async def start(self) -> None:
-        """Concurrent callers wait for the same start. After a BusError, the caller must stop the
-        hub."""
+        """Concurrent callers share one start. After a BusError, the caller must stop the hub."""
         if self._state is State.NEW:
             self._state = State.STARTING
             self._starting = asyncio.create_task(self._begin())
@@ -194,8 +193,7 @@ class Hub:
             self._state = State.FOLLOWING
 
     async def stop(self) -> None:
-        """End the streams of all clients between two frames, so that they can reconnect with
-        cursors."""
+        """End all clients' streams between two frames, so that they can reconnect with cursors."""
         self._close(State.OVER)
         self._budget.forget(self)
         for task in (self._starting, self._working):
@@ -259,8 +257,7 @@ class Hub:
         return self.in_sync.remove(client)
 
     def flush(self) -> int:
-        """Return the number of writes. If there are more clients than `SLICE`, the next call
-        continues the fan-out."""
+        """Return the number of writes; if clients are more than `SLICE`, the next call goes on."""
         group, arrivals = self.in_sync, self._arrivals
         arrivals.is_queued = False
         try:

@@ -118,9 +118,8 @@ class InSyncGroup:
         return self.write(most)
 
     def write(self, most: int) -> int:
-        """Write to at most `most` members; return the number of writes. If the `write` of one
-        raises an exception, only its stream ends. A `write` may pause its connection, whose member
-        leaves this group."""
+        """Write to at most `most` members; return the number of writes. An exception of one `write`
+        ends only its stream. A `write` may pause its connection, whose member leaves this group."""
         unwritten, written, body = self.unwritten, self.written, self._bytes
         writes = 0
         while unwritten and writes < most:

@@ -19,8 +19,8 @@ ITEM_BYTES: Final = 200  # the memory of an item without its frames, in bytes
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together. `end` is the ring's position after them, `end_bytes` the
-    number of bytes before `end`."""
+    """Items that are written together. `end` is the position after them, `end_bytes` the bytes
+    before."""
 
     body: bytes
     end: RingPosition
@@ -99,8 +99,8 @@ class Ring:
         return True
 
     def chunk(self, at: RingPosition) -> Chunk | None:
-        """Return None at the ring's end. A chunk has at most 256 KiB, unless its first item alone
-        is larger."""
+        """Return None at the ring's end, else at most 256 KiB, or one item if it alone is
+        larger."""
         known = self._chunks.get(at)
         if known is None and at < self.end:
             if len(self._chunks) >= KNOWN_CHUNKS:

@@ -126,8 +126,7 @@ class SavedCursors:
 
 
 class SavedCursor:
-    """A named cursor, as one connection uses it. `found` was saved before this connection, if at
-    all."""
+    """A named cursor, as one connection uses it. `found` was saved before this connection."""
 
     def __init__(
         self, cursors: SavedCursors, key: str, found: Position | None, revision: int

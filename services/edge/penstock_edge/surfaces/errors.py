@@ -37,8 +37,7 @@ def invalid(error_type: str, where: Where, text: str) -> InvalidBody:
 
 @contextmanager
 def unaccepted_as_422(*prefix: str) -> Iterator[None]:
-    """Turn a `NotAccepted` of the block into an `InvalidBody` that names each field, under the path
-    `prefix` (decision 0126)."""
+    """Turn a `NotAccepted` into an `InvalidBody` of fields under `prefix` (decision 0126)."""
     try:
         yield
     except NotAccepted as error:

@@ -29,8 +29,8 @@ MAX_ID_CHARACTERS: Final = 512
 async def session_of(
     edge: Edge, request: HTTPConnection, parameter: str, agent: str | None
 ) -> Session:
-    """Return the session of one agent, or of all: 403 for another user's session, 404 for an
-    unknown agent, 422 if the id is too long."""
+    """Return one agent's or all agents' session: 403 if another user's, 404 for an unknown agent,
+    422 if the id is too long."""
     caller, session_id = identity_of(request.scope), request.path_params[parameter]
     if len(session_id) > MAX_ID_CHARACTERS:
         raise Problem(422, f"{parameter}: must have {MAX_ID_CHARACTERS} characters at most")

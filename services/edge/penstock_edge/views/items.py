@@ -121,8 +121,7 @@ def type_of(stored: Stored) -> str:
 
 
 def notice(encoder: Encoder, run_id: str, code: str, message: str, session_id: str = "") -> Frame:
-    """Return a `system.warning` that is not on the bus and has no sequence, or a `system.error` if
-    the dialect has no frame for a warning."""
+    """Return a `system.warning` without a sequence, or a `system.error` if the dialect has none."""
     event = {
         "run_id": run_id,
         "timestamp": now(),

@@ -46,9 +46,8 @@ def child_of(parent: str, data: dict[str, Any]) -> str | None:
 
 
 class Family:
-    """Knows the runs of a tree after the events read so far, with their parents. A run leaves with
-    its terminal event, or when its parent reports it as finished, whichever comes first, and all
-    runs below it leave, too."""
+    """Knows the runs of a tree after the events read so far, with their parents. A run leaves, with
+    all below it, at its terminal event, or when its parent reports it as finished."""
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
         self.root = root

@@ -84,8 +84,7 @@ class _Member:
         return self.qualified(given)
 
     def shown_source(self, source: Event | None) -> Event | None:
-        """Keep the type `worker` of an agent inside the agent server; else show role and team in
-        the tree."""
+        """Keep the type `worker` of an agent inside the agent server; else show the tree's role."""
         if source is None or self.parent is None:
             return source
         inner = source.get("agent_type") == WORKER
@@ -96,8 +95,7 @@ class _Member:
         }
 
     def subrun(self, own: Event | None = None) -> Event | None:
-        """Return None for the root's own events. `own` is the inner run that the event names, if
-        any."""
+        """Return None for the root's own events. `own` is the inner run that the event names."""
         if self.parent is None:
             return own
         if own is not None:

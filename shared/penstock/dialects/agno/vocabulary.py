@@ -20,6 +20,5 @@ TOKENS: Final[Mapping[str, str]] = {
 
 
 def is_answered_by_decision(kind: str | None, tool: str) -> bool:
-    """Return whether Agno streams no event for the call. `kind` is that of the item that asks about
-    it."""
+    """Return whether Agno streams no event for the call, which an item of this kind asks about."""
     return kind in _ANSWERED_KINDS or tool in _ANSWERED_TOOLS

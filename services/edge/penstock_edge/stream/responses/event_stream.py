@@ -106,8 +106,8 @@ class EventStream:
         self._client.writing.end()
 
     async def _write_dropped(self, send: Send, in_frame: bool) -> None:
-        """Write nothing if the last write ended inside a frame, or if the connection does not
-        accept the reason in time."""
+        """Write nothing if the last write ended in a frame, or if the connection is not ready in
+        time."""
         body = b"" if in_frame else dropped(self._client)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DROPPED_S):

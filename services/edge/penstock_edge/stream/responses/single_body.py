@@ -16,8 +16,7 @@ from penstock_edge.stream.client import Client
 
 
 class Body(Protocol):
-    """Makes a response of the bytes that a client takes. A Problem of either method is the
-    response."""
+    """Makes a response of the bytes that a client takes, or of a Problem of either method."""
 
     def add(self, taken: bytes) -> None: ...
 
@@ -38,8 +37,8 @@ class Json:
 
 
 class SingleBody:
-    """The response for one client: one body, when the view has ended. `shape` writes a Problem as
-    the surface's clients expect."""
+    """One body, when the view has ended. `shape` writes a Problem as the surface's clients
+    expect."""
 
     def __init__(
         self,

@@ -94,8 +94,7 @@ class EventSocket:
             client.leave()
 
     async def _listen(self, websocket: WebSocket) -> None:
-        """Leave the hub when the client closes the connection, or sends a message, which it must
-        not."""
+        """Leave the hub when the client closes the connection, or sends a message (forbidden)."""
         message = await websocket.receive()
         if message["type"] == "websocket.receive":
             received = message.get("bytes") or (message.get("text") or "").encode()

@@ -193,9 +193,8 @@ class Runs(Handlers):
         *,
         is_native: bool,
     ) -> Reply:
-        """Only the id of the function call counts, not the name of the function. An ADK server that
-        got a response without a pending request could run a call that no person has approved
-        (404)."""
+        """Only the id of the function call counts, not its name. An ADK server that got a response
+        without a pending request could run a call that no person has approved (404)."""
         bus = self._edge.bus
 
         async def pending(response: FunctionResponse) -> tuple[str, ApprovalRecord] | None:

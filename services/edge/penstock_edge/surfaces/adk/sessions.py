@@ -136,10 +136,9 @@ class Sessions:
         )
     )
     async def change(self, request: Request) -> ASGIApp:
-        """Change the state of an ADK session without a run; respond with the whole session. A
-        `stateDelta` may change the same keys as at the start of a run. If a client could change the
-        state during a pause, an approved tool could run with another state than the person saw
-        (409)."""
+        """Change the state of an ADK session without a run, under the same keys as at the start of
+        a run; respond with the session. During a pause this is 409, because an approved tool could
+        run with another state than the person saw."""
         named = session_named_by(self._edge, request)
         if named.agent.protocol == ADK:
             require(identity_of(request), "raw")

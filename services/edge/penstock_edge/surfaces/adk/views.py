@@ -71,8 +71,7 @@ class UpstreamLeg(RelayedLeg):
         return Item(raw.sequence, frames, last=raw.kind in ("lost", "end"))
 
     def interruption(self) -> list[bytes]:
-        """Without an error frame, a client, which has no cursor, would conclude that the run has
-        succeeded."""
+        # A client has no cursor, and would conclude without an error that the run has succeeded.
         return self._error({"error": INTERRUPTED}, now())
 
     def _boundary(self, connection: str) -> bytes:

@@ -204,8 +204,8 @@ def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
 
 
 def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]:
-    """Join a schema's entries of a requirement (`outer`) and of its tool (`nested`), whose
-    filled-in entries replace the others."""
+    """Join a schema's entries in a requirement (`outer`) and its tool (`nested`); filled-in ones
+    win."""
     filled = {each[key]: each for each in objects(outer) if isinstance(each.get(key), str)}
     filled |= {
         each[key]: each

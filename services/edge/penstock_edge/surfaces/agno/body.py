@@ -75,8 +75,8 @@ async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping
 
 
 def _once(given: Iterable[tuple[str, str]]) -> Mapping[str, str]:
-    """Refuse a name that is given twice: the edge would check only one of the two values, and the
-    agent server could read the other one."""
+    """Refuse a name given twice: the edge would check one value, and the server could read the
+    other."""
     fields: dict[str, str] = {}
     for name, value in given:
         if name in fields:

@@ -72,7 +72,7 @@ class RunRequest(BaseModel):
 
     def forwarded(self) -> JsonObject:
         """Return the client's other fields that have a value. Agno ignores `dependencies` that are
-        not a JSON object, so they are left out."""
+        no object."""
         given = {
             name: value
             for name, value in (self.model_extra or {}).items()

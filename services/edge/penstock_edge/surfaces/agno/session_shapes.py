@@ -57,8 +57,7 @@ class SessionSummary:
         )
 
     def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
-        """Return Agno's schema for sessions of this kind, with the outputs of the session's
-        runs."""
+        """Return Agno's schema for sessions of this kind, with the outputs of its runs."""
         kind = self.agent.kind
         shape = {name: value for name, value in self.listed().items() if name != "session_type"}
         if kind == "agent":

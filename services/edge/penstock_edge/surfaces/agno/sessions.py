@@ -328,9 +328,8 @@ class Sessions(Handlers):
         return ListedSession(record, tuple(await run_records(self._edge.bus, ids)))
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        """Map ids of the last runs to the runs as Agno's objects, read from the newest run
-        backwards, until a limit is reached. A run of which not all events could be read is left
-        out."""
+        """Map ids of the last runs to the runs as Agno's objects, from the newest run backwards, up
+        to a limit. A run of which not all events could be read is left out."""
         allowance = session_allowance()
         turn = self._edge.turns.for_caller(who)
         outputs: dict[str, dict[str, Any]] = {}

@@ -58,7 +58,7 @@ class EdgeFrames:
         return [sse.encode(frame.data, event=frame.event) for frame in encoder.feed(event)]
 
     def interrupted(self) -> list[bytes]:
-        """Agno's clients have no cursor, and would conclude without a RunError that the run has
+        """Agno's clients have no cursor: without a RunError, the run would seem to have
         succeeded."""
         return self.of(
             {

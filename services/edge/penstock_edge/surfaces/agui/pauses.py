@@ -51,8 +51,7 @@ class AnsweredPauses:
         return Session(self.who.user_id, self.asked.thread_id, (self.agent.id,), any_agent=False)
 
     async def find(self) -> Reply | None:
-        """Return None if the request is for a new run. The approvals service checks that every item
-        is answered."""
+        """Return None for a new run. The approvals service checks that every item is answered."""
         try:
             if self.asked.resume:
                 return await self._of_resume()
@@ -187,9 +186,8 @@ class AnsweredPauses:
     async def _approval_and_root(
         self, approval_id: str, *, awaited: bool
     ) -> tuple[ApprovalRecord | None, RunRecord | None]:
-        """Return the approval if the caller may use it in this thread, and the run of the workflow,
-        if the agent is one. With `awaited`, wait for the record: clients may answer before it is
-        written."""
+        """Return the approval if the caller may use it in this thread, and the workflow's run, if
+        any. With `awaited`, wait for the record: clients may answer before it is written."""
         if not is_run_id(approval_id):
             # A client may send any text as the id, and some texts are not valid keys in KV.
             return None, None

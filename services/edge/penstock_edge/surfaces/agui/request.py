@@ -154,8 +154,8 @@ def text_of(asked: RunAgentInput) -> str:
 
 
 def require_portable(asked: RunAgentInput) -> None:
-    """Refuse content that only an AG-UI server could use: other agents get only the text of the
-    last message, which must be the user's."""
+    """Refuse what only an AG-UI server could use: others get only the text of the user's last
+    message."""
     last = asked.messages[-1] if asked.messages else None
     where = ("messages", max(len(asked.messages) - 1, 0))
     if not isinstance(last, UserMessage):

@@ -78,8 +78,7 @@ class AgentList:
         return json_response({"agents": shown})
 
     async def states(self) -> list[State]:
-        """Return the states in the order of the configuration. A workflow answers if its definition
-        exists."""
+        """Keep the order of the configuration. A workflow answers if its definition exists."""
         agents = self._edge.config.agents
         # `_state` shields the requests, because other callers may wait for the same request when
         # this caller's client leaves.

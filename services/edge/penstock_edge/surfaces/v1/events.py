@@ -76,8 +76,7 @@ class Asked:
 
     @property
     def resumed(self) -> Position | None:
-        """Return where the client continues; the request's own cursor is newer than the saved
-        one."""
+        """Return the saved position, unless the request has a cursor, which is newer."""
         return self.saved.found if self.saved is not None and self.after is None else None
 
     def complete_until(self, now: datetime) -> float | None:
@@ -119,8 +118,8 @@ class EventsOfAllRuns(Handlers):
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Without a cursor or a time, the stream begins now. A page ignores the name of a saved
-        cursor, because a page has `next`."""
+        """Without a cursor or a time, begin now. A page has `next`, and ignores a saved cursor's
+        name."""
         edge, bus = self._edge, self._edge.bus
         shards = range(bus.shards.made)
         asked = await self._asked(request)
@@ -253,8 +252,7 @@ async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
 
 async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
     """Return where a client with a saved cursor continues. If events after it have expired or are
-    lost, it is the saved time, before which the client has all events; the client may then get some
-    events twice."""
+    lost, it is the saved time, before which it has all events; some may then come twice."""
     time = saved.time or datetime.fromtimestamp(0, UTC)
     if not saved.cursor:
         return await start_since(bus, time, shard)

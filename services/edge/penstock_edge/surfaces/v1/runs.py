@@ -133,9 +133,8 @@ class Runs(Handlers):
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """With `Accept: text/event-stream`, respond with the run's stream, else with 202 and the
-        run's record, or 200 if an earlier request with the same idempotency key has started the
-        run."""
+        """With `Accept: text/event-stream`, respond with the stream, else with 202 and the record,
+        or 200 if an earlier request with the same idempotency key has started the run."""
         edge = self._edge
         who = identity_of(request)
         body = await read_json(request, edge.settings.max_body_bytes)

@@ -458,8 +458,7 @@ class AdkDecoder(Snapshots):
             out.append(speaker.draft(USAGE, used))
 
     def _why_cut(self) -> JsonObject | None:
-        """Return None if the run is completed or waits. Streamed text without a final event then
-        counts as a complete message."""
+        """Return None if the run is completed or waits: streamed text then counts as complete."""
         if self._unreadable:
             return cut_off(_UNREADABLE)
         if self._pending_error and self._pending_error.code == ABORTED:

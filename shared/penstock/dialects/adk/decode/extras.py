@@ -63,8 +63,7 @@ _REQUESTS: Final[tuple[RequestKey, ...]] = ("requestedToolConfirmations", "reque
 
 
 class Constants(Snapshots):
-    """Keeps the invocation, model and metadata, which every event repeats, to report only
-    changes."""
+    """Reports only changes of the invocation, model and metadata, which every event repeats."""
 
     STORED: ClassVar[Table] = {
         "invocation_id": ("invocation_id", AS_IS),

@@ -50,8 +50,7 @@ class Place(NamedTuple):
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
     def may_run_beside(self, other: Place) -> bool:
-        """Return whether both have a path, or both a branch, of which neither contains the
-        other."""
+        """Return whether both have a path, or both a branch, and neither contains the other."""
         return _apart(self.path, other.path, "/") or _apart(self.branch, other.branch, ".")
 
 
@@ -242,8 +241,8 @@ class Steps(Snapshots):
         source: Source,
         out: list[Draft],
     ) -> bool:
-        """Complete the steps of the nodes at these paths; return whether this is also the output of
-        the whole run."""
+        """Complete the steps of the nodes at these paths; return whether this is the run's output,
+        too."""
         is_result = False
         for path in paths:
             if "/" not in path:

@@ -187,8 +187,8 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keep a call until its approval is requested: the approval's items determine the id that
-        the client gets for it."""
+        """Keep a call until its approval is requested, whose items determine the client's id for
+        it."""
         yield from self._end_thoughts(event)
         self._waiting[event["data"]["tool_call_id"]] = event
         if not event["data"].get("pending"):
@@ -292,8 +292,8 @@ class AdkEncoder:
             yield self._event(event, None, usageMetadata=usage)
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emit the failure frame last. An error of the agent server comes before it as an event, as
-        in ADK 2.13."""
+        """Emit the failure frame last, after an error of the agent server as an event, as ADK 2.13
+        does."""
         yield from self._close(event)
         data = event["data"]
         failure = shapes.failure_frame(data, self.timeout_s, epoch_s(event))

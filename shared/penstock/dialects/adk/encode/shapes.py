@@ -84,8 +84,7 @@ def citation_metadata(citations: Json) -> JsonObject:
 
 
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
-    """Each document becomes a chunk, and its score the confidence of a support that refers to
-    it."""
+    """Each document becomes a chunk, and its score the confidence of a support of it."""
     found = objects(list(documents))
     supports = [
         {"groundingChunkIndices": [index], "confidenceScores": [each["score"]]}
@@ -97,8 +96,8 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
 
 
 def request_id(item: JsonObject) -> str:
-    """Return the item's id. If this is also the id of the tool call, a prefix is added: ADK clients
-    identify calls by their ids."""
+    """Return the item's id, with a prefix if the tool call has the same: ADK clients need unique
+    ids."""
     item_id = str(item["item_id"])
     return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
 

@@ -34,8 +34,7 @@ class Call:
     fields: JsonObject | None = None
 
     def approved_args(self) -> JsonObject:
-        """Return the model's arguments, completed by the answer, whose other fields Agno
-        ignores."""
+        """Return the model's arguments, completed by the answer; Agno ignores its other fields."""
         if self.kind != "input":
             return self.args
         answer = obj(self.value)
@@ -97,8 +96,7 @@ class Calls(Snapshots):
         return same[0] if same else None
 
     def close(self, call: Call, *, failed: bool = False) -> None:
-        """Remove a call that has its result. Agno reports each failure twice
-        (`is_second_report`)."""
+        """Remove a call that has its result. Agno reports a failure twice (`is_second_report`)."""
         self.open = [other for other in self.open if other is not call]
         if failed:
             self.failed[call.run, call.upstream_id] += 1

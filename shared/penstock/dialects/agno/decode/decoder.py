@@ -176,8 +176,7 @@ class AgnoDecoder(Snapshots):
         return drafts
 
     def _dispatched(self, run: Run, body: AgnoFrame) -> Draft:
-        """Return the `dispatch.worker` of an inner run. The source of the event is the containing
-        run, which hands over the work."""
+        # The source is the containing run, which hands over the work.
         run.dispatched = True
         around = self._agents.around(body)
         task = self._tools.task(around, self._agents.source(run)["agent_id"])

@@ -25,8 +25,7 @@ def _citations(value: Json) -> JsonObject | None:
 
 
 class Messages:
-    """Decodes messages and thoughts. Agno has no message ids; these are `msg-<leg>-<n>` and
-    `think-<leg>-<n>`."""
+    """Decodes messages and thoughts, with own ids `msg-<leg>-<n>` and `think-<leg>-<n>`."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents

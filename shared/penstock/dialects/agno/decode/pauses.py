@@ -159,8 +159,7 @@ def _was_asked_about(tool: Tool) -> bool:
 
 
 def _tool_kind(tool: Tool) -> PauseKind | None:
-    """Return the most specific kind, as Agno's `pause_type` does; None if the call does not
-    wait."""
+    """Return the most specific kind, as Agno's `pause_type`; None if the call does not wait."""
     if tool.get("external_execution_required") is True and tool.get("result") is None:
         return "external"
     if tool.get("requires_user_input") is True and not tool.get("answered"):

@@ -163,8 +163,7 @@ def completion_text(done: JsonObject, duration_s: float | None) -> str:
 
 
 def citations(cited: Json) -> JsonObject:
-    """Return the three lists of agno-events.md; URLs of another framework's citations go to
-    `urls`."""
+    """Return the three lists of agno-events.md; other frameworks' URLs go to `urls`."""
     given = obj(cited)
     urls = [
         {"url": each["uri"], "title": each.get("title")}
@@ -176,8 +175,7 @@ def citations(cited: Json) -> JsonObject:
 
 
 def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
-    """Durations that the agent server has not sent are computed from the times of the canonical
-    events."""
+    """Compute durations that the agent server has not sent from the events' times."""
     measured: JsonObject = {"duration": duration_s}
     if first_token_s is not None:
         measured["time_to_first_token"] = first_token_s

@@ -162,8 +162,8 @@ class Tools(Snapshots):
         ]
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
-        """Announce a call of the pause if that is not done. `editable` says whether the answer may
-        change the arguments."""
+        """Announce a call of the pause, if need be. `editable`: the answer may change the
+        arguments."""
         drafts = self._announce(call)
         call.kind = kind
         if editable:

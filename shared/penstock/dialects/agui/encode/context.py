@@ -89,7 +89,7 @@ NO_FACTS: Final[JsonObject] = {}
 
 @dataclass(slots=True)
 class Context:
-    """The context of one run. `current_type` and `current_subrun` are those of the event that is
+    """The context of one run. `current_type` and `current_subrun` are of the event being
     encoded."""
 
     profile: Profile

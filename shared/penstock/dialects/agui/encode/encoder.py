@@ -160,8 +160,8 @@ class AguiEncoder:
         ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """End a stream that cannot continue with an error: without it, the client would assume that
-        the run succeeded."""
+        """End a stream that cannot continue with an error: the run would else seem to have
+        succeeded."""
         if self.phase not in (Phase.BEFORE, Phase.RUNNING):
             return ()
         self._run_id = self._run_id or self._run_ids(1)

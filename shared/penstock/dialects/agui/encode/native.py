@@ -242,8 +242,8 @@ class Passthrough:
                 self._open.subruns[f"{entity} {part_id}"] = subrun_id
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
-        """Send an event unchanged if the client accepts it. Events about the internal work of a
-        framework are left out."""
+        """Send an event unchanged if the client accepts it; leave out a framework's internal
+        ones."""
         if data["name"] in INTERNAL_EVENTS:
             return
         native = None

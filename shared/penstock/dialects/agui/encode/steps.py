@@ -110,8 +110,8 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step)
 
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
-        """End all steps and subruns. If the run only waits, the ledger keeps them for the next
-        AG-UI run."""
+        """End all steps and subruns. The ledger keeps them for the next AG-UI run of a run that
+        waits."""
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
         for part_id in reversed(self._open.subagents):
