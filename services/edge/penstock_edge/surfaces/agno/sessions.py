@@ -175,9 +175,16 @@ class Sessions(Handlers):
             raise Problem(422, "sort_order: must be asc or desc")
         component = query.get("component_id")
         by_id = {each.id: each for each in agents if component in (None, each.id, each.agent)}
+        sessions, name = self._edge.session_list, query.get("session_name", "")
+        find = partial(sessions.named, name=name.casefold()) if name else sessions.page
         async with self._edge.turns.of(who.user_id):
-            listed, count = await self._listed(
-                owner, list(by_id), query.get("session_name", ""), sort_by, order, page, limit
+            listed, count = await find(
+                owner,
+                list(by_id),
+                sort_by=SORTED_BY[sort_by],
+                descending=order == "desc",
+                first=(max(page, 1) - 1) * limit,
+                limit=limit,
             )
         found = [_summary(by_id[each.record.agent], owner, each) for each in listed]
         return json_response(page_of(found, count, page=page, limit=limit))
@@ -301,27 +308,6 @@ class Sessions(Handlers):
         agents = {run_id: agent for agent, record in records for run_id in record.runs}
         found = await run_records(self._edge.bus, sorted(agents))
         return [(record, agents[record.run_id]) for record in found]
-
-    async def _listed(
-        self,
-        owner: str,
-        agents: Sequence[str],
-        name: str,
-        sort_by: str,
-        order: str,
-        page: int,
-        limit: int,
-    ) -> tuple[list[ListedSession], int]:
-        sessions = self._edge.session_list
-        find = partial(sessions.named, name=name.casefold()) if name else sessions.page
-        return await find(
-            owner,
-            agents,
-            sort_by=SORTED_BY[sort_by],
-            descending=order == "desc",
-            first=(max(page, 1) - 1) * limit,
-            limit=limit,
-        )
 
     async def _ends(self, record: SessionRecord) -> ListedSession:
         ids = [*record.runs[:1], *record.runs[-1:]]
