@@ -28,7 +28,6 @@ _UNSHOWN = b"(nested too deeply to be shown)"
 
 
 def refusal(decision: Mapping[str, Json]) -> tuple[str, str]:
-    """Return the outcome and the error of the call."""
     outcome = "expired" if decision.get("expired") else "rejected"
     return outcome, string(decision.get("note")) or outcome
 

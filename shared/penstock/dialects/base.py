@@ -325,5 +325,4 @@ def frame(body: JsonObject, event: str | None = None) -> Frame:
 
 
 def epoch_s(event: JsonObject) -> float:
-    """Return the time of an envelope in seconds since 1970."""
     return datetime.fromisoformat(event["timestamp"]).timestamp()

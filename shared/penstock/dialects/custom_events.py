@@ -48,8 +48,6 @@ Translate = Callable[[JsonObject], JsonObject]
 
 
 def _fields(names: dict[str, str], **defaults: Json) -> Translate:
-    """Rename unified fields to canonical fields and add defaults."""
-
     def translate(value: JsonObject) -> JsonObject:
         return {**defaults, **{names.get(name, name): item for name, item in value.items()}}
 

@@ -249,7 +249,6 @@ def _change_list(items: list[Json], key: str, change: JsonObject) -> bool:
 
 
 def _key(container: Json, token: str) -> str | int:
-    """Return the existing key or index that the token names."""
     if isinstance(container, dict) and token in container:
         return token
     if isinstance(container, list) and _is_index(token, len(container)):

@@ -1,8 +1,5 @@
-"""Finds the deliveries of automations for a run's events.
-
-Most of them have their outcome when the run has ended, and the run's own stream with it. So this
-module reads the events `automation.*`, which are stored also after the end.
-"""
+"""Finds the deliveries of automations for a run's events, in the events `automation.*`: most have
+their outcome when the run has ended, and the run's own stream with it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,6 @@ class Session:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The session's part of a view's key."""
         return (self.owner, self.session_id, *(("*",) if self.any_agent else self.agents))
 
     def has(self, record: RunRecord) -> bool:

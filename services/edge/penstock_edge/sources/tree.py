@@ -1,8 +1,7 @@
 """Delivers the events of a run tree: first the stored events, then the live events.
 
-The live events come from the feed, which follows the whole stream without gaps. So when an event is
-delivered, all earlier events of the tree have been delivered. Therefore the source delivers an
-event of one run at once, and need not wait for events of the tree's other runs.
+The live events come from the feed, which follows the whole stream without gaps. So an event of one
+run is delivered at once, and need not wait for events of the tree's other runs.
 """
 
 from __future__ import annotations

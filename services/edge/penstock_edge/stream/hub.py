@@ -167,7 +167,6 @@ class Hub:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no item will be added to the ring any more."""
         return self._state in (State.OVER, State.FAILED)
 
     @property
@@ -238,7 +237,6 @@ class Hub:
         self._not_in_sync.add(client)
 
     def discard(self, client: Member) -> None:
-        """Remove a client that has left the group `in_sync`."""
         self.clients.discard(client)
         self._not_in_sync.discard(client)
 

@@ -52,9 +52,7 @@ class Stream(Protocol):
     @property
     def is_resumable(self) -> bool: ...
 
-    def ask_to_reconnect(self, reason: ReconnectReason) -> None:
-        """End the stream between two frames, and ask the client to reconnect."""
-        ...
+    def ask_to_reconnect(self, reason: ReconnectReason) -> None: ...
 
 
 class OpenStreams:

@@ -181,7 +181,6 @@ class RingBudget:
         self._most_bytes = limit_bytes  # rings are emptied when `held_bytes` exceeds this number
 
     def hold(self, hub: EvictableHub, held_bytes: int) -> None:
-        """Record that the hub has added items to its ring, which now has `held_bytes`."""
         self.held_bytes += held_bytes - self._held.get(hub, 0)
         self._held[hub] = held_bytes
         if self.held_bytes > self._most_bytes:

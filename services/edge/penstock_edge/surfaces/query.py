@@ -52,7 +52,6 @@ def wants_page(request: HTTPConnection) -> bool:
 
 
 def number(text: str | None, name: str, default: int, most: int) -> int:
-    """Take numbers from 1 to `most`."""
     if text is None:
         return default
     digits = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS

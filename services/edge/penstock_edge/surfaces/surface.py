@@ -1,8 +1,5 @@
-"""The base class of surfaces.
-
-A surface has the handlers of the edge's routes for one kind of client. `EdgeService` adds the
-routes of all surfaces to its HTTP server.
-"""
+"""The base classes of surfaces, whose routes `EdgeService` adds to its HTTP server, and of their
+handlers. A surface is for one kind of client."""
 
 from __future__ import annotations
 

@@ -80,5 +80,4 @@ def ends_leg(stored: Stored) -> bool:
 
 
 def no_notice(code: str, message: str) -> bytes:
-    """Write nothing, because the dialect has no place for notices."""
     return b""

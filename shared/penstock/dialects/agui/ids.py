@@ -159,7 +159,6 @@ class Restated:
 
 
 def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
-    """Map ids without qualifiers to the names of the messages and calls with these ids."""
     found: dict[str, list[str]] = {}
     for message in messages:
         for name in _ids((message, *_calls(message))):
@@ -170,7 +169,6 @@ def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
 
 
 def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
-    """Return the ids without the qualifier."""
     scope = scope_of(run_id)
     names = (name for each in messages for name in _ids((each, *_calls(each))))
     return {name.removeprefix(scope) for name in names if name.startswith(scope)}

@@ -1,10 +1,9 @@
 """Serves the "Legacy Pattern" of adk-streaming.md: a POST starts a run, and a GET streams the run
 (decision 0110).
 
-The GET replays the session's latest run, with its pauses, from the run's first event. If the
-session has no run, the GET waits for a run. A client that reconnects with a cursor gets the further
-events of the run to which the cursor belongs. If the client has all events of this run, the client
-gets the session's next run.
+The GET replays the session's latest run, with its pauses, or waits for the first. A client that
+reconnects with a cursor gets the further events of the cursor's run, or, if it has all of them, the
+session's next run.
 """
 
 from __future__ import annotations

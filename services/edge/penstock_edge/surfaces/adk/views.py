@@ -1,8 +1,5 @@
-"""Makes the views for ADK's clients: one leg, or a whole run in the legacy events.
-
-The legacy events are those of the "Legacy Pattern" of adk-streaming.md. The agent may have any
-protocol.
-"""
+"""Makes the views for ADK's clients, of agents of any protocol: one leg, or a whole run in the
+events of the "Legacy Pattern" of adk-streaming.md."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Serves Agno's endpoints for sessions, for agents of every protocol; clients cannot change
-existing sessions.
-
-A session is made from KV `sessions` and from the events of its runs. A request finds only the
-sessions of one user.
-"""
+"""Serves Agno's endpoints for sessions of one user, with agents of every protocol, from KV
+`sessions` and from the events of the runs. Clients cannot change existing sessions."""
 
 from __future__ import annotations
 

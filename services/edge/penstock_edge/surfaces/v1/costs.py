@@ -121,7 +121,6 @@ def _day(query: QueryParams, name: str) -> str | None:
 
 
 def _csv(group: str, rows: list[dict[str, Any]]) -> str:
-    """Add a column for each currency of the page."""
     currencies = sorted({currency for row in rows for currency in row["cost_micros"]})
     text = io.StringIO()
     lines = csv.writer(text)

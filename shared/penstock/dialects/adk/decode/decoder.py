@@ -154,7 +154,6 @@ class AdkDecoder(Snapshots):
         self._value: Json = None
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begin a leg, for which ADK sends no event."""
         self._leg = leg
         self._n_frames = 0
         self._unreadable = False

@@ -36,7 +36,6 @@ class Event:
         self.out.append(self.speaker.draft(event_type, data))
 
     def custom(self, key: str, value: Json) -> None:
-        """Add a `custom.event` for a field without a place in the contract."""
         self.emit("custom.event", custom(key, value))
 
 

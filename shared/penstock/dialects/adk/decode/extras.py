@@ -138,7 +138,6 @@ def emit_grounding(event: Event) -> None:
 
 
 def emit_extras(event: Event, constants: Constants, tools: Tools) -> None:
-    """Emit each field without a place in the contract as a `custom.event`."""
     raw, actions = event.raw, event.actions
     rest: dict[str, Json] = {key: value for key, value in raw.items() if key not in _EVENT_KEYS}
     rest |= {key: value for key, value in actions.items() if key not in _ACTION_KEYS}

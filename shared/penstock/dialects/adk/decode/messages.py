@@ -91,7 +91,6 @@ class Speaker:
         self._parts.append(part)
 
     def complete_thought(self, thought: str, event_id: str | None, out: list[Draft]) -> None:
-        """Emit the thoughts of a final event, unless they were streamed before."""
         if self._thought or not thought:
             return
         reasoning_id = self._ids.unique(f"{event_id or 'message'}/reasoning")
@@ -128,7 +127,6 @@ class Speaker:
         return data
 
     def close(self, out: list[Draft]) -> JsonObject | None:
-        """End the open message with the streamed text: no final event has come."""
         return self.complete("", {}, None, out)
 
     def _start(self, event_id: str | None, out: list[Draft]) -> str:

@@ -259,7 +259,6 @@ def _result_data(
 
 
 def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
-    """Return the id under which the call's arguments were streamed."""
     for key, value in (("upstream_id", upstream_id), ("name", name)):
         for call in streamed:
             if value and call[key] == value:

@@ -86,7 +86,6 @@ class Messages:
         return self.close(run)
 
     def close(self, run: Run, error: str | None = None) -> list[Draft]:
-        """`error` says why the message is incomplete."""
         return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:

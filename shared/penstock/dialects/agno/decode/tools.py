@@ -110,7 +110,6 @@ class Tools(Snapshots):
         )
 
     def pending(self, run: Run, question: Question, drafts: list[Draft]) -> Call:
-        """Announce a call that is new."""
         tool: Tool = question.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
@@ -122,7 +121,6 @@ class Tools(Snapshots):
         return call
 
     def waits(self, item_id: str, call: Call) -> None:
-        """`decided` later gets this item id."""
         self._waiting[item_id] = call.id
 
     def decided(self, items: Mapping[str, JsonObject]) -> list[Draft]:

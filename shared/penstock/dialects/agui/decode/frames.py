@@ -91,6 +91,5 @@ class TextPart(TypedDict, total=False):
 
 
 def with_metadata(data: JsonObject, body: AguiFrame) -> JsonObject:
-    """Return the data, with the event's `metadata` if the event has any."""
     metadata = obj(body.get("metadata"))
     return {**data, "metadata": metadata} if metadata else data

@@ -270,7 +270,6 @@ class Messages(Snapshots):
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:
-        """`error` says why the messages are incomplete."""
         drafts = self.release({})
         for thoughts in self._thoughts.values():
             drafts += self._end_thoughts(thoughts)

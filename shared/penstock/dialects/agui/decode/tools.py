@@ -101,7 +101,6 @@ class Tools(Snapshots):
         return []
 
     def arguments(self, body: AguiFrame) -> list[Draft] | None:
-        """Those of a repeated call are compared with the approved ones."""
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
             return None

@@ -73,7 +73,6 @@ class Ledger:
         return self.subruns.setdefault(entity, subrun_id)
 
     def step_name(self, step_id: str, description: str, subrun_id: str | None) -> str:
-        """Make the description unique among the open steps of the subrun."""
         taken = {step.name for step in self.steps.values() if step.subrun_id == subrun_id}
         name = description or step_id
         while name in taken:

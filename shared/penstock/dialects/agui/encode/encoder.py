@@ -171,12 +171,10 @@ class AguiEncoder:
 
     @property
     def scope(self) -> str:
-        """Return "" before the first event."""
         return self._context.scope
 
     @property
     def event_ids(self) -> EventIds:
-        """The place of an event without a time."""
         return EventIds(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:

@@ -223,7 +223,6 @@ class Memory:
 
 
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
-    """Return the place after the call's message and after earlier results."""
     # The search goes backwards, because a result usually comes soon after its call.
     at = end = len(messages)
     while messages[at - 1] is not asking:

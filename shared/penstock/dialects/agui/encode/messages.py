@@ -67,7 +67,6 @@ class Messages:
             yield from self._thought_starts(part_id, subrun_id)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
-        """`error` says why a message is incomplete."""
         for part_id in list(self._open.thoughts):
             yield from self._thought_ends(part_id)
         for part_id, message in list(self._open.messages.items()):
