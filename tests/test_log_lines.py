@@ -69,6 +69,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_automations/rules": EVERY,
     "penstock_automations/service.py": EVERY,
     "penstock_automations/api/hooks.py": EVERY,  # a request that has not started a run yet
+    "penstock_automations/api/rules.py": EVERY,  # a rule
     "penstock_automations/triggers": EVERY,  # the same
     "penstock_cli/local": EVERY,
     "penstock_connector/service.py": EVERY,

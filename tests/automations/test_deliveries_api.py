@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ from penstock.bus import streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.state import deadletters
 from penstock.events import timestamp
+from penstock.telemetry import DELIVERIES
 from penstock_automations.actions.webhook.breaker import Breaker
 from penstock_automations.delivery import one_delivery
 from penstock_automations.delivery.records import Attempt, DeliveryRecord
@@ -50,7 +52,7 @@ async def api(served: AutomationsApi) -> AsyncIterator[AutomationsApi]:
     served.receiver.usual.clear()
     yield served
     for rule in (await served.ask("GET", "", ADMIN)).json()["automations"]:
-        assert (await served.ask("DELETE", f"/{rule['id']}", ADMIN)).status_code == 204
+        assert (await served.ask("DELETE", f"/{rule['id']}", ADMIN)).status_code == 200
     # The history of deleted rules would be in the lists of the next test.
     bucket = served.bus.bucket("deliveries")
     for entry in await bucket.entries("deleted.>"):
@@ -309,7 +311,7 @@ async def test_endpoints_that_get_no_requests_are_shown_to_the_owner_of_their_ru
     async def is_gone() -> bool:
         return await shown(ADMIN) == []
 
-    assert (await api.ask("DELETE", "/hook")).status_code == 204
+    assert (await api.ask("DELETE", "/hook")).status_code == 200
     await eventually(is_gone, what="the end of the deleted rule's endpoint")
 
 
@@ -399,7 +401,7 @@ async def test_what_waits_for_a_silent_receiver_is_listed_with_the_reason(
     assert {(each["waits_for"], each["attempts"]) for each in await listed(api)} == {
         ("receiver", 0)
     }
-    assert (await api.ask("DELETE", "/hook")).status_code == 204
+    assert (await api.ask("DELETE", "/hook")).status_code == 200
 
 
 async def test_what_waits_behind_the_first_delivery_of_its_run_is_listed_and_delivered_in_order(
@@ -485,8 +487,9 @@ async def _waits_for(api: AutomationsApi, reasons: set[str | None]) -> bool:
 
 @pytest.mark.parametrize("order", ["none", "run"])
 async def test_a_deleted_rule_keeps_its_history_and_makes_no_dead_letter(
-    api: AutomationsApi, order: str
+    api: AutomationsApi, order: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "penstock_automations")
     await api.make("hook", "llm.tool_call", order=order)
     assert (await api.ask("POST", "/hook/pause", body={"reason": "a test"})).status_code == 200
     assert (await api.ask("POST", "/hook/retry-now", body={})).status_code == 409
@@ -499,8 +502,10 @@ async def test_a_deleted_rule_keeps_its_history_and_makes_no_dead_letter(
     await until(api, "waiting", 7)
     await run.tool(7)  # while the breaker is open, so nothing of this delivery has begun
     await until(api, "waiting", 8)
-    before = await _dead_letters(api)
-    assert (await api.ask("DELETE", "/hook")).status_code == 204
+    before, dropped = await _dead_letters(api), DELIVERIES.labels("dropped")._value.get()
+    caplog.clear()
+    deleted = await api.ask("DELETE", "/hook")
+    assert (deleted.status_code, deleted.json()) == (200, {"id": "hook", "waiting": 8})
     failed = await until(api, "failed", 8)
     assert {each["last"]["code"] for each in failed} == {"rule_deleted"}
     assert 0 in {each["attempts"] for each in failed}, "the breaker or the order has stopped some"
@@ -508,6 +513,11 @@ async def test_a_deleted_rule_keeps_its_history_and_makes_no_dead_letter(
     assert len(await listed(api)) == 8, "the history can be read until it expires"
     assert (await api.ask("GET", "/hook/deliveries", caller("bob"))).status_code == 404
     assert await _dead_letters(api) == before
+    assert DELIVERIES.labels("dropped")._value.get() == dropped + 8
+    lines = [each.getMessage() for each in caplog.records]
+    assert "rule hook was deleted by alice: 8 waiting deliveries fail" in lines
+    told = [each for each in lines if any(one["id"] in each for one in failed)]
+    assert not told, "no delivery has a line of its own"
 
 
 async def _outcomes_are(api: AutomationsApi, run_id: str, failed: list[dict[str, Any]]) -> bool:

@@ -167,7 +167,9 @@ async def test_a_rule_is_shown_paused_resumed_rotated_and_deleted(
     assert rotated.stdout.splitlines()[-1].startswith("whsec_")
     assert (await penstock("rotate", "hook")).exit_code == 1
     assert (await penstock("rotate", "hook", "--end")).exit_code == 0
-    assert (await penstock("delete", "hook")).exit_code == 0
+    deleted = await penstock("delete", "hook")
+    assert deleted.exit_code == 0
+    assert deleted.stderr == "hook is deleted: 0 waiting deliveries fail\n"
     gone = await penstock("show", "hook")
     assert gone.exit_code == 2
     assert "there is no automation hook" in gone.stderr

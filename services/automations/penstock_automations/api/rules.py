@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import logging
 from typing import Any, Final
 
 from pydantic import Field
@@ -14,7 +15,16 @@ from penstock.validation import Part
 from penstock.web.answers import cursor_of, cursor_parts, json_answer
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import ignore_body, read_json, read_query
-from penstock.web.operation import OBJECT, Answer, Parameter, in_query, json, one_of, serves
+from penstock.web.operation import (
+    OBJECT,
+    TEXT,
+    Parameter,
+    an_object,
+    in_query,
+    json,
+    one_of,
+    serves,
+)
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import (
     ACT_AS,
@@ -46,12 +56,15 @@ from penstock_automations.api.stored_rules import (
     may_see_all_runs,
     owner_of,
 )
+from penstock_automations.delivery.listing import DeliveryList
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.hidden import made_secrets, with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, RuleRecord
 from penstock_automations.rules.secrets import check_secret, new_secret, new_token
 from penstock_automations.rules.store import CurrentRules, VersionConflict
+
+log = logging.getLogger(__name__)
 
 
 class Query(Part):
@@ -62,14 +75,18 @@ class Query(Part):
 
 
 _FILTERS: Final = in_query(Query)
+_DELETED: Final = an_object(id=TEXT, waiting={"type": "integer"})
 PREVIOUS: Final = 2  # how many secrets a rule has while a new secret replaces the old one
 
 
 class Rules:
     """The handlers of the routes. `most` is the number of rules that one user may have."""
 
-    def __init__(self, rules: StoredRules, current: CurrentRules, most: int) -> None:
+    def __init__(
+        self, rules: StoredRules, current: CurrentRules, deliveries: DeliveryList, most: int
+    ) -> None:
         self._rules = rules
+        self._deliveries = deliveries
         self._current = current
         self._most = most
         self._making = asyncio.Lock()
@@ -193,7 +210,7 @@ class Rules:
             method="DELETE",
             path="/v1/automations/{rule_id}",
             summary="Delete a rule; its deliveries that wait fail",
-            answers={204: Answer("The rule is deleted")},
+            answers={200: json("How many deliveries waited, and fail now", _DELETED)},
             parameters=(RULE_ID, IF_MATCH),
             refusals=(404, 409, 412),
         )
@@ -201,12 +218,15 @@ class Rules:
     async def delete(self, request: Request) -> Response:
         await ignore_body(request)
         rule = await self._rules.changeable(request)
+        waiting = await self._deliveries.count((rule.id, rule.record.uid), "waiting")
         try:
             await self._rules.store.delete(rule.id, rule.revision)
         except VersionConflict as error:
             raise Problem(409, f"{error}: read it again") from error
+        by = identity_of(request).user_id
+        log.info("rule %s was deleted by %s: %d waiting deliveries fail", rule.id, by, waiting)
         await self._rules.changed()
-        return Response(status_code=204)
+        return json_answer({"id": rule.id, "waiting": waiting})
 
     @serves(
         operation(

@@ -95,6 +95,14 @@ class DeliveryRows(IndexRows):
             ),
         )
 
+    def count(self, rule: tuple[str, str], status: Status) -> int:
+        """Return how many deliveries of the rule have this status."""
+        [[found]] = self.rows(
+            "SELECT count(*) FROM deliveries WHERE rule = ? AND status = ?",
+            (number_of(_rule_of(*rule)), STATUSES[status]),
+        )
+        return int(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -115,10 +123,7 @@ class DeliveryList:
     async def page(self, wanted: Selection, after: tuple[int, int] | None, limit: int) -> Page:
         """Return up to `limit` deliveries, the newest first, and the place to continue from. Raises
         BusError."""
-        if self._follow is not None:
-            self._follow(self._index)
-            self._follow = None
-        await self._index.caught_up()
+        await self._caught_up()
         place = after or FIRST
         found: list[tuple[tuple[int, int], DeliveryRecord]] = []
         while len(found) <= limit:
@@ -135,6 +140,17 @@ class DeliveryList:
         shown = found[:limit]
         following = shown[-1][0] if len(found) > limit else None
         return Page([record for _, record in shown], following)
+
+    async def count(self, rule: tuple[str, str], status: Status) -> int:
+        """Return how many deliveries of the rule have this status. Raises BusError."""
+        await self._caught_up()
+        return self._rows.count(rule, status)
+
+    async def _caught_up(self) -> None:
+        if self._follow is not None:
+            self._follow(self._index)
+            self._follow = None
+        await self._index.caught_up()
 
     async def _next(
         self, wanted: Selection, place: tuple[int, int], limit: int

@@ -93,7 +93,7 @@ class Waking:
             log.warning("rule %s: deliveries wait until their own time: %s", rule_id, error)
             return
         if count and is_deleted:
-            log.info("rule %s was deleted: %d waiting deliveries fail", rule_id, count)
+            log.info("rule %s was deleted: %d scheduled attempts end", rule_id, count)
         elif count:
             log.info("rule %s: %d deliveries that were put off are tried now", rule_id, count)
 

@@ -89,8 +89,8 @@ def apply(
 @client
 def delete(api: Api, output: Output, rule: Rule) -> None:
     """Delete a rule. Its waiting deliveries fail, without dead letters."""
-    api.call("DELETE", _path(rule), repeat=False)
-    output.notice(f"{rule} is deleted")
+    waiting = api.call("DELETE", _path(rule), repeat=False)["waiting"]
+    output.notice(f"{rule} is deleted: {waiting} waiting deliveries fail")
 
 
 @app.command("test")
