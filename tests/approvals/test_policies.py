@@ -181,10 +181,10 @@ async def test_administrators_show_and_replace_the_policy(fresh_nats: NatsServer
     ids=["no policy", "no edit", "another argument", "this argument"],
 )
 async def test_an_item_is_editable_if_the_policy_lets_a_decision_change_arguments(
-    nats: NatsServer, tmp_path: Path, policy: str | None, editable: bool, status: int
+    fresh_nats: NatsServer, tmp_path: Path, policy: str | None, editable: bool, status: int
 ) -> None:
     path = None if policy is None else written(tmp_path, policy)
-    async with pipeline(nats.url, Config(), ONE, policy=path) as penstock:
+    async with pipeline(fresh_nats.url, Config(), ONE, policy=path) as penstock:
         approval = await pause(penstock)
         one = f"/v1/approvals/{approval.approval_id}"
         shown = (await penstock.http.get(one)).json()
