@@ -34,8 +34,10 @@ log = logging.getLogger(__name__)
 
 Row = TypeVar("Row", bound=Sequence[Any])
 
-# the most messages of one read; the process handles them without a break, in 1.5 ms
-BATCH: Final = 50
+# The most messages of one read: of the first reading of the whole bucket, and later. The process
+# handles 50 of them without a break, in 1.5 ms. Lists wait for the later reads, each of which takes
+# long in a busy process.
+BATCH, LATER_BATCH = 50, 200
 # The longest rest, in seconds, between two batches. A process that reads a whole bucket after its
 # start rests between two batches for as long as the last batch took, so that other requests get
 # half of the process's time. With batches of 200 messages, and with all indexes reading at once,
@@ -208,7 +210,8 @@ class BucketIndex:
             # Without a filter, the server needs 6 us for a message. With a filter, the server also
             # counts, in each request, how many messages follow. This takes 20 ms while 50,000
             # messages follow.
-            found, pending = await read(self._bus, self._stream, ">", self._next, BATCH)
+            limit = LATER_BATCH if self._done else BATCH
+            found, pending = await read(self._bus, self._stream, ">", self._next, limit)
             if found:
                 keys = [stored.subject.removeprefix(self._prefix) for stored in found]
                 changes = [
@@ -225,7 +228,8 @@ class BucketIndex:
             left = pending if left is None else min(pending, left - len(found))
             if not found or left <= 0:
                 return
-            await asyncio.sleep(min(time.monotonic() - begun, MAX_REST_S))
+            if not self._done:
+                await asyncio.sleep(min(time.monotonic() - begun, MAX_REST_S))
 
     async def _change(self, key: str, stored: Stored) -> Change:
         value: bytes | None = None

@@ -183,7 +183,7 @@ async def test_a_call_does_not_wait_for_what_others_write_after_it(
             await bucket.put(secrets.token_hex(8), b"after the call")
         return await read(bus, stream, pattern, start, limit)
 
-    monkeypatch.setattr(bucket_index, "BATCH", 2)
+    monkeypatch.setattr(bucket_index, "LATER_BATCH", 2)
     monkeypatch.setattr(bucket_index, "read", slower_than_writes)
     async with asyncio.timeout(20):
         await index.caught_up()
