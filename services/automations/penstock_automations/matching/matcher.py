@@ -36,6 +36,7 @@ from penstock_automations.matching.rule_matches import (
     matched,
     may_act,
 )
+from penstock_automations.matching.turns import Turns
 from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
 
@@ -125,8 +126,9 @@ class _Batch:
 class Matcher:
     """Matches the events that have arrived, up to `batch` after each look at the rules.
 
-    The events of a batch are matched one after another. If an event takes long, this event and
-    later events of the same user go to the user's lane. If the lane is full, they wait in NATS.
+    Users take turns in a batch. The events of a batch are matched one after another. If an event
+    takes long, this event and later events of the same user go to the user's lane. If the lane is
+    full, they wait in NATS.
     """
 
     def __init__(
@@ -152,14 +154,17 @@ class Matcher:
         self._facts = Facts(bus)
         self._lanes = Lanes(self._match_slowly)
         self.backlog = Backlog(bus, self.handle, self._lanes.is_half_free, give_up)
-        self._arrived: list[_Arrival] = []
+        self._arrived: Turns[_Arrival] = Turns()
         self._matching: asyncio.Task[None] | None = None
 
     async def handle(self, stored: Stored) -> None:
         """Match an event, and store its jobs. An event for which the user's lane has no room is
         stored in the backlog instead. Raises BusError; match the event again."""
         arrival = _Arrival(stored, asyncio.get_running_loop().create_future())
-        self._arrived.append(arrival)
+        run_id = subjects.run_id_of(stored.subject)
+        # The first events of a run have a queue of their own, until the run's owner is known.
+        facts = self._facts.known(run_id)
+        self._arrived.add(facts.owner if facts is not None else run_id, arrival)
         if self._matching is None:
             self._matching = asyncio.create_task(self._match_arrived())
         await arrival.result
@@ -173,7 +178,10 @@ class Matcher:
     async def _match_arrived(self) -> None:
         try:
             while self._arrived:
-                batch, self._arrived = self._arrived[: self._batch], self._arrived[self._batch :]
+                # Within a batch, events keep the order of their stream.
+                batch = sorted(
+                    self._arrived.take(self._batch), key=lambda each: each.stored.sequence
+                )
                 try:
                     await self._match(batch)
                 except Exception as error:
