@@ -135,6 +135,7 @@ def test_the_committed_renderings_say_how_pods_come_and_go(name: str) -> None:
         "approvals",
         "automations",
         "workflows",
+        "console",
     }
     assert chart.job.command == ("penstock", "streams", "make")
     assert chart.job.hooks == ("pre-install", "pre-upgrade")

@@ -97,7 +97,8 @@ def _between() -> None:
     async def between(self: Any, job: Any, after: int, upto: int) -> list[Any]:
         return []
 
-    _replace(Matcher, "_between", between)
+    for name in ("_between_quickly", "_between_in_turns"):
+        _replace(Matcher, name, between)
 
 
 def _replace(owner: type, name: str, value: object) -> None:
