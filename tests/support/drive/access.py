@@ -194,7 +194,7 @@ HOW: dict[str, list[How]] = {
     "GET /v1/automations/{rule_id}": [How(404)],
     "PUT /v1/automations/{rule_id}": [How(404, body={**RULE, "id": "{rule_id}"})],
     "PATCH /v1/automations/{rule_id}": [How(404)],
-    "DELETE /v1/automations/{rule_id}": [How(404, 204)],
+    "DELETE /v1/automations/{rule_id}": [How(404)],
     "POST /v1/automations/{rule_id}/pause": [How(404)],
     "POST /v1/automations/{rule_id}/resume": [How(404)],
     "POST /v1/automations/{rule_id}/secrets": [How(404)],
