@@ -1,6 +1,6 @@
 """Adds up what runs used and cost, from an index in memory of the bucket `costs`.
 
-The index has a row for each run, day, model and currency. It needs about 200 bytes for a row, so
+The index has a row for each run, day, model and currency. By estimate, a row needs 200 bytes, so
 100 MB for half a million of them.
 """
 
