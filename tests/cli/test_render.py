@@ -62,6 +62,11 @@ def test_the_end_of_a_run_tells_what_it_used_and_cost(
     assert said(*calls, event(f"lifecycle.{end}", {"reason": "x"})).endswith(f"\n{line}\n")
 
 
+def test_a_model_that_counts_no_tokens_adds_no_line_to_the_end_of_its_run() -> None:
+    nothing = event("llm.usage", {"input_tokens": 0, "output_tokens": 0, "cost": None})
+    assert "tokens" not in said(nothing, event("lifecycle.completed", {}))
+
+
 def test_a_run_begins_with_its_id_to_come_back_by() -> None:
     started = {"agent": "assistant", "user_id": "ann"}
     assert shown(event("lifecycle.started", started, run_id="0198")) == [

@@ -76,14 +76,12 @@ class _Text:
 class _Used:
     """The sum of events `llm.usage`. `micros` maps a currency to millionths of it."""
 
-    calls: int = 0
     read: int = 0
     written: int = 0
     micros: dict[str, int] = field(default_factory=dict)
     without_price: int = 0
 
     def add(self, data: Data) -> None:
-        self.calls += 1
         self.read += data.get("input_tokens") or 0
         self.written += data.get("output_tokens") or 0
         cost = data.get("cost")
@@ -92,6 +90,11 @@ class _Used:
         else:
             currency = cost["currency"]
             self.micros[currency] = self.micros.get(currency, 0) + cost["micros"]
+
+    @property
+    def anything(self) -> bool:
+        """False also for a model that tells only zeros, such as the demo's scripts."""
+        return bool(self.read or self.written or self.micros)
 
     def line(self) -> str:
         amounts = [f"{money(micros)} {currency}" for currency, micros in self.micros.items()]
@@ -124,7 +127,7 @@ class View:
         pieces = self._rendered(name, event)
         if name == "llm.usage":
             self._used.add(event["data"])
-        if name in _ENDS and not event.get("subrun") and self._used.calls:
+        if name in _ENDS and not event.get("subrun") and self._used.anything:
             pieces += self._line((self._used.line(), "dim"), None)
         return pieces
 
