@@ -49,6 +49,8 @@ MOST_S = 1.0
 TIMES = 8
 # However slow the machine is, who waits so long is delayed by the attack.
 WORST_S = 10.0
+# A busy machine delays something once; an attack that delays others does so each time.
+TRIES = 3
 # The streams whose consumers have work while something of an attack is left, and the seconds after
 # which nothing may be left: the jobs of deleted rules fail 100 in a second.
 WORK = (streams.RAW, streams.COMMANDS, streams.EVENTS, streams.DELIVERIES, streams.SCHEDULES)
@@ -223,20 +225,22 @@ LONG = [
 ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("how", "name", "scale", "seconds"), [*SHORT, *LONG])
 async def test_an_attack_keeps_no_second_user_waiting(
     sites: Callable[[str], Awaitable[Site]], how: str, name: str, scale: float, seconds: float
 ) -> None:
     site = await sites(how)
-    async with site.attacked(name, scale) as statuses:
-        waits_s = await site.user.act(seconds)
-    assert statuses, "the attacker has done nothing"
-    assert "500" not in statuses
-    beside_s = {what: round(p99(each), 3) for what, each in waits_s.items()}
-    print(f"alone {site.alone_s:.3f} s, beside {beside_s}, the attacker got {dict(statuses)}")
-    if max(beside_s.values()) > max(MOST_S, TIMES * site.alone_s):
-        await site.measure_alone()  # the machine may have become slower
-    most_s = min(max(MOST_S, TIMES * site.alone_s), WORST_S)
-    slow = {k: each for k, each in beside_s.items() if each > most_s}
-    assert not slow, f"alone, the slowest took {site.alone_s:.3f} s"
+    for _ in range(TRIES):
+        async with site.attacked(name, scale) as statuses:
+            waits_s = await site.user.act(seconds)
+        assert statuses, "the attacker has done nothing"
+        assert "500" not in statuses
+        beside_s = {what: round(p99(each), 3) for what, each in waits_s.items()}
+        print(f"alone {site.alone_s:.3f} s, beside {beside_s}, the attacker got {dict(statuses)}")
+        most_s = min(max(MOST_S, TIMES * site.alone_s), WORST_S)
+        slow = {what: each for what, each in beside_s.items() if each > most_s}
+        if not slow:
+            return
+        await site.measure_alone()
+    pytest.fail(f"each of {TRIES} attacks delays {slow}; alone, the slowest took {site.alone_s:.3f} s")
