@@ -434,10 +434,10 @@ OWN = {"event": {"category": "automation", "action": "completed"}, "data": {"aut
         (compiled(), RunFacts("u1"), EVENT, True),
         (compiled(), RunFacts("u2"), EVENT, False),
         (compiled(all_users=True), RunFacts("u2"), EVENT, True),
-        (compiled(), RunFacts("u1", ("good",)), EVENT, False),
-        (compiled(loops=True), RunFacts("u1", ("good",)), EVENT, True),
-        (compiled(loops=True), RunFacts("u1", ("good",) * 4), EVENT, True),
-        (compiled(), RunFacts("u1", ("a", "b", "c")), EVENT, True),
+        (compiled(), RunFacts("u1", ("good",), 1), EVENT, False),
+        (compiled(loops=True), RunFacts("u1", ("good",), 1), EVENT, True),
+        (compiled(loops=True), RunFacts("u1", ("good",) * 4, 4), EVENT, True),
+        (compiled(), RunFacts("u1", ("a", "b", "c"), 3), EVENT, True),
         (compiled(), RunFacts("u1"), OWN, False),
         (compiled(id="other"), RunFacts("u1"), OWN, True),
         (compiled(), RunFacts("u1"), OTHERS, True),
@@ -453,12 +453,12 @@ def test_a_rule_acts_with_its_owners_rights_and_in_no_loop(
 @pytest.mark.parametrize(
     ("facts", "body", "reason"),
     [
-        (RunFacts("u1", ("a", "b", "c")), EVENT, None),
-        (RunFacts("u1", ("a", "b", "c", "d")), EVENT, "4 rules led to this event"),
+        (RunFacts("u1", ("a", "b", "c"), 3), EVENT, None),
+        (RunFacts("u1", ("a", "b", "c", "d"), 4), EVENT, "4 rules led to this event"),
         (RunFacts("u1", (), depth=4), EVENT, "4 rules led to this event"),
         (RunFacts("u1"), OTHERS, None),
         (RunFacts("u1"), DEEP, "4 rules led to this event"),
-        (RunFacts("u1", ("a", "b", "c")), OTHERS, "4 rules led to this event"),
+        (RunFacts("u1", ("a", "b", "c"), 3), OTHERS, "4 rules led to this event"),
     ],
 )
 def test_an_event_to_which_four_rules_led_triggers_nothing(

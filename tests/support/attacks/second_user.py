@@ -127,6 +127,8 @@ class SecondUser:
         made = await self._ask("approvals", "POST", "/v1/service-tokens", json=body, headers=ROOT)
         machine = {"authorization": f"Bearer {made.json()['token']}"}
         await self._ask("approvals", "GET", "/v1/approvals", "service token", headers=machine)
+        path = f"/v1/service-tokens/{made.json()['id']}"
+        await self._ask("approvals", "DELETE", path, headers=ROOT)  # there may be 1,000 at most
 
     async def _call_hook(self) -> None:
         headers = {"authorization": f"Bearer {HOOK_TOKEN}"}

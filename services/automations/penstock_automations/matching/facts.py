@@ -16,7 +16,7 @@ MAX_KNOWN = 10_000
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """The owner of a run, the rules that led to the run (the earliest first), and their number.
-    `depth` is greater than the number of `rules` if some rules are not known by name."""
+    `depth` is at least the number of `rules`; it is greater if some are not known by name."""
 
     owner: str
     rules: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ def matched(rule: CompiledRule, event: Mapping[str, Any], budget: Budget) -> Mat
 def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:
     """Return how many rules led to an event. For an event about a delivery, the rule of the
     delivery counts, too."""
-    depth = max(facts.depth, len(facts.rules))
+    depth = facts.depth
     if body["event"]["category"] == "automation":
         # Without this addition, two rules that match each other's `automation` events would fire
         # each other for ever.
