@@ -14,7 +14,20 @@ from penstock.tracing import spans
 RunStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 ClaimState = Literal["held", "cancelled"]
 # The ways by which a decision can come.
-Channel = Literal["api", "link", "page", "agui", "adk", "agno", "cli", "automation", "policy"]
+Channel = Literal[
+    "api",
+    "link",
+    "page",
+    "agui",
+    "adk",
+    "agno",
+    "vercel",
+    "openai",
+    "a2a",
+    "cli",
+    "automation",
+    "policy",
+]
 SendingState = Literal["claimed", "done", "refused", "outcome_unknown"]
 PolicyOutcome = Literal["approve", "reject", "ask"]
 OnDeadline = Literal["reject", "approve", "leave"]

@@ -46,10 +46,12 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A client's decisions on items of one approval."""
+    """A client's decisions on items of one approval. `digest` is the digest that the client sent,
+    on a surface whose clients send one."""
 
     approval: ApprovalRecord
     items: list[Decided] = field(default_factory=list)
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ async def decide(
             # The client has seen only the event approval.requested, not later edits of the items.
             # So the decision has the digest of the items as they were requested. If the items were
             # edited since, the approvals service refuses the decision.
-            digest=approval.requested_digest or approval.digest,
+            digest=answer.digest or approval.requested_digest or approval.digest,
             items=answer.items,
             invocation_id=invocation_id,
         )
