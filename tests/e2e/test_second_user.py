@@ -243,4 +243,5 @@ async def test_an_attack_keeps_no_second_user_waiting(
         if not slow:
             return
         await site.measure_alone()
-    pytest.fail(f"each of {TRIES} attacks delays {slow}; alone, the slowest took {site.alone_s:.3f} s")
+    alone = f"alone, the slowest took {site.alone_s:.3f} s"
+    pytest.fail(f"each of {TRIES} attacks delays {slow}; {alone}")
