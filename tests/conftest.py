@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from support.drive.repository import ROOT
-from support.real import servers, upstreams
+from support.real import devtools, servers, upstreams
 from support.real.nats import NatsServer, write_passwords
 from support.real.nats_choice import NotPossible, chosen, new_server
 from support.real.upstreams import Recipe, Upstream
@@ -172,6 +172,18 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if _is_worker() else base
 
 
+@pytest.fixture(scope="session", autouse=True)
+def test_run(run_folder: Path) -> servers.SharedRun:
+    """Return the run of the tests, whose workers share servers and a browser.
+
+    Its owner is the process that outlives every worker: the pytest process that the user started.
+    """
+    owner_pid = os.getppid() if _is_worker() else os.getpid()
+    found = servers.SharedRun(run_folder / "shared", owner_pid)
+    devtools.share(found)
+    return found
+
+
 @pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """Run one nats-server with JetStream per module. A test must not stop it: see `fresh_nats`.
@@ -198,57 +210,55 @@ def fresh_nats(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="session")
-def agno_server(run_folder: Path) -> Upstream:
+def agno_server(test_run: servers.SharedRun) -> Upstream:
     """Return the real Agno 3.1.10 AgentOS with scripted models; the whole test run shares it."""
-    return _upstream(upstreams.AGNO, run_folder)
+    return _upstream(upstreams.AGNO, test_run)
 
 
 @pytest.fixture(scope="session")
-def adk_server(run_folder: Path) -> Upstream:
+def adk_server(test_run: servers.SharedRun) -> Upstream:
     """Return the real google-adk 2.13.0 server with scripted models, for the whole test run."""
-    return _upstream(upstreams.ADK, run_folder)
+    return _upstream(upstreams.ADK, test_run)
 
 
 @pytest.fixture(scope="session")
-def pydantic_ai_server(run_folder: Path) -> Upstream:
+def pydantic_ai_server(test_run: servers.SharedRun) -> Upstream:
     """Return the real pydantic-ai 2.68.0 AG-UI adapter with scripted models."""
-    return _upstream(upstreams.PYDANTIC_AI, run_folder)
+    return _upstream(upstreams.PYDANTIC_AI, test_run)
 
 
 @pytest.fixture(scope="session")
-def langgraph_server(run_folder: Path) -> Upstream:
+def langgraph_server(test_run: servers.SharedRun) -> Upstream:
     """Return the real ag-ui-langgraph 0.0.47 with a graph that asks before it deletes."""
-    return _upstream(upstreams.LANGGRAPH, run_folder)
+    return _upstream(upstreams.LANGGRAPH, test_run)
 
 
 @pytest.fixture(scope="session")
-def agno_agui_server(run_folder: Path) -> Upstream:
+def agno_agui_server(test_run: servers.SharedRun) -> Upstream:
     """Return the real AG-UI interface of Agno 3.1.10 with a scripted model."""
-    return _upstream(upstreams.AGNO_AGUI, run_folder)
+    return _upstream(upstreams.AGNO_AGUI, test_run)
 
 
 @pytest.fixture(scope="session")
-def agno_older_server(run_folder: Path) -> Upstream:
+def agno_older_server(test_run: servers.SharedRun) -> Upstream:
     """Return the real Agno 2.3.18 AgentOS with the same agents; skip the test without it."""
-    return _upstream(upstreams.AGNO_OLDER, run_folder, made_by="upstreams-older")
+    return _upstream(upstreams.AGNO_OLDER, test_run, made_by="upstreams-older")
 
 
 @pytest.fixture(scope="session")
-def adk_older_server(run_folder: Path) -> Upstream:
+def adk_older_server(test_run: servers.SharedRun) -> Upstream:
     """Return the real google-adk 1.16.0 server with the same agents; skip the test without it."""
-    return _upstream(upstreams.ADK_OLDER, run_folder, made_by="upstreams-older")
+    return _upstream(upstreams.ADK_OLDER, test_run, made_by="upstreams-older")
 
 
-def _upstream(recipe: Recipe, folder: Path, made_by: str = "upstreams") -> Upstream:
+def _upstream(recipe: Recipe, run: servers.SharedRun, made_by: str = "upstreams") -> Upstream:
     if not recipe.python.exists():
         reason = f"no environment for the real {recipe.name} server: run `make {made_by}`"
         # In CI, a missing environment fails the test: nobody would notice a skip there. The older
         # servers are no part of `make test`.
         is_needed = made_by == "upstreams" and os.environ.get("CI") == "true"
         pytest.fail(reason) if is_needed else pytest.skip(reason)
-    # The owner is the process that outlives every worker: the pytest process that the user started.
-    owner_pid = os.getppid() if _is_worker() else os.getpid()
-    return upstreams.shared(recipe, folder / "upstreams", owner_pid)
+    return upstreams.shared(recipe, run)
 
 
 _log_sizes = pytest.StashKey[dict[str, int]]()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.real import upstreams
+from support.real import servers, upstreams
 from support.real.upstreams import Recipe, Upstream
 
 # The answer has 80 pieces of text, 0.1 s apart, so that faults hit it in the middle.
@@ -31,4 +31,4 @@ def own_adk(tmp_path_factory: pytest.TempPathFactory) -> Upstream:
 def _own(recipe: Recipe, folder: Path) -> Upstream:
     if not recipe.python.exists():
         pytest.fail(f"no environment for the real {recipe.name} server: run `make upstreams`")
-    return upstreams.shared(recipe, folder, os.getpid())
+    return upstreams.shared(recipe, servers.SharedRun(folder, os.getpid()))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-import os
 import signal
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,8 +15,16 @@ import pytest
 import yaml
 
 from support.drive.waiting import eventually
-from support.fakes.issuer import SECRET, token
-from support.real import node, upstreams
+from support.fakes.issuer import token
+from support.real.consoles import (
+    HOSTILE,
+    SHOWN,
+    decided,
+    has_status,
+    is_accessible,
+    is_clean,
+    started,
+)
 from support.real.devtools import Page, page_at
 from support.real.up import Up
 from support.real.upstreams import Upstream
@@ -25,9 +32,6 @@ from support.real.upstreams import Upstream
 # The demo starts two agent servers, which takes long on a busy machine.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
-HOSTILE = "a\u202ecod.exe\u200b <img src=x onerror=alert(1)><script>alert(2)</script>"
-SHOWN = HOSTILE.replace("\u202e", "U+202E").replace("\u200b", "U+200B")
-SHOTS = os.environ.get("PENSTOCK_SHOTS")  # a folder that gets the pictures of the screens
 # All rows of the list of events, which has only those in view in the page: it is scrolled through.
 ALL_ROWS = """(async () => {
   const list = document.querySelector('.events .list');
@@ -44,58 +48,6 @@ ALL_ROWS = """(async () => {
   }
   return [...found.keys()].sort((one, other) => one - other).map((each) => found.get(each));
 })()"""
-
-
-@pytest.fixture(scope="module")
-def demo(
-    agno_server: Upstream, adk_server: Upstream, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Up]:
-    """Run the demo, with the tests' Agno server as the additional agent `tester`."""
-    folder = tmp_path_factory.mktemp("console")
-    config = folder / "penstock.yaml"
-    tester = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
-    away = {"id": "away", "protocol": "agui", "url": "http://127.0.0.1:9/"}
-    config.write_text(yaml.safe_dump({"agents": [tester, away]}))
-    up = Up(folder, "--demo", "--config", str(config))
-    up.start(
-        PENSTOCK_DEMO_AGNO_PYTHON=str(upstreams.AGNO.python),
-        PENSTOCK_DEMO_ADK_PYTHON=str(upstreams.ADK.python),
-    )
-    yield up
-    assert up.signal(signal.SIGTERM) == 0
-
-
-@pytest.fixture(scope="module")
-def asking(agno_server: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """Run a Penstock that requires authentication."""
-    folder = tmp_path_factory.mktemp("console-asking")
-    config = folder / "penstock.yaml"
-    agent = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
-    config.write_text(yaml.safe_dump({"agents": [agent]}))
-    up = Up(folder, "--config", str(config))
-    up.start(PENSTOCK_AUTH_JWT_SECRET=SECRET)
-    yield up
-    assert up.signal(signal.SIGTERM) == 0
-
-
-@pytest.fixture
-async def http(demo: Up) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=demo.url, timeout=30) as client:
-        yield client
-
-
-async def started(http: httpx.AsyncClient, message: str, agent: str = "tester") -> str:
-    answer = await http.post("/v1/runs", json={"agent": agent, "message": message})
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["run_id"])
-
-
-async def has_status(http: httpx.AsyncClient, run_id: str, *wanted: str) -> dict[str, Any]:
-    async def found() -> dict[str, Any] | None:
-        run: dict[str, Any] = (await http.get(f"/v1/runs/{run_id}")).json()
-        return run if run["status"] in wanted else None
-
-    return await eventually(found, 60)
 
 
 async def events_of(http: httpx.AsyncClient, run_id: str) -> list[list[Any]]:
@@ -118,36 +70,6 @@ async def events_of(http: httpx.AsyncClient, run_id: str) -> list[list[Any]]:
         after = page["next"]
 
 
-def is_clean(page: Page, url: str) -> None:
-    """Check that all requests stayed on the origin and that the browser logged nothing.
-
-    The browser would log exceptions and violations of the content security policy (CSP).
-    """
-    assert {urlsplit(each).netloc for each in page.requested} == {urlsplit(url).netloc}
-    assert page.logged == []
-
-
-async def is_accessible(page: Page, name: str) -> None:
-    """Check the page with axe-core, in a light and in a dark scheme; take its picture if asked."""
-    axe = (node.packages("console") / "axe-core/axe.min.js").read_text()
-    for dark in (False, True):
-        await page.scheme(dark=dark)
-        if SHOTS:
-            await page.screenshot(Path(SHOTS) / f"{name}-{'dark' if dark else 'light'}.png")
-        await page.value(f"{axe};null")
-        found = await page.value(
-            "axe.run().then(({violations}) => violations.map(({id, impact, nodes}) =>"
-            " [id, impact, nodes.map((each) => each.html.slice(0, 200))]))"
-        )
-        assert found == [], json.dumps(found, indent=1)
-    await page.resize(360)
-    if SHOTS:
-        await page.scheme(dark=False)
-        await page.screenshot(Path(SHOTS) / f"{name}-narrow.png")
-    assert await page.value("document.documentElement.scrollWidth") == 360
-    await page.resize(1280)
-
-
 async def row_of(page: Page, run_id: str, *words: str) -> None:
     """Wait until the row of the run has these words."""
     row = f"document.querySelector('tr[data-run=\"{run_id}\"]')?.innerText ?? ''"
@@ -156,48 +78,43 @@ async def row_of(page: Page, run_id: str, *words: str) -> None:
 
 
 async def test_the_list_shows_runs_as_they_happen_without_polling(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
-    async with page_at(f"{demo.url}/console/runs") as page:
+    async with page_at(f"{demo}/console/runs") as page:
         await page.resize(1280)
         await page.until("document.querySelector('.live').textContent === 'live'")
         run_id = await started(http, "confirm from the list")
         await row_of(page, run_id, "confirm from the list", "waits for a person", "tester")
-        [approval] = (await http.get("/v1/approvals", params={"run_id": run_id})).json()[
-            "approvals"
-        ]
-        body = {"approved": True, "digest": approval["digest"]}
-        path = f"/v1/approvals/{approval['approval_id']}/decision"
-        assert (await http.post(path, json=body)).status_code == 200
+        await decided(http, run_id)
         await row_of(page, run_id, "completed")
         asked = [urlsplit(each).path for each in page.requested]
         assert asked.count("/v1/runs") == 1
         assert asked.count("/v1/events") == 1
         await is_accessible(page, "runs")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_a_list_that_cannot_be_read_says_so_and_is_read_again(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "text for later")
-    async with page_at(f"{demo.url}/docs") as page:
+    async with page_at(f"{demo}/docs") as page:
         await page.send("Network.setBlockedURLs", urls=["*/v1/runs?*", "*/v1/approvals?*"])
         for screen in ("runs", "inbox"):
-            await page.go(f"{demo.url}/console/{screen}")
+            await page.go(f"{demo}/console/{screen}")
             await page.until("document.querySelector('.notice')?.innerText.includes('not answer')")
         await page.send("Network.setBlockedURLs", urls=[])
         await page.until("!document.querySelector('.notice')")
-        await page.go(f"{demo.url}/console/runs")
+        await page.go(f"{demo}/console/runs?agent=tester")
         await row_of(page, run_id, "text for later")
 
 
 async def test_an_argument_of_a_million_characters_is_folded_and_whole(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, f"confirm {'x' * 1_000_000}\u202e{HOSTILE}")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    async with page_at(f"{demo.url}/console/inbox/{approval_id}") as page:
+    async with page_at(f"{demo}/console/inbox/{approval_id}") as page:
         await page.until("!!document.querySelector('.chosen .tree details')")
         assert "characters" in await page.text(".chosen .tree summary")
         assert (await page.text(".chosen .tree .value")).endswith(f'U+202E{SHOWN}"')
@@ -205,13 +122,13 @@ async def test_an_argument_of_a_million_characters_is_folded_and_whole(
         assert await page.value("document.documentElement.scrollWidth") == 360
         await page.click(".chosen button.reject")
         await page.until("!!document.querySelector('.chosen .outcome')")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_updates_can_be_paused_and_then_nothing_is_missing(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
-    async with page_at(f"{demo.url}/console/runs") as page:
+    async with page_at(f"{demo}/console/runs") as page:
         await page.until("document.querySelector('.live').textContent === 'live'")
         await page.click("button[aria-pressed]")
         run_id = await started(http, "text while paused")
@@ -221,13 +138,13 @@ async def test_updates_can_be_paused_and_then_nothing_is_missing(
         assert not await page.value(f"!!document.querySelector('tr[data-run=\"{run_id}\"]')")
         await page.click("button[aria-pressed]")
         await row_of(page, run_id, "completed")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
-async def test_older_runs_come_page_by_page(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_older_runs_come_page_by_page(demo: str, http: httpx.AsyncClient) -> None:
     made = [await started(http, f"text {number}", "away") for number in range(51)]
     await has_status(http, made[0], "failed")
-    async with page_at(f"{demo.url}/console/runs?agent=away") as page:
+    async with page_at(f"{demo}/console/runs?agent=away") as page:
         rows = "[...document.querySelectorAll('tr[data-run]')].map((each) => each.dataset.run)"
         await page.until(f"{rows}.length === 50")
         await page.click(".more button")
@@ -239,19 +156,19 @@ async def test_older_runs_come_page_by_page(demo: Up, http: httpx.AsyncClient) -
         await page.press("j")
         await page.press("Enter")
         await page.until(f"location.pathname === '/console/runs/{made[-2]}'")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_filters_are_in_the_address_and_stay_after_a_reload(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     done, waits = await started(http, "text for the filter"), await started(http, "confirm filter")
     await has_status(http, done, "completed")
     await has_status(http, waits, "paused")
-    async with page_at(f"{demo.url}/console/runs") as page:
+    async with page_at(f"{demo}/console/runs?agent=tester") as page:
         await row_of(page, done, "completed")
         await page.choose("#filter-status", "paused")
-        await page.until("location.search === '?status=paused'")
+        await page.until("location.search === '?status=paused&agent=tester'")
         await page.until(f"!document.querySelector('tr[data-run=\"{done}\"]')")
         await page.send("Page.reload")
         await row_of(page, waits, "waits for a person")
@@ -261,27 +178,27 @@ async def test_filters_are_in_the_address_and_stay_after_a_reload(
         await row_of(page, later, "waits for a person")
         await page.choose("#filter-agent", "linter")
         await page.until("document.querySelector('.empty')?.innerText.includes('No run fits')")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
-async def test_runs_of_steps_are_folded_under_their_run(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_runs_of_steps_are_folded_under_their_run(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, "+password = 1", "code_review")
     await has_status(http, run_id, "paused")
-    async with page_at(f"{demo.url}/console/runs") as page:
+    async with page_at(f"{demo}/console/runs?agent=code_review") as page:
         await row_of(page, run_id, "code_review", "waits for a person")
         agents = "[...document.querySelectorAll('tbody td:nth-child(3)')].map((e) => e.innerText)"
         assert not [each for each in await page.value(agents) if "linter" in each]
         await page.click(f"tr[data-run='{run_id}'] .fold")
         await page.until(f"{agents}.some((each) => each.includes('linter'))")
         assert [each for each in await page.value(agents) if "scanner" in each]
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_a_run_is_followed_and_decided_where_it_asks(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "textconfirm Quarterly report")
-    async with page_at(f"{demo.url}/console/runs") as page:
+    async with page_at(f"{demo}/console/runs?agent=tester") as page:
         await page.resize(1280)
         await row_of(page, run_id, "waits for a person")
         await page.click(f"tr[data-run='{run_id}'] a")
@@ -307,22 +224,19 @@ async def test_a_run_is_followed_and_decided_where_it_asks(
         await is_accessible(page, "events")
         await page.value("history.back()")
         await page.until("document.querySelector('[aria-selected=true]').id === 'tab-transcript'")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_a_run_is_watched_again_to_any_of_its_events(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "textconfirm Watched again")
-    approval = (await has_status(http, run_id, "paused"))["approval_id"]
-    digest = (await http.get(f"/v1/approvals/{approval}")).json()["digest"]
-    body = {"approved": True, "digest": digest}
-    assert (await http.post(f"/v1/approvals/{approval}/decision", json=body)).is_success
+    await decided(http, run_id)
     await has_status(http, run_id, "completed")
     events = await events_of(http, run_id)
     asked = [type_ for _, type_ in events].index("approval.requested") + 1
     story = "document.querySelector('.transcript').innerText"
-    async with page_at(f"{demo.url}/console/runs/{run_id}?at={asked}") as page:
+    async with page_at(f"{demo}/console/runs/{run_id}?at={asked}") as page:
         await page.until("!!document.querySelector('.watch')")
         await page.until(f"{story}.includes('not decided at this point')")
         assert not await page.value("!!document.querySelector('.item-end, button.approve')")
@@ -339,11 +253,11 @@ async def test_a_run_is_watched_again_to_any_of_its_events(
         await page.click(".watch button:last-of-type")
         await page.until("location.search === ''")
         assert await page.value(story) == again
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_a_page_behind_others_has_no_stream_and_goes_on_when_it_is_seen(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "Tell me a slow story", "assistant")
 
@@ -354,7 +268,7 @@ async def test_a_page_behind_others_has_no_stream_and_goes_on_when_it_is_seen(
             "document.dispatchEvent(new Event('visibilitychange'))"
         )
 
-    async with page_at(f"{demo.url}/console/runs/{run_id}?tab=events") as page:
+    async with page_at(f"{demo}/console/runs/{run_id}?tab=events") as page:
         count = "parseInt(document.querySelector('.events .dim')?.textContent)"
         await page.until(f"{count} > 5")
         await page.value(seen(is_hidden=True))
@@ -374,14 +288,14 @@ async def test_a_page_behind_others_has_no_stream_and_goes_on_when_it_is_seen(
         streams = [each for each in page.requested if "/events?names=off" in each]
         assert len(streams) == 2
         assert "after=" in streams[1]
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_a_reload_in_the_middle_of_a_run_loses_and_repeats_nothing(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "Tell me a slow story", "assistant")
-    async with page_at(f"{demo.url}/console/runs/{run_id}?tab=events") as page:
+    async with page_at(f"{demo}/console/runs/{run_id}?tab=events") as page:
         count = "document.querySelector('.events .dim')?.textContent"
         await page.until(f"parseInt({count}) > 8")
         await page.send("Page.reload")
@@ -389,51 +303,51 @@ async def test_a_reload_in_the_middle_of_a_run_loses_and_repeats_nothing(
         assert (await http.post(f"/v1/runs/{run_id}/cancel", json={})).is_success
         await page.until("document.querySelector('.bar .status')?.textContent === 'cancelled'")
         assert await page.value(ALL_ROWS) == await events_of(http, run_id)
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
-async def test_pages_that_were_left_hold_no_connection(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_pages_that_were_left_hold_no_connection(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, "confirm the way back")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    async with page_at(f"{demo.url}/console/runs") as page:
+    async with page_at(f"{demo}/console/runs") as page:
         for _ in range(8):  # a browser has six connections to a host
-            await page.go(f"{demo.url}/console/inbox/{approval_id}")
+            await page.go(f"{demo}/console/inbox/{approval_id}")
             await page.until("document.querySelector('.live').textContent === 'live'")
-            await page.go(f"{demo.url}/console/runs/{run_id}")
+            await page.go(f"{demo}/console/runs/{run_id}")
             await page.until("!!document.querySelector('.decision')")
         await page.value("history.back()")
         await page.until("location.pathname.startsWith('/console/inbox')")
         await page.until("document.querySelector('.live')?.textContent === 'live'")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
-async def test_a_run_can_be_cancelled_on_its_page(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_a_run_can_be_cancelled_on_its_page(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, "Tell me a slow story", "assistant")
-    async with page_at(f"{demo.url}/console/runs/{run_id}") as page:
+    async with page_at(f"{demo}/console/runs/{run_id}") as page:
         await page.until("!!document.querySelector('.item-message')")
         await page.click(".cancel")
         await page.until("document.querySelector('.bar .status')?.textContent === 'cancelled'")
         await page.until("!document.querySelector('.cancel')")
         assert (await has_status(http, run_id, "cancelled"))["status"] == "cancelled"
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
-async def test_hostile_text_is_text_on_every_screen(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_hostile_text_is_text_on_every_screen(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, f"confirm {HOSTILE}")
     run = await has_status(http, run_id, "paused")
     places = {
-        "/console/runs": f"tr[data-run='{run_id}']",
+        "/console/runs?agent=tester": f"tr[data-run='{run_id}']",
         f"/console/runs/{run_id}": ".transcript .decision",
         f"/console/runs/{run_id}?tab=events": ".events .event",
         f"/console/inbox/{run['approval_id']}": ".chosen .decision",
         "/console/runs/..%2f..%2fv1%2flogout": "h1",
         f"/console/inbox/{'%3Cscript%3E'}": ".notice",
     }
-    async with page_at(f"{demo.url}/console") as page:
+    async with page_at(f"{demo}/console") as page:
         for place, selector in places.items():
-            await page.go(demo.url + place)
+            await page.go(demo + place)
             await page.until(f"!!document.querySelector({json.dumps(selector)})")
-            if run_id in place or place == "/console/runs":
+            if run_id in place or place.startswith("/console/runs?"):
                 await page.until(f"document.body.innerText.includes({json.dumps(SHOWN)})")
             assert (
                 await page.value("document.querySelectorAll('main img, main script').length") == 0
@@ -444,15 +358,15 @@ async def test_hostile_text_is_text_on_every_screen(demo: Up, http: httpx.AsyncC
         assert complaints == []
 
 
-async def test_the_inbox_is_used_with_the_keyboard_alone(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_the_inbox_is_used_with_the_keyboard_alone(
+    demo: str, http: httpx.AsyncClient
+) -> None:
     run_id = await started(http, "confirm by keys")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    async with page_at(f"{demo.url}/console/inbox") as page:
+    async with page_at(f"{demo}/console/inbox") as page:
         await page.resize(1280)
         await page.until("!!document.querySelector('.chosen .decision')")
-        for _ in range(30):
-            if await page.value(f"location.pathname.endsWith('{approval_id}')"):
-                break
+        while not await page.value(f"location.pathname.endsWith('{approval_id}')"):
             await page.press("j")
         await page.until("document.querySelector('.chosen .tree').innerText.includes('by keys')")
         await page.until("document.querySelector('.lines')?.innerText.includes('confirm by keys')")
@@ -466,15 +380,15 @@ async def test_the_inbox_is_used_with_the_keyboard_alone(demo: Up, http: httpx.A
             "document.querySelector('.chosen .outcome')?.innerText === 'approved by anonymous'"
         )
         await has_status(http, run_id, "completed")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_two_people_who_decide_at_once_are_told_who_was_first(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "confirm a race")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    place = f"{demo.url}/console/inbox/{approval_id}"
+    place = f"{demo}/console/inbox/{approval_id}"
     async with page_at(place) as page:
         await page.until("!!document.querySelector('.chosen button.reject')")
         # The other decides, and this page does not know it yet.
@@ -495,10 +409,12 @@ async def test_two_people_who_decide_at_once_are_told_who_was_first(
         assert both[0].status_code == (200 if record["decision"]["outcome"] == "approved" else 409)
 
 
-async def test_a_decision_with_a_note_reaches_the_record(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_a_decision_with_a_note_reaches_the_record(
+    demo: str, http: httpx.AsyncClient
+) -> None:
     run_id = await started(http, "confirm with a note")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    async with page_at(f"{demo.url}/console/inbox/{approval_id}") as page:
+    async with page_at(f"{demo}/console/inbox/{approval_id}") as page:
         await page.until("!!document.querySelector('.chosen .foot input')")
         await page.type(".chosen .foot input", "not on a Friday")
         await page.click(".chosen button.reject")
@@ -507,15 +423,15 @@ async def test_a_decision_with_a_note_reaches_the_record(demo: Up, http: httpx.A
         )
         record = (await http.get(f"/v1/approvals/{approval_id}")).json()
         assert record["decision"]["note"] == "not on a Friday"
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_a_question_is_answered_by_the_form_of_its_schema(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "getinput")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    async with page_at(f"{demo.url}/console/inbox/{approval_id}") as page:
+    async with page_at(f"{demo}/console/inbox/{approval_id}") as page:
         await page.until("!!document.querySelector('.answer input')")
         assert not await page.value("!!document.querySelector('.chosen button.reject')")
         assert await page.value("document.querySelector('.chosen button.approve').disabled")
@@ -525,7 +441,7 @@ async def test_a_question_is_answered_by_the_form_of_its_schema(
         record = (await http.get(f"/v1/approvals/{approval_id}")).json()
         assert record["decision"]["items"][0]["value"] == {"city": "Lima"}
         await has_status(http, run_id, "completed")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
 async def test_a_penstock_that_is_killed_in_the_middle_loses_and_repeats_nothing(
@@ -559,18 +475,18 @@ async def test_a_penstock_that_is_killed_in_the_middle_loses_and_repeats_nothing
 
 
 async def test_whoever_is_not_signed_in_is_asked_and_comes_back_to_the_same_screen(
-    asking: Up,
+    asking: str,
 ) -> None:
-    async with page_at(f"{asking.url}/console/runs?status=paused") as page:
+    async with page_at(f"{asking}/console/runs?status=paused") as page:
         await page.until("!!document.querySelector('#token')")
-        await page.type("#token", token(sub="alice", secret="another secret, of 32 bytes and more"))
+        await page.type("#token", token(sub="zoe", secret="another secret, of 32 bytes and more"))
         await page.click(".sign-in button")
         await page.until("document.querySelector('.sign-in .error').textContent !== ''")
-        await page.type("#token", token(sub="alice"))
+        await page.type("#token", token(sub="zoe"))
         await page.click(".sign-in button")
         await page.until("document.querySelector('.empty')?.innerText.includes('No run fits')")
         assert await page.value("location.search") == "?status=paused"
-        assert await page.text(".user") == "alice"
+        assert await page.text(".user") == "zoe"
         # The cookie ends while the page is open.
         await page.send("Network.clearBrowserCookies")
         await page.choose("#filter-status", "failed")
@@ -578,9 +494,9 @@ async def test_whoever_is_not_signed_in_is_asked_and_comes_back_to_the_same_scre
 
 
 async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
-    demo: Up, http: httpx.AsyncClient
+    demo: str, http: httpx.AsyncClient
 ) -> None:
-    async with page_at(f"{demo.url}/console/workflows") as page:
+    async with page_at(f"{demo}/console/workflows") as page:
         await page.resize(1280)
         await page.until("document.querySelector('table')?.innerText.includes('code_review')")
         await is_accessible(page, "workflows")
@@ -600,10 +516,12 @@ async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
         await page.click(".decision button.approve")
         await page.until("document.querySelector('.bar .status')?.textContent === 'completed'")
         await page.until(f"{states}.every(([, text]) => /completed/.test(text))")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
 
 
-async def test_a_rule_shows_its_deliveries_and_is_paused(demo: Up, http: httpx.AsyncClient) -> None:
+async def test_a_rule_shows_its_deliveries_and_is_paused(
+    demo: str, http: httpx.AsyncClient
+) -> None:
     webhook = {"url": "https://nobody.invalid/hook"}
     rule = {
         "id": "nobody",
@@ -613,12 +531,20 @@ async def test_a_rule_shows_its_deliveries_and_is_paused(demo: Up, http: httpx.A
     }
     assert (await http.post("/v1/automations", json=rule)).status_code == 201
     await has_status(http, await started(http, "text for nobody"), "completed")
-    async with page_at(f"{demo.url}/console/automations") as page:
+    async with page_at(f"{demo}/console/automations") as page:
         await page.resize(1280)
         await page.until(
             f"document.querySelector('table')?.innerText.includes({json.dumps(SHOWN)})"
         )
         await is_accessible(page, "automations")
+
+        async def failing() -> bool:
+            await page.go(f"{demo}/console/automations?{next(times)}")
+            await page.until("!!document.querySelector('tbody .bad, tbody tr:last-child td')")
+            return "waiting, 0 failed; the latest:" in await page.text("tbody")
+
+        times = itertools.count()
+        await eventually(failing, 30)
         # The link has two lines, so its middle may be beside it.
         await page.value("document.querySelector(\"a[href$='/nobody']\").click()")
         await page.until("!!document.querySelector('nav.choices')")
@@ -635,5 +561,5 @@ async def test_a_rule_shows_its_deliveries_and_is_paused(demo: Up, http: httpx.A
         assert (await http.get("/v1/automations/nobody")).json()["paused"]
         await page.click("button.pause")
         await page.until("document.querySelector('button.pause').innerText === 'Pause the rule'")
-        is_clean(page, demo.url)
+        is_clean(page, demo)
     assert (await http.delete("/v1/automations/nobody")).status_code == 200

@@ -39,9 +39,9 @@ TYPES: Final = {
 # The files that have a path of their own.
 PAGES: Final = {
     "/": "index.html",
-    "/console": "console.html",
-    "/console/{screen:path}": "console.html",
-    "/docs": "docs.html",
+    "/console": "index.html",
+    "/console/{screen:path}": "index.html",
+    "/docs": "index.html",
     "/openapi.json": "openapi.json",
     "/favicon.ico": "icon.svg",
 }

@@ -82,16 +82,21 @@ def site(page: bytes) -> Iterator[Site]:
 @contextmanager
 def opened(url: str, folder: Path, *flags: str) -> Iterator[None]:
     """Open this page in a new browser, whose profile and log are in `folder`."""
-    process = servers.start(
-        "chromium",
-        [_chromium(), *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", url],
-        log=folder / "chromium.log",
-        owner_pid=os.getpid(),
-    )
+    process = start(url, folder, os.getpid(), *flags)
     try:
         yield
     finally:
         process.stop()
+
+
+def start(url: str, folder: Path, owner_pid: int, *flags: str) -> servers.Process:
+    """Start a browser, which ends when the process `owner_pid` has ended. See `opened`."""
+    return servers.start(
+        "chromium",
+        [_chromium(), *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", url],
+        log=folder / "chromium.log",
+        owner_pid=owner_pid,
+    )
 
 
 def _chromium() -> str:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import base64
 import itertools
 import json
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from support.drive.waiting import eventually
-from support.real import browser
+from support.drive.waiting import eventually, wait_for
+from support.real import browser, servers
 
 DEADLINE_S = 30.0
 
@@ -171,7 +169,7 @@ class Page:
 @asynccontextmanager
 async def page_at(url: str) -> AsyncIterator[Page]:
     """Open this page in a profile of its own, which ends with the page."""
-    address = await _browser()
+    address = await asyncio.to_thread(_browser)
     async with connect(address, max_size=None) as commands:
         controls = Page(commands)
         try:
@@ -195,25 +193,30 @@ async def page_at(url: str) -> AsyncIterator[Page]:
             await controls.close()
 
 
-_kept = ExitStack()
-_profiles: list[Path] = []  # of the one browser of this process, when it has started
+_runs: list[servers.SharedRun] = []  # the one run of this process
 
 
-async def _browser() -> str:
-    """Return the DevTools address of the browser that all tests of this process share.
+def share(run: servers.SharedRun) -> None:
+    """Make all workers of the test run share one browser."""
+    _runs[:] = [run]
 
-    A browser takes seconds of CPU to start, so it serves one page after another.
+
+def _browser() -> str:
+    """Return the DevTools address of the browser of this test run.
+
+    A browser takes seconds of CPU to start, so one serves all pages, each in a profile of its own.
     """
-    if not _profiles:
-        folder = Path(_kept.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
-        _kept.enter_context(browser.opened("about:blank", folder, "--remote-debugging-port=0"))
-        _profiles.append(folder / "profile")
-        atexit.register(_kept.close)
-    port_file = _profiles[0] / "DevToolsActivePort"
+    run = _runs[0]
+    return run.once("chromium", lambda folder: _address(folder, run.owner_pid))
 
-    async def address() -> str | None:
+
+def _address(folder: Path, owner_pid: int) -> str:
+    browser.start("about:blank", folder, owner_pid, "--remote-debugging-port=0")
+    port_file = folder / "profile" / "DevToolsActivePort"
+
+    def address() -> str | None:
         # Chromium makes the file before it writes the port and the path into it.
         lines = port_file.read_text().splitlines() if port_file.exists() else []
         return f"ws://127.0.0.1:{lines[0]}{lines[1]}" if len(lines) > 1 else None
 
-    return await eventually(address, DEADLINE_S, "Chromium tells its port")
+    return wait_for(address, DEADLINE_S, "Chromium tells its port")

@@ -6,11 +6,13 @@ A failed test shows the logs.
 from __future__ import annotations
 
 import atexit
+import fcntl
+import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +47,29 @@ def _leave_none_behind() -> None:
             # The supervisor ends the server when its owner ends. With a return code, the Popen does
             # not warn that the process still runs.
             popen.returncode = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRun:
+    """A run of the tests, whose workers share servers. `owner_pid` is a process that outlives them.
+
+    All workers have the same `folder`.
+    """
+
+    folder: Path
+    owner_pid: int
+
+    def once(self, name: str, start: Callable[[Path], str]) -> str:
+        """Return what `start(folder)` has returned for the first worker that asked for `name`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        known = self.folder / f"{name}.json"
+        with (self.folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not known.exists():
+                known.write_text(json.dumps(start(self.folder)))
+        LOGS[name] = self.folder / f"{name}.log"
+        found: str = json.loads(known.read_text())
+        return found
 
 
 @dataclass(slots=True)

@@ -11,11 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from support.drive.waiting import wait_for
+from support.real import servers
 from support.real.forked import Forked, finished
 from support.real.ports import free_port
 
 FORKED = ("-m", "penstock_cli")
 AS_A_COMMAND = (sys.executable, *FORKED)
+
+
+def shared(run: servers.SharedRun, name: str, *options: str, **environment: str) -> str:
+    """Return the URL of the one `penstock up` of this name of the test run."""
+
+    def start(folder: Path) -> str:
+        up = Up(folder / name, *options)
+        process = servers.start(
+            name,
+            [*AS_A_COMMAND, *up.arguments],
+            log=folder / f"{name}.log",
+            owner_pid=run.owner_pid,
+            env=environment,
+        )
+        servers.await_log(process, f"Penstock is at {up.url}.", 100)
+        return up.url
+
+    return run.once(name, start)
 
 
 class Up:
@@ -33,8 +52,8 @@ class Up:
         self._log = folder / "up.log"
         port = self.url.rsplit(":", 1)[1]
         self._program = program
-        self._arguments = ["up", "--data", str(self.data), "--port", port, "--probe-port", "0"]
-        self._arguments += options
+        self.arguments = ["up", "--data", str(self.data), "--port", port, "--probe-port", "0"]
+        self.arguments += options
         self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def begin(self, **environment: str) -> None:
@@ -42,10 +61,10 @@ class Up:
         with self._log.open("wb") as log:
             variables = os.environ | environment
             if self._program is None:
-                program = [*FORKED, *self._arguments]
+                program = [*FORKED, *self.arguments]
                 self.process = Forked(program, variables, self._log)
             else:
-                command = [*self._program, *self._arguments]
+                command = [*self._program, *self.arguments]
                 self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
     def start(self, **environment: str) -> None:

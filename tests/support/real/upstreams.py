@@ -7,7 +7,6 @@ environment (`make upstreams`), because their dependencies conflict.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -115,20 +114,11 @@ ADK_OLDER = replace(
 )
 
 
-def shared(recipe: Recipe, folder: Path, owner_pid: int) -> Upstream:
-    """Return the one server of this test run; the first worker that asks starts it.
-
-    All workers of the run share `folder`. The server runs until the process `owner_pid` ends.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    known = folder / f"{recipe.name}.json"
-    with (folder / f"{recipe.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not known.exists():
-            known.write_text(json.dumps(_start(recipe, folder, owner_pid)))
-    log = folder / f"{recipe.name}.log"
-    servers.LOGS[recipe.name] = log
-    return Upstream(json.loads(known.read_text()), log, folder / f"{recipe.name}.tools")
+def shared(recipe: Recipe, run: servers.SharedRun) -> Upstream:
+    """Return the one server of this test run."""
+    url = run.once(recipe.name, lambda folder: _start(recipe, folder, run.owner_pid))
+    log, tool_log = (run.folder / f"{recipe.name}.{each}" for each in ("log", "tools"))
+    return Upstream(url, log, tool_log)
 
 
 def _start(recipe: Recipe, folder: Path, owner_pid: int) -> str:

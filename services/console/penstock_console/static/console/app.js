@@ -1,18 +1,20 @@
 // @ts-check
 // The console: chooses the screen for the address, and shows who is signed in.
 
-import { UNKNOWN_CALLER, signIn, signOut, signedIn } from "../api.js";
+import { UNKNOWN_CALLER, get, signIn, signOut, signedIn } from "../api.js";
 import { Automation, Automations } from "./automations.js";
+import { Docs } from "./docs.js";
 import { Inbox } from "./inbox.js";
 import { MOVED, focusOn, follows } from "./place.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
+import { Start } from "./start.js";
 import { Component, html, render } from "./view.js";
 import { Workflow, Workflows } from "./workflows.js";
 
 // The first pattern that matches the path has the screen. `name` is the title of the page.
 const SCREENS = [
-  { pattern: /^\/console\/?$/u, name: "Runs", show: (_, props) => html`<${Runs} ...${props} />` },
+  { pattern: /^\/(?:console\/?)?$/u, name: "Start", show: (_, props) => html`<${Start} ...${props} />` },
   { pattern: /^\/console\/runs\/?$/u, name: "Runs", show: (_, props) => html`<${Runs} ...${props} />` },
   {
     pattern: /^\/console\/runs\/([^/]+)$/u,
@@ -37,6 +39,7 @@ const SCREENS = [
     name: "Automation",
     show: ([, id], props) => html`<${Automation} ruleId=${decoded(id)} ...${props} />`,
   },
+  { pattern: /^\/docs$/u, name: "API", show: (_, props) => html`<${Docs} ...${props} />` },
 ];
 const LINKS = [
   ["/", "Start"],
@@ -47,6 +50,8 @@ const LINKS = [
   ["/docs", "API"],
 ];
 
+const screenAt = (path) => SCREENS.find((each) => each.pattern.test(path));
+
 function decoded(segment) {
   try {
     return decodeURIComponent(segment);
@@ -55,6 +60,10 @@ function decoded(segment) {
   }
 }
 
+const NOT_KEPT =
+  "The token is valid, but the browser has not kept the cookie: it needs HTTPS, or " +
+  "PENSTOCK_AUTH_COOKIE_SECURE=false on the server.";
+
 class SignIn extends Component {
   async submit(event) {
     event.preventDefault();
@@ -62,9 +71,10 @@ class SignIn extends Component {
     try {
       await signIn(this.field.value.trim());
       this.field.value = "";
+      await get("/v1/csrf");
       this.props.onDone();
     } catch (error) {
-      this.setState({ error: error.message });
+      this.setState({ error: error.status === 401 && !this.field.value ? NOT_KEPT : error.message });
     }
   }
 
@@ -97,7 +107,8 @@ class App extends Component {
   componentDidMount() {
     const moved = () => {
       const isOther = location.pathname !== this.state.path;
-      this.setState({ path: location.pathname, search: location.search }, () => {
+      const isOtherScreen = screenAt(location.pathname) !== screenAt(this.state.path);
+      this.setState({ path: location.pathname, search: location.search, ...(isOtherScreen && { live: null }) }, () => {
         if (isOther) focusOn("h1");
       });
     };
@@ -114,8 +125,8 @@ class App extends Component {
 
   render(_, { path, search, live, isUnknown, turn, failed }) {
     const user = signedIn();
-    const screen = SCREENS.find((each) => each.pattern.test(path));
-    const isAt = (place) => place !== "/" && path.startsWith(place);
+    const screen = screenAt(path);
+    const isAt = (place) => (place === "/" ? screen?.name === "Start" : path.startsWith(place));
     const props = { search, onLive: this.onLive, key: `${screen?.name} ${turn}` };
     if (screen && screen.name !== "Run") document.title = `${screen.name} - Penstock`;
     return html`<header class="top">

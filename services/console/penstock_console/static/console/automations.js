@@ -9,6 +9,7 @@ import { Component, Time, Tree, duration, html } from "./view.js";
 const path = (id) => `/v1/automations/${encodeURIComponent(id)}`;
 const place = (id) => `/console/automations/${encodeURIComponent(id)}`;
 const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
+const SHOWN_FAILURES_MS = 24 * 3600 * 1000; // a failed delivery is shown with its rule for a day
 const STATUSES = ["waiting", "delivered", "failed"];
 const LOOKS = { waiting: "paused", delivered: "completed", failed: "failed" };
 
@@ -50,14 +51,35 @@ function Deliveries({ deliveries, onAgain }) {
   </table>`;
 }
 
+/** Return the deliveries that are not made, by rule: how many wait and have failed, and the last attempt. */
+async function undelivered() {
+  const since = new Date(Date.now() - SHOWN_FAILURES_MS).toISOString();
+  const list = (query) => get(`/v1/automations/deliveries?limit=100&${new URLSearchParams(query)}`);
+  const pages = await Promise.all([list({ status: "waiting" }), list({ status: "failed", since })]);
+  const found = new Map();
+  for (const { rule, status, last } of pages.flatMap((page) => page.deliveries)) {
+    const one = found.get(rule) ?? { waiting: 0, failed: 0, last: null };
+    one[status] += 1;
+    if (last?.code && !(one.last?.at > last.at)) one.last = last;
+    found.set(rule, one);
+  }
+  return found;
+}
+
+function Undelivered({ one }) {
+  if (!one?.last) return "";
+  return html`<span class="bad">${String(one.waiting)} waiting, ${String(one.failed)} failed; the latest: ${short(one.last.text, 120)}</span>`;
+}
+
 export class Automations extends Component {
   constructor() {
     super();
-    this.state = { rules: null, next: null, error: null };
+    this.state = { rules: null, next: null, error: null, undelivered: new Map() };
   }
 
   componentDidMount() {
     this.read(null);
+    undelivered().then((found) => this.setState({ undelivered: found }), () => {});
   }
 
   async read(after) {
@@ -69,12 +91,12 @@ export class Automations extends Component {
     }
   }
 
-  render(_, { rules, next, error }) {
+  render(_, { rules, next, error, undelivered: found }) {
     return html`<main>
       <div class="bar"><h1 tabindex="-1">Automations</h1></div>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       ${rules?.length > 0 && html`<table>
-        <thead><tr><th scope="col">State</th><th scope="col">Rule</th><th scope="col" class="wide">On</th><th scope="col">Does</th></tr></thead>
+        <thead><tr><th scope="col">State</th><th scope="col">Rule</th><th scope="col" class="wide">On</th><th scope="col">Does</th><th scope="col">Not delivered</th></tr></thead>
         <tbody>
           ${rules.map((rule) => {
             const [on, does] = described(rule);
@@ -83,6 +105,7 @@ export class Automations extends Component {
               <td class="name"><a href=${place(rule.id)}>${rule.name || rule.id}</a></td>
               <td class="wide">${on}</td>
               <td data-label="it">${does}</td>
+              <td><${Undelivered} one=${found.get(rule.id)} /></td>
             </tr>`;
           })}
         </tbody>

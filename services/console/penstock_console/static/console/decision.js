@@ -81,6 +81,7 @@ export class Decision extends Component {
     const mayReject = !approval.items.some((item) => ANSWERED_ONLY.has(item.kind));
     const lacks = approval.items.some((item) => NEEDS_VALUE.has(item.kind) && values[item.item_id] === undefined);
     const votes = (approval.votes ?? []).filter((vote) => !vote.void);
+    const wrong = html`<p class="error" role="alert">${error}</p>`;
     const rulings = new Map((approval.rulings ?? []).map((each) => [each.item_id, each]));
     return html`<section class=${`decision ${done ? "is-settled" : ""}`} aria-label="A decision" data-approval=${approval.approval_id}>
       ${heading && html`<p class="ask">A person decides${approval.expires_at && !done ? html`: <${Countdown} until=${approval.expires_at} />` : ""}</p>`}
@@ -98,8 +99,9 @@ export class Decision extends Component {
       ${(approval.need ?? 1) > 1 && html`<p class="dim">${String(votes.length)} of ${String(approval.need)} people have approved.</p>`}
       ${votes.map((vote) => html`<p class="dim">${vote.by} has voted <${Time} at=${vote.at} />${vote.note ? `: ${vote.note}` : ""}</p>`)}
       ${done
-        ? html`<p class="outcome" role="status">${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>`
+        ? html`<p class="outcome" role="status">${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>${wrong}`
         : html`<div class="foot">
+            ${wrong}
             <label for=${`${id}-note`}>Note <input id=${`${id}-note`} value=${note} maxlength="2000" placeholder="for the agent and the record"
               onInput=${(event) => this.setState({ note: event.target.value })} /></label>
             <div class="buttons">
@@ -109,7 +111,6 @@ export class Decision extends Component {
               ${mayReject && html`<button type="button" class="reject" disabled=${isBusy} onClick=${() => this.decide("reject")}>Reject</button>`}
             </div>
           </div>`}
-      <p class="error" role="alert">${error}</p>
     </section>`;
   }
 }

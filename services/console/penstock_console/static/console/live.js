@@ -9,11 +9,11 @@ const AGAIN_MS = [500, 1000, 2000, 5000];
  *
  * `take(event)` gets each message. `state(word)` gets `live` or `lost` when it changes. `ended()` is
  * called when the server refuses to continue; it returns whether to connect again. `names` are the
- * names of the stream's events.
+ * names of the stream's events. The stream begins behind the cursor `after`, if there is one.
  */
-export function follow(path, { take, state, ended = async () => true, names = ["message"] }) {
+export function follow(path, { take, state, ended = async () => true, names = ["message"], after = null }) {
   let source = null;
-  let cursor = null;
+  let cursor = after;
   let failures = 0;
   let timer = 0;
   let closed = false;
@@ -21,8 +21,7 @@ export function follow(path, { take, state, ended = async () => true, names = ["
   const open = () => {
     clearTimeout(timer);
     if (source !== null) return;
-    const after = cursor === null ? "" : `&after=${encodeURIComponent(cursor)}`;
-    const opened = new EventSource(path + after);
+    const opened = new EventSource(cursor === null ? path : `${path}&after=${encodeURIComponent(cursor)}`);
     source = opened;
     opened.onopen = () => {
       failures = 0;

@@ -11,11 +11,13 @@ export function go(path, { replace = false } = {}) {
   dispatchEvent(new Event(MOVED));
 }
 
+const OWN = /^\/(?:$|docs$|console(?:[/?]|$))/u;
+
 /** Follow links of the console inside this page, and other links as ever. */
 export function follows(event) {
   const link = event.target.closest?.("a[href]");
   const isPlain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey;
-  if (!link || !isPlain || link.target || !link.getAttribute("href").startsWith("/console")) return;
+  if (!link || !isPlain || link.target || !OWN.test(link.getAttribute("href"))) return;
   event.preventDefault();
   if (link.href !== location.href) go(link.getAttribute("href"));
 }

@@ -3,69 +3,20 @@
 
 import { get, post } from "../api.js";
 import { short } from "../text.js";
-import { Decision } from "./decision.js";
 import { EventList } from "./events.js";
 import { Transcript } from "./fold.js";
 import { Graph } from "./graph.js";
 import { follow, oncePerFrame } from "./live.js";
 import { focusOn, go, query } from "./place.js";
 import { ENDED } from "./run_list.js";
-import { Component, Growing, Id, Status, Time, Tree, duration, html, named } from "./view.js";
+import { Story } from "./story.js";
+import { Component, Id, Status, Time, duration, html, named } from "./view.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const DIALECTS = ["raw", "canonical", "agui", "unified"];
 const SPEEDS = [1, 10];
 const MAX_GAP_MS = 3000; // a longer pause is shortened to this one while a run is watched again
 const NUMBER = new Intl.NumberFormat();
-
-const TOOL_WORDS = { waits: "waits for a person", called: "called", ok: "done" };
-
-class Item extends Component {
-  shouldComponentUpdate(next) {
-    const { version } = this.props;
-    return next.version.count !== version.count || next.version.isPast !== version.isPast;
-  }
-
-  render({ item, version }) {
-    const show = SHOW[item.kind](item, version.isPast);
-    return html`<li class=${`item-${item.kind} ${item.isBelow ? "is-below" : ""}`} data-sequence=${item.sequence}>${show}</li>`;
-  }
-}
-
-const SHOW = {
-  asked: (item) => html`<p class="who">${item.who}</p><${Growing} className="text" text=${item.text} />
-    ${item.input && html`<${Tree} value=${item.input} />`}`,
-  message: (item) => html`<p class="who">${item.who ?? "assistant"}</p>
-    <${Growing} className="text" text=${item.text} />
-    ${item.error && html`<p class="bad">${item.error}</p>`}`,
-  reasoning: (item) => html`<details>
-    <summary>Reasoning</summary>
-    <${Growing} className="text dim" text=${item.text} />
-  </details>`,
-  tool: (item) => html`<details>
-    <summary>
-      <span class="tool">${item.tool}</span>
-      <span class="preview">${short(item.args ?? item.argsText ?? "", 80)}</span>
-      <span class=${`state is-${item.state ?? "called"}`}>${TOOL_WORDS[item.state] ?? item.state ?? "called"}${item.took > 0.05 ? `, ${duration(item.took * 1000)}` : ""}</span>
-    </summary>
-    <p class="dim">Arguments${item.areEdited ? ", as a person changed them" : ""}</p>
-    ${item.args ? html`<${Tree} value=${item.args} />` : html`<${Growing} className="text" text=${item.argsText ?? ""} />`}
-    ${item.result !== undefined && html`<p class="dim">Result</p><${Tree} value=${item.result} />`}
-    ${item.error && html`<p class="bad">${item.error}</p>`}
-  </details>`,
-  approval: (item, isPast) => html`<${Decision} approval=${item.approval}
-    outcome=${item.outcome ?? (isPast ? "not decided at this point" : null)} />`,
-  note: (item) => html`<p class=${item.tone}>${item.text}</p>`,
-  step: (item) => html`<p>
-    <span class=${`status is-${item.state}`}>${item.state}</span> <strong>${item.name}</strong>
-    ${item.until && html` <span class="dim">${duration(Date.parse(item.until) - Date.parse(item.at))}</span>`}
-    ${item.child && html` <a href=${`/console/runs/${encodeURIComponent(item.child)}`}>its run</a>`}
-  </p>
-  ${item.task && html`<p class="dim">${short(item.task)}</p>`}
-  ${item.error && html`<p class="bad">${item.error}</p>`}
-  ${item.output !== undefined && item.output !== null && html`<details><summary>Output</summary><${Tree} value=${item.output} /></details>`}`,
-  end: (item) => html`<p><${Status} status=${item.action} /> ${item.data.code ? `(${item.data.code}) ` : ""}${item.data.error ?? item.data.reason ?? ""}</p>`,
-};
 
 function Usage({ usage }) {
   const money = ([currency, micros]) =>
@@ -277,9 +228,7 @@ export class Run extends Component {
                     ${at !== null && html`<button type="button" class="quiet small" onClick=${() => (this.play(0), this.watch(null))}>Show all</button>`}
                   </div>`}
                   ${definition && html`<${Graph} steps=${definition.steps} states=${transcript.steps} />`}
-                  <ol class="transcript">
-                    ${transcript.items.map((item) => html`<${Item} key=${item.key} item=${item} version=${{ count: item.version, isPast: at !== null }} />`)}
-                  </ol>
+                  <${Story} transcript=${transcript} isPast=${at !== null} />
                   ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
                   ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
           </div>

@@ -9,6 +9,7 @@ import { ENDED, RunList } from "./run_list.js";
 import { Component, Status, Time, duration, html } from "./view.js";
 
 const PAGE = 50;
+const PART = 10; // the rows of a list that is a part of another screen
 // The stream begins so long before the answer of the list, since a list may be a moment behind.
 const OVERLAP_MS = 30_000;
 const AGAIN_MS = 3000;
@@ -159,9 +160,18 @@ export class Runs extends Component {
     go(`/console/runs${search.size ? `?${search}` : ""}`, { replace: true });
   }
 
-  render({ search }, { agents, error, isLoading, isPaused, next, waiting }) {
+  render({ search, isPart }, { agents, error, isLoading, isPaused, next, waiting }) {
     const filters = query(search, FILTERS);
     const rows = this.list?.rows ?? [];
+    if (isPart) {
+      return html`<section aria-labelledby="latest">
+        <h2 id="latest">Latest runs</h2>
+        ${error && html`<p class="notice" role="alert">${error}</p>`}
+        ${this.table(rows.slice(0, PART))}
+        ${!isLoading && !error && rows.length === 0 && this.nothing(filters)}
+        ${rows.length > PART && html`<p class="more"><a href="/console/runs">All runs</a></p>`}
+      </section>`;
+    }
     const options = (names, chosen) => [
       html`<option value="">all</option>`,
       ...names.map(([id, name]) => html`<option value=${id} selected=${id === chosen}>${name}</option>`),
@@ -191,25 +201,29 @@ export class Runs extends Component {
         </button>
       </div>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
-      ${rows.length > 0 &&
-      html`<table class="runs">
-        <thead>
-          <tr>
-            <th scope="col">Status</th>
-            <th scope="col">Run</th>
-            <th scope="col">Agent</th>
-            <th scope="col" class="wide">User</th>
-            <th scope="col" class="wide">Started</th>
-            <th scope="col" class="number">Duration</th>
-          </tr>
-        </thead>
-        <tbody>
-          ${rows.map((run) => this.rows(run, 0))}
-        </tbody>
-      </table>`}
+      ${this.table(rows)}
       ${!isLoading && !error && rows.length === 0 && this.nothing(filters)}
       ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.more()}>Older runs</button></p>`}
     </main>`;
+  }
+
+  table(rows) {
+    if (!rows.length) return null;
+    return html`<table class="runs">
+      <thead>
+        <tr>
+          <th scope="col">Status</th>
+          <th scope="col">Run</th>
+          <th scope="col">Agent</th>
+          <th scope="col" class="wide">User</th>
+          <th scope="col" class="wide">Started</th>
+          <th scope="col" class="number">Duration</th>
+        </tr>
+      </thead>
+      <tbody>
+        ${rows.map((run) => this.rows(run, 0))}
+      </tbody>
+    </table>`;
   }
 
   rows(run, depth) {
@@ -247,7 +261,7 @@ export class Runs extends Component {
     }
     return html`<div class="empty">
       <p>There are no runs yet.</p>
-      <p>Start one on the <a href="/">start page</a>, or in a terminal: <code>penstock run "Hello" --agent AGENT</code></p>
+      <p>${this.props.isPart ? "Start one above" : html`Start one on the <a href="/">start page</a>`}, or in a terminal: <code>penstock run "Hello" --agent AGENT</code></p>
     </div>`;
   }
 }

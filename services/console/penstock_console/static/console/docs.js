@@ -1,6 +1,9 @@
-// Shows openapi.json as a page: each request with its parameters and answers, and every schema.
+// @ts-check
+// The screen of the API: openapi.json with each request, its parameters and answers, and every schema.
 
-import { make } from "./text.js";
+import { get } from "../api.js";
+import { make } from "../text.js";
+import { Component, html } from "./view.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
 
@@ -135,15 +138,14 @@ function request(document, path, method, operation) {
   return details;
 }
 
-function show(document_) {
-  const page = document.getElementById("operations");
-  document.getElementById("description").textContent = document_.info.description;
+/** Put the document into the page. It has thousands of elements and never changes. */
+function show(page, told) {
   const tags = new Map();
-  for (const [path, item] of Object.entries(document_.paths)) {
+  for (const [path, item] of Object.entries(told.paths)) {
     for (const method of METHODS.filter((each) => item[each])) {
       const tag = item[method].tags?.[0] ?? "other";
       if (!tags.has(tag)) tags.set(tag, []);
-      tags.get(tag).push(request(document_, path, method, item[method]));
+      tags.get(tag).push(request(told, path, method, item[method]));
     }
   }
   for (const [tag, requests] of tags) {
@@ -153,7 +155,7 @@ function show(document_) {
   }
   const section = make("section");
   section.append(make("h2", "", "Schemas"));
-  for (const [name, schema] of Object.entries(document_.components.schemas)) {
+  for (const [name, schema] of Object.entries(told.components.schemas)) {
     const details = make("details", "doc");
     details.id = `schema-${name}`;
     details.append(
@@ -174,9 +176,9 @@ function openNamed() {
   }
 }
 
-function filter(text) {
+function filter(page, text) {
   const words = text.toLowerCase().split(/\s+/u).filter(Boolean);
-  for (const section of document.querySelectorAll("main section")) {
+  for (const section of page.querySelectorAll("section")) {
     let any = false;
     for (const details of section.querySelectorAll("details")) {
       const said = details.querySelector("summary").textContent.toLowerCase();
@@ -187,12 +189,51 @@ function filter(text) {
   }
 }
 
-try {
-  show(await (await fetch("/openapi.json")).json());
-  openNamed();
-} catch (error) {
-  document.getElementById("description").textContent = `openapi.json cannot be read: ${error.message}`;
+/** The element that `show` has filled, which is drawn once. */
+class Operations extends Component {
+  shouldComponentUpdate() {
+    return false;
+  }
+
+  componentDidMount() {
+    show(this.base, this.props.told);
+    openNamed();
+    addEventListener("hashchange", openNamed);
+  }
+
+  componentWillUnmount() {
+    removeEventListener("hashchange", openNamed);
+  }
+
+  render() {
+    return html`<div id="operations"></div>`;
+  }
 }
-window.addEventListener("hashchange", openNamed);
-const field = document.getElementById("filter");
-field.addEventListener("input", () => filter(field.value));
+
+export class Docs extends Component {
+  constructor() {
+    super();
+    this.state = { told: null, error: null };
+  }
+
+  componentDidMount() {
+    get("/openapi.json").then(
+      (told) => this.setState({ told }),
+      (error) => this.setState({ error: error.message }),
+    );
+  }
+
+  render(_, { told, error }) {
+    return html`<main class="docs">
+      <div class="bar">
+        <h1 tabindex="-1">The HTTP API</h1>
+        <label for="filter">Find <input id="filter" type="search" placeholder="a path, a method or a word" autocomplete="off"
+          onInput=${(event) => filter(this.base, event.target.value)} /></label>
+        <a href="/openapi.json">openapi.json</a>
+      </div>
+      ${error && html`<p class="notice" role="alert">openapi.json cannot be read: ${error}</p>`}
+      ${told && html`<p class="lead">${told.info.description}</p>
+        <${Operations} told=${told} />`}
+    </main>`;
+  }
+}

@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from support.drive.waiting import eventually
-from support.fakes.issuer import SECRET, token
+from support.fakes.issuer import token
 from support.fakes.serving import close_after
+from support.real import consoles
 from support.real.devtools import Page, page_at
-from support.real.up import Up
-from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
-# A right-to-left override, a zero-width space and markup, and a text without a place to break.
-HOSTILE = f"a\u202ecod.exe\u200b <img src=x onerror=alert(1)><script>alert(2)</script> {'x' * 200}"
-SHOTS = os.environ.get("PENSTOCK_SHOTS")  # a folder that gets the pictures of the page
+# A text without a place to break, too.
+HOSTILE = f"{consoles.HOSTILE} {'x' * 200}"
 ADMIN = {"authorization": f"Bearer {token(sub='root', scope='administer read')}"}
 ALICE = {"authorization": f"Bearer {token(sub='alice')}"}
 
 
-@pytest.fixture(scope="module")
-def asking(agno_server: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """Run a Penstock that requires authentication."""
-    folder = tmp_path_factory.mktemp("links")
-    config = folder / "penstock.yaml"
-    agent = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
-    config.write_text(yaml.safe_dump({"agents": [agent]}))
-    up = Up(folder, "--config", str(config))
-    up.start(PENSTOCK_AUTH_JWT_SECRET=SECRET)
-    yield up
-    assert up.signal(signal.SIGTERM) == 0
-
-
 @pytest.fixture
-async def http(asking: Up) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=asking.url, timeout=20) as client:
+async def http(asking: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=asking, timeout=20) as client:
         yield client
 
 
@@ -129,8 +111,8 @@ async def test_it_fits_a_phone_in_light_and_dark(http: httpx.AsyncClient) -> Non
                 assert ground == ("rgb(16, 21, 28)" if dark else "rgb(244, 246, 249)")
                 low = await page.value(LOW_CONTRAST)
                 assert low == [], f"at {width} px, dark: {dark}"
-                if SHOTS:
-                    await page.screenshot(Path(SHOTS) / f"link-{width}-{dark}.png")
+                if consoles.SHOTS:
+                    await page.screenshot(Path(consoles.SHOTS) / f"link-{width}-{dark}.png")
             small = "[...document.querySelectorAll('button')].map(b => b.offsetHeight)"
             assert min(await page.value(small)) >= 44
         assert page.logged == []

@@ -1,0 +1,215 @@
+// @ts-check
+// The start screen: three trials, the agents, and the latest runs.
+
+import { get, post } from "../api.js";
+import { Transcript } from "./fold.js";
+import { follow, oncePerFrame } from "./live.js";
+import { Runs } from "./runs.js";
+import { Story } from "./story.js";
+import { Component, html } from "./view.js";
+
+const AGAIN_MS = 3000;
+const NEAR_PX = 60;
+const TRIALS = [
+  {
+    title: "A streamed run",
+    about: "The answer as it comes, with a tool call on the way.",
+    message: "What is the weather in Paris?",
+  },
+  {
+    title: "A run that asks you first",
+    about: "The tool does not run before you approve it, with exactly these arguments.",
+    message: "Please delete report.txt",
+  },
+  {
+    title: "A stream to come back to",
+    about: "Leave in the middle: the run goes on. Come back: nothing is missing. Or cancel it.",
+    message: "Tell me a slow story",
+    mayLeave: true,
+  },
+];
+
+/**
+ * Starts a run and shows it. `state.phase` is `idle`, `starting`, `live`, `left` (nobody reads the
+ * stream, the run goes on) or `ended`.
+ */
+class Trial extends Component {
+  constructor(props) {
+    super();
+    this.state = { phase: "idle", said: "Not started", agent: null, message: props.message };
+    this.draw = oncePerFrame(() => this.setState({}, () => this.scroll()));
+  }
+
+  componentWillUnmount() {
+    this.isGone = true;
+    this.stream?.close();
+  }
+
+  async start(event) {
+    event.preventDefault();
+    const { message } = this.state;
+    this.transcript = null;
+    this.height = undefined;
+    this.setState({ phase: "starting", said: "starting…" });
+    try {
+      const run = await post("/v1/runs", { agent: this.agent(), message });
+      if (this.isGone) return;
+      this.path = `/v1/runs/${encodeURIComponent(run.run_id)}`;
+      this.transcript = new Transcript(run.run_id);
+      Object.assign(this, { cursor: null, count: 0, backFrom: 0 });
+      this.follow();
+    } catch (error) {
+      this.setState({ phase: "idle", said: error.message });
+    }
+  }
+
+  agent() {
+    return this.state.agent ?? this.props.agents[0]?.id ?? "";
+  }
+
+  follow() {
+    this.setState({ phase: "live" });
+    this.stream = follow(`${this.path}/events?names=off&include=children`, {
+      after: this.cursor,
+      take: (message) => this.take(message),
+      state: (word) => word === "lost" && this.setState({ said: `connection lost after event ${this.count}; the browser comes back by itself` }),
+      ended: async () => {
+        this.setState({ phase: this.props.mayLeave ? "left" : "idle", said: `the stream was refused after event ${this.count}` });
+        return false;
+      },
+    });
+  }
+
+  take(message) {
+    const { transcript } = this;
+    transcript.take(JSON.parse(message.data));
+    this.cursor = message.lastEventId;
+    this.count += 1;
+    if (transcript.end) {
+      this.stream.close();
+      this.setState({ phase: "ended", said: `${transcript.end.event.action} with event ${this.count}` });
+    } else {
+      this.setState({ said: `event ${this.count}${this.backFrom ? `, back since event ${this.backFrom}` : ""}` });
+    }
+    this.draw();
+  }
+
+  leave() {
+    this.stream.close();
+    this.backFrom = this.count + 1;
+    this.setState({ phase: "left", said: `left after event ${this.count}; the run goes on` });
+  }
+
+  async cancel() {
+    if (this.state.phase === "left") this.follow(); // so that the end is seen
+    try {
+      await post(`${this.path}/cancel`, {});
+    } catch (error) {
+      this.setState({ said: error.message });
+    }
+  }
+
+  /** Keep the end in view while the reader is there. */
+  scroll() {
+    const { stage } = this;
+    if (!stage || stage.scrollHeight === this.height) return;
+    if (this.height === undefined || this.height - stage.scrollTop - stage.clientHeight < NEAR_PX) stage.scrollTop = stage.scrollHeight;
+    this.height = stage.scrollHeight;
+  }
+
+  render({ id, title, about, agents, mayLeave }, { phase, said, message }) {
+    const { transcript } = this;
+    const isBusy = phase === "starting" || phase === "live" || phase === "left";
+    return html`<article class="card trial" id=${id} aria-labelledby=${`${id}-title`}>
+      <h2 id=${`${id}-title`}>${title}</h2>
+      <p class="dim">${about}</p>
+      <form onSubmit=${(event) => this.start(event)}>
+        <label for=${`${id}-agent`}>Agent
+          <select id=${`${id}-agent`} required value=${this.agent()} onChange=${(event) => this.setState({ agent: event.target.value })}>
+            ${agents.map((each) => html`<option value=${each.id}>${each.name}</option>`)}
+          </select></label>
+        <label for=${`${id}-message`}>Message
+          <input id=${`${id}-message`} required maxlength="2000" autocomplete="off" value=${message}
+            onInput=${(event) => this.setState({ message: event.target.value })} /></label>
+        <button type="submit" disabled=${isBusy || !agents.length}>Run</button>
+      </form>
+      <div class="stage" tabindex="0" role="log" aria-live="off" aria-label=${`${title}: the run`} ref=${(stage) => (this.stage = stage)}>
+        ${transcript && html`<${Story} transcript=${transcript} />`}
+      </div>
+      <p class="foot">
+        <span class="dim" role="status">${said}</span>
+        ${mayLeave && (phase === "left"
+          ? html`<button type="button" class="quiet small" key="back" onClick=${() => this.follow()}>Come back</button>`
+          : html`<button type="button" class="quiet small" key="leave" disabled=${phase !== "live"} onClick=${() => this.leave()}>Leave the stream</button>`)}
+        <button type="button" class="reject small" disabled=${phase !== "live" && phase !== "left"} onClick=${() => this.cancel()}>Cancel the run</button>
+        ${transcript && html`<a href=${`/console/runs/${encodeURIComponent(transcript.runId)}`}>Open the run</a>`}
+      </p>
+    </article>`;
+  }
+}
+
+function Agents({ agents }) {
+  const stateOf = ({ answers, starting }) => (answers ? "answers" : starting ? "is being set up" : "does not answer");
+  return html`<aside aria-labelledby="agents">
+    <h2 id="agents">Agents</h2>
+    <ul class="agents">
+      ${agents.map((each) => html`<li key=${each.id}>
+        <strong>${each.name}</strong> <span class="dim">${each.protocol}</span>
+        <span class=${each.answers ? "good" : each.starting ? "dim" : "bad"}>${stateOf(each)}</span>
+      </li>`)}
+    </ul>
+  </aside>`;
+}
+
+export class Start extends Component {
+  constructor() {
+    super();
+    this.state = { agents: [], error: null, isRead: false };
+  }
+
+  componentDidMount() {
+    this.read();
+    // No event says that the server of an agent has come.
+    this.look = () => !document.hidden && this.read();
+    document.addEventListener("visibilitychange", this.look);
+  }
+
+  componentWillUnmount() {
+    this.isGone = true;
+    clearTimeout(this.timer);
+    document.removeEventListener("visibilitychange", this.look);
+  }
+
+  async read() {
+    clearTimeout(this.timer);
+    let again;
+    try {
+      const { agents } = await get("/v1/agents");
+      this.setState({ agents, error: null, isRead: true });
+      again = agents.some((each) => each.starting);
+    } catch (error) {
+      this.setState({ error: error.message });
+      again = error.mayPass;
+    }
+    if (again && !this.isGone && !document.hidden) this.timer = setTimeout(() => this.read(), AGAIN_MS);
+  }
+
+  render({ onLive }, { agents, error, isRead }) {
+    return html`<main class="start-screen">
+      <div class="bar">
+        <h1 tabindex="-1">Event streams of AI agents: one order, nothing lost, and a person decides</h1>
+      </div>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <p class="dim">The messages are for the demo's agents. Yours answer in their own words.</p>
+      <div class="trials">
+        ${TRIALS.map((each, index) => html`<${Trial} key=${index} id=${`trial-${index + 1}`} agents=${agents} ...${each} />`)}
+      </div>
+      <div class="columns">
+        <${Runs} search="" onLive=${onLive} isPart=${true} />
+        ${agents.length > 0
+          ? html`<${Agents} agents=${agents} />`
+          : isRead && html`<aside class="dim">No agent is configured (docs/agents.md).</aside>`}
+      </div>
+    </main>`;
+  }
+}

@@ -1,0 +1,255 @@
+"""The start screen and the API's screen in a real browser, over `penstock up --demo`."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from support.fakes.issuer import token
+from support.real.consoles import HOSTILE, SHOWN, is_accessible, is_clean
+from support.real.devtools import Page, page_at
+
+# The demo starts two agent servers, which takes long on a busy machine.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+STREAMED, ASKS, LEFT = (f"#trial-{number}" for number in (1, 2, 3))
+
+
+async def ready(page: Page, agent: str) -> None:
+    await page.until(f"!!document.querySelector('.trial option[value={agent}]')")
+
+
+async def starts(page: Page, card: str, agent: str, message: str | None = None) -> None:
+    await page.choose(f"{card} select", agent)
+    if message is not None:
+        await page.type(f"{card} input", message)
+    await page.click(f"{card} form button")
+
+
+async def says(page: Page, card: str, words: str) -> None:
+    state = f"document.querySelector('{card} > .foot [role=status]').textContent"
+    await page.until(f"{state}.includes({json.dumps(words)})")
+
+
+async def story(page: Page, card: str) -> str:
+    return str(await page.value(f"document.querySelector('{card} .transcript').innerText"))
+
+
+async def is_in_view(page: Page, selector: str) -> None:
+    """Wait until nothing covers or cuts the middle of an element in its scrolled box."""
+    await page.until(
+        f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+        "one.closest('.stage').scrollIntoView({block: 'center'});"
+        "const box = one.getBoundingClientRect();"
+        "const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];"
+        "return document.elementFromPoint(x, y) === one;"
+        "})()"
+    )
+
+
+# Has the page get lists in which every run is still running, as from a service that lags behind.
+OLD_LISTS = """
+const fetched = window.fetch;
+window.fetch = async (path, options) => {
+  const answer = await fetched(path, options);
+  if (!path.startsWith("/v1/runs?")) return answer;
+  const { runs, next } = await answer.json();
+  const old = runs.map((each) => ({ ...each, status: "running", sequence: 1 }));
+  return new Response(JSON.stringify({ runs: old, next }), answer);
+};
+"""
+
+
+async def test_a_streamed_run_is_shown_as_it_comes_and_in_the_list(demo: str) -> None:
+    async with page_at("about:blank") as page:
+        await page.send("Page.addScriptToEvaluateOnNewDocument", source=OLD_LISTS)
+        await page.go(f"{demo}/")
+        await page.resize(1280)
+        await ready(page, "assistant")
+        await starts(page, STREAMED, "assistant", "What is the weather in Oslo?")
+        await says(page, STREAMED, "completed with event")
+        told = await story(page, STREAMED)
+        assert "get_weather" in told
+        assert '"Oslo"' in told
+        assert "It is 21 degrees and clear in Oslo." in told
+        # The lists that the API gives are behind, and the events are not.
+        link = await page.value(f"document.querySelector('{STREAMED} > .foot a').pathname")
+        row = f"document.querySelector('tr[data-run=\"{link.split('/')[-1]}\"]')?.innerText"
+        await page.until(f"/completed\\s.*weather in Oslo/s.test({row})")
+        await is_accessible(page, "start")
+        await page.click(f"{STREAMED} > .foot a")
+        await page.until("!!document.querySelector('main.run .item-end')")
+        assert await page.value("location.pathname") == link
+        await page.value("history.back()")
+        await ready(page, "assistant")
+        asked = [each for each in page.requested if "/v1/runs?" in each and "limit=50" in each]
+        assert len(asked) == 2  # no list is asked for again and again
+        is_clean(page, demo)
+
+
+@pytest.mark.parametrize(
+    ("button", "ends"), [("approve", "Done: report.txt is gone"), ("reject", "stays where it is")]
+)
+async def test_a_run_is_approved_or_rejected_by_a_click(demo: str, button: str, ends: str) -> None:
+    async with page_at(f"{demo}/") as page:
+        await ready(page, "assistant")
+        await starts(page, ASKS, "assistant")
+        await page.until(f"!!document.querySelector('{ASKS} .decision button.{button}')")
+        assert await page.text(f"{ASKS} .decision .tool") == "delete_file"
+        assert await page.text(f"{ASKS} .decision .tree") == 'path"report.txt"'
+        await page.click(f"{ASKS} .decision .{button}")
+        await says(page, ASKS, "completed with event")
+        assert ends in await story(page, ASKS)
+        is_clean(page, demo)
+
+
+async def test_a_workflow_shows_its_agents_and_asks(demo: str) -> None:
+    async with page_at(f"{demo}/") as page:
+        await ready(page, "code_review")
+        await starts(page, ASKS, "code_review", "+password = 1")
+        await page.until(f"!!document.querySelector('{ASKS} .decision button.approve')")
+        told = await story(page, ASKS)
+        assert "Scan this change:" in told
+        for button in (".approve", ".reject"):
+            await is_in_view(page, f"{ASKS} .decision {button}")
+        await page.click(f"{ASKS} .decision .approve")
+        await says(page, ASKS, "completed with event")
+        assert "Code review finished successfully." in await story(page, ASKS)
+        is_clean(page, demo)
+
+
+async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: str) -> None:
+    async with page_at(f"{demo}/") as page:
+        await ready(page, "assistant")
+        await starts(page, LEFT, "assistant")
+        state = f"document.querySelector('{LEFT} > .foot [role=status]').textContent"
+        await page.until(f"/event [5-9]/.test({state})")
+        await page.click(f"{LEFT} > .foot button:first-of-type")
+        await says(page, LEFT, "left after event")
+        left = int((await page.value(state)).split("event ")[1].split(";")[0])
+        await page.click(f"{LEFT} > .foot button:first-of-type")
+        await page.until(f"Number(/event (\\d+), back since/.exec({state})?.[1]) > {left}")
+        await page.click(f"{LEFT} > .foot button.reject")
+        await says(page, LEFT, "cancelled with event")
+        run_id = next(each for each in page.requested if "/events?" in each and "/runs/" in each)
+        async with httpx.AsyncClient(headers={"accept": "application/json"}, timeout=30) as http:
+            path = f"{demo}/v1/runs/{run_id.split('/')[5]}/events"
+            events = (await http.get(path)).json()["events"]
+        pieces = [each["data"]["content"] for each in events if each["event"]["action"] == "stream"]
+        assert "".join(pieces) == await page.text(f"{LEFT} .item-message .text")
+        assert f"cancelled with event {len(events)}" == await page.value(state)
+        assert len([each for each in page.requested if "/runs/" in each and "after=" in each]) == 1
+        is_clean(page, demo)
+
+
+async def test_hostile_arguments_are_text_and_what_cannot_be_seen_is_named(demo: str) -> None:
+    async with page_at(f"{demo}/") as page:
+        await ready(page, "tester")
+        await starts(page, ASKS, "tester", f"confirm {HOSTILE}")
+        await page.until(f"!!document.querySelector('{ASKS} .decision button.reject')")
+        assert SHOWN in await page.text(f"{ASKS} .decision .tree")
+        marks = f"[...document.querySelectorAll('{ASKS} .decision .tree mark')]"
+        assert await page.value(f"{marks}.map((each) => each.textContent)") == ["U+202E", "U+200B"]
+        await page.until(
+            f"document.querySelector('table.runs').innerText.includes({json.dumps(SHOWN)})"
+        )
+        assert await page.value("document.querySelectorAll('main img, main script').length") == 0
+        assert "\u202e" not in await page.text("body")
+        await page.click(f"{ASKS} .decision .reject")
+        await says(page, ASKS, "completed with event")
+        is_clean(page, demo)
+
+
+# Has the page get agents whose server is still being set up, for the first two times.
+BEING_SET_UP = """
+const fetched = window.fetch;
+let times = 0;
+window.fetch = async (path, options) => {
+  const answer = await fetched(path, options);
+  if (path !== "/v1/agents") return answer;
+  const { agents } = await answer.json();
+  times += 1;
+  const states = times > 2 ? {} : { answers: false, starting: true };
+  const all = agents.map((each) => ({ ...each, ...states }));
+  return new Response(JSON.stringify({ agents: all }), answer);
+};
+"""
+
+
+async def test_agents_are_shown_as_they_answer(demo: str) -> None:
+    async with page_at("about:blank") as page:
+        await page.send("Page.addScriptToEvaluateOnNewDocument", source=BEING_SET_UP)
+        await page.go(f"{demo}/")
+        rows = "[...document.querySelectorAll('.agents li')].map(each => each.innerText)"
+        await page.until(f"{rows}.some(row => /Vana.*adk.*is being set up/s.test(row))")
+        await page.until(f"{rows}.some(row => /Vana.*adk.*answers/s.test(row))")
+        assert any("does not answer" in row and "away" in row for row in await page.value(rows))
+        assert len([each for each in page.requested if each.endswith("/v1/agents")]) >= 3
+        is_clean(page, demo)
+
+
+async def test_it_is_used_with_the_keyboard_alone(demo: str) -> None:
+    async with page_at(f"{demo}/") as page:
+        await ready(page, "assistant")
+        for _ in range(20):
+            await page.press("Tab")
+            if await page.value(f"document.activeElement.matches('{STREAMED} form button')"):
+                break
+        await page.press("Enter")
+        await says(page, STREAMED, "completed with event")
+
+
+async def test_docs_show_every_request_of_the_document(demo: str) -> None:
+    async with httpx.AsyncClient(timeout=30) as http:
+        told = (await http.get(f"{demo}/openapi.json")).json()
+    async with page_at(f"{demo}/docs") as page:
+        count = sum(len(item) for item in told["paths"].values()) + len(
+            told["components"]["schemas"]
+        )
+        await page.until(f"document.querySelectorAll('details').length === {count}")
+        headings = "[...document.querySelectorAll('main h2')].map(each => each.innerText)"
+        assert {"Runs", "ADK", "Agno", "AG-UI", "Schemas"} <= set(await page.value(headings))
+        paths = "[...document.querySelectorAll('.method + .path')].map(each => each.textContent)"
+        assert set(await page.value(paths)) == set(told["paths"])
+        await page.type("#filter", "post /v1/runs")
+        shown = "[...document.querySelectorAll('details:not([hidden])')].map(each => each.id)"
+        assert await page.value(shown) == ["post_v1_runs", "post_v1_runs_run_id_cancel"]
+        await is_accessible(page, "docs")
+        is_clean(page, demo)
+
+
+async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_out(
+    asking: str,
+) -> None:
+    async with page_at(f"{asking}/") as page:
+        await page.until("!!document.querySelector('#token')")
+        await page.type("#token", token(sub="dora"))
+        await page.click(".sign-in button")
+        await ready(page, "tester")
+        assert await page.text(".user") == "dora"
+        assert "penstock_token" not in await page.value("document.cookie")
+        await starts(page, ASKS, "tester", "confirm this one")
+        await page.until(f"!!document.querySelector('{ASKS} .decision button.approve')")
+        await page.click(f"{ASKS} .decision .approve")
+        await says(page, ASKS, "completed with event")
+        assert "approved by dora" in await story(page, ASKS)
+        await page.click(".top button")
+        await page.until("!!document.querySelector('#token')")
+        assert "this one" not in await page.text("body")
+
+
+async def test_a_decision_that_is_refused_says_so_in_view(asking: str) -> None:
+    async with page_at(f"{asking}/") as page:
+        await page.until("!!document.querySelector('#token')")
+        await page.type("#token", token(sub="bob", scope="start read"))
+        await page.click(".sign-in button")
+        await ready(page, "tester")
+        await starts(page, ASKS, "tester", "confirm " + "a long argument " * 60)
+        await page.until(f"!!document.querySelector('{ASKS} .decision button.approve')")
+        await page.click(f"{ASKS} .decision .approve")
+        await page.until(f"document.querySelector('{ASKS} .decision .error').textContent !== ''")
+        assert "scope" in await page.text(f"{ASKS} .decision .error")
+        await is_in_view(page, f"{ASKS} .decision .error")
+        await is_in_view(page, f"{ASKS} .decision .reject")

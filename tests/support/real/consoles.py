@@ -1,0 +1,76 @@
+"""The console in a real browser, and what its tests ask of Penstock over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from support.drive.waiting import eventually
+from support.real import node
+from support.real.devtools import Page
+
+# A right-to-left override, a zero-width space and markup: a page must show them as plain text.
+HOSTILE = "a\u202ecod.exe\u200b <img src=x onerror=alert(1)><script>alert(2)</script>"
+SHOWN = HOSTILE.replace("\u202e", "U+202E").replace("\u200b", "U+200B")
+SHOTS = os.environ.get("PENSTOCK_SHOTS")  # a folder that gets the pictures of the screens
+
+
+async def started(http: httpx.AsyncClient, message: str, agent: str = "tester", **body: Any) -> str:
+    """Start a run; return its id."""
+    answer = await http.post("/v1/runs", json={"agent": agent, "message": message, **body})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["run_id"])
+
+
+async def has_status(http: httpx.AsyncClient, run_id: str, *wanted: str) -> dict[str, Any]:
+    """Return the run's record when it has one of these statuses."""
+
+    async def found() -> dict[str, Any] | None:
+        run: dict[str, Any] = (await http.get(f"/v1/runs/{run_id}")).json()
+        return run if run["status"] in wanted else None
+
+    return await eventually(found, 60)
+
+
+async def decided(http: httpx.AsyncClient, run_id: str, *, approved: bool = True) -> None:
+    """Decide the approval for which the run waits."""
+    approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
+    digest = (await http.get(f"/v1/approvals/{approval_id}")).json()["digest"]
+    body = {"approved": approved, "digest": digest}
+    answer = await http.post(f"/v1/approvals/{approval_id}/decision", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def is_clean(page: Page, url: str) -> None:
+    """Check that all requests stayed on the origin and that the browser logged nothing.
+
+    The browser would log exceptions and violations of the content security policy (CSP).
+    """
+    assert {urlsplit(each).netloc for each in page.requested} == {urlsplit(url).netloc}
+    assert page.logged == []
+
+
+async def is_accessible(page: Page, name: str) -> None:
+    """Check the page with axe-core, in a light and in a dark scheme; take its picture if asked."""
+    axe = (node.packages("console") / "axe-core/axe.min.js").read_text()
+    for dark in (False, True):
+        await page.scheme(dark=dark)
+        if SHOTS:
+            await page.screenshot(Path(SHOTS) / f"{name}-{'dark' if dark else 'light'}.png")
+        await page.value(f"{axe};null")
+        found = await page.value(
+            "axe.run().then(({violations}) => violations.map(({id, impact, nodes}) =>"
+            " [id, impact, nodes.map((each) => each.html.slice(0, 200))]))"
+        )
+        assert found == [], json.dumps(found, indent=1)
+    await page.resize(360)
+    if SHOTS:
+        await page.scheme(dark=False)
+        await page.screenshot(Path(SHOTS) / f"{name}-narrow.png")
+    assert await page.value("document.documentElement.scrollWidth") == 360
+    await page.resize(1280)
