@@ -1,4 +1,5 @@
-"""Keeps a run's open approvals, and compares the call that runs with the approved call.
+"""Keeps a run's open approvals, names their items, and compares the call that runs with the
+approved call.
 
 Frameworks change a call between its approval and its run. Frameworks reorder keys, write `1.0` for
 `1`, and drop or add arguments that are null. The comparison ignores these changes (decision 0035).
@@ -25,6 +26,19 @@ _MAX_READABLE = 300  # The greatest number of characters of a call in `message`.
 # arguments inside of an event. An event itself wraps fewer levels around the arguments.
 _LEVELS_AROUND = 8
 _UNSHOWN = b"(nested too deeply to be shown)"
+
+
+def question_id(approval_id: str, item_id: str) -> str:
+    """Return the id under which a client answers one item: `<approval id> "/" <item id>`. An
+    approval id is a UUID. An item id comes from the agent server and may contain any characters,
+    even "/"."""
+    return f"{approval_id}/{item_id}"
+
+
+def parse_question_id(question: str) -> tuple[str, str | None]:
+    """Return the ids of the approval and of the item; None for a question about all items."""
+    approval_id, slash, item_id = question.partition("/")
+    return approval_id, item_id if slash else None
 
 
 def refusal(decision: Mapping[str, Json]) -> tuple[str, str]:

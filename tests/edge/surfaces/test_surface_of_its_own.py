@@ -31,8 +31,9 @@ from penstock_edge.runs.pauses import pause_of
 from penstock_edge.runs.records import run_of
 from penstock_edge.stream import client as clients
 from penstock_edge.surfaces.agents import agent_by_id
-from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
-from penstock_edge.surfaces.parameters import FOLLOWED
+from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg, replay
+from penstock_edge.surfaces.parameters import CURSOR, FOLLOWED, RUN_ID
+from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.views.encoded_leg import LegForm
 from support.drive.clients import Client, MakeEdge, Stream
@@ -53,7 +54,7 @@ class ChatRequest(BaseModel):
 
 @dataclass(slots=True)
 class ChatEncoder:
-    """Writes texts, questions, and `[DONE]` at the end of a leg."""
+    """Writes texts and questions."""
 
     def feed(self, event: dict[str, Any]) -> Sequence[sse.Frame]:
         data = event["data"]
@@ -63,8 +64,6 @@ class ChatEncoder:
             case "approval.requested":
                 asks = [item["item_id"] for item in data["items"]]
                 return (sse.Frame(orjson.dumps({"asks": asks})),)
-            case "lifecycle.paused" | "lifecycle.completed":
-                return (sse.Frame(DONE),)
         return ()
 
 
@@ -72,8 +71,10 @@ FORM = LegForm(
     (),
     "chat",
     ChatEncoder,
-    lambda frame, cursor: sse.encode(frame.data),
+    lambda frame, cursor: sse.encode(frame.data, id=cursor),
     lambda encoder: [sse.encode(b'{"error":"interrupted"}'), sse.encode(DONE)],
+    last=DONE,
+    headers={"x-chat": "1"},
 )
 
 
@@ -104,6 +105,23 @@ class Chat:
             self._start(request, asked) if asked.id is None else self._answer(request, asked)
         )
         return await self._edge.stream(leg.view(FORM), leg.position)
+
+    @serves(
+        Operation(
+            method="GET",
+            path="/chat/{run_id}",
+            summary="A run up to the pause that waits now, or from after a cursor",
+            tag="chat",
+            answers=FOLLOWED,
+            scopes=("read",),
+            errors=SHAPE,
+            parameters=(RUN_ID, *CURSOR),
+        )
+    )
+    async def get(self, request: Request) -> ASGIApp:
+        edge, who = self._edge, identity_of(request)
+        run = await run_of(edge.bus, who, request.path_params["run_id"])
+        return await edge.stream(*await replay(edge, run, FORM, cursor_of(request)))
 
     async def _start(self, request: Request, asked: ChatRequest) -> Leg:
         who = identity_of(request)
@@ -164,7 +182,7 @@ async def test_a_request_starts_a_run_and_streams_it_to_the_last_frame(
         await run.text("Hi", " there")
         await run.completed()
         assert await said(stream) == [b'{"text":"Hi"}', b'{"text":" there"}', DONE]
-    assert b"id:" not in stream.body
+    assert stream.response.headers["x-chat"] == "1"
 
 
 async def test_a_leg_ends_with_the_pause_and_the_answer_streams_the_next_leg_alone(
@@ -195,6 +213,35 @@ async def test_a_leg_ends_with_the_pause_and_the_answer_streams_the_next_leg_alo
         assert await said(stream) == [b'{"text":"Deleted."}', DONE]
     [decision] = approvals.decisions
     assert [(item.item_id, item.decision) for item in decision.items] == [("C", "approve")]
+
+
+async def test_a_replay_ends_with_the_pause_that_waits_now_and_a_cursor_gets_the_rest(
+    edge: Client, bus: Bus, approvals: PretendApprovals
+) -> None:
+    async def frames(after: str | None = None) -> list[sse.Frame]:
+        query = {} if after is None else {"after": after}
+        async with Stream(edge, "GET", f"/chat/{run.run_id}", params=query) as stream:
+            assert stream.response.status_code in (200, 204)
+            return await stream.rest()
+
+    run = PretendRun(bus)
+    await run.record()
+    await run.started()
+    for leg in (1, 2):
+        run.leg_number = leg
+        if leg > 1:
+            await run.say("lifecycle.resumed")
+        await run.text(f"leg {leg}")
+        approval_id = await approvals.request(run.run_id, "assistant", run.session_id, {})
+        await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
+    whole = await frames()
+    assert [each.data for each in whole] == [b'{"text":"leg 1"}', b'{"text":"leg 2"}', DONE]
+    for at, frame in enumerate(whole, 1):
+        assert await frames(frame.id) == whole[at:]
+    await run.say("lifecycle.cancelled", reason="user_stop", confirmed=True)
+    whole = await frames()
+    assert [each.data for each in whole] == [b'{"text":"leg 1"}', b'{"text":"leg 2"}', DONE]
+    assert await frames(whole[-1].id) == []
 
 
 async def test_a_leg_that_is_cut_off_ends_with_the_surfaces_error(

@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -18,14 +19,15 @@ import orjson
 from penstock.bus import Bus, Stored
 from penstock.bus.messages import FIRST
 from penstock.bus.records import ApprovalRecord, PauseRecord, RunRecord
-from penstock.bus.subjects import key_of
+from penstock.bus.subjects import is_run_id, key_of
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.lookups import look_until
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.sources.history import history_of_tree
-from penstock_edge.sources.locate import lifecycle_of, record_of
+from penstock_edge.sources.locate import ancestors_of, lifecycle_of, record_of
 from penstock_edge.sources.sessions import Session, records_of
 from penstock_edge.views.items import type_of
 from penstock_edge.views.run_tree import Members
@@ -66,6 +68,29 @@ async def approval_record(bus: Bus, approval_id: str) -> ApprovalRecord | None:
 
 async def pause_record(bus: Bus, run_id: str) -> PauseRecord | None:
     return await bus.bucket("pauses").load(run_id, PauseRecord)
+
+
+async def approval_in_session(
+    bus: Bus, who: Identity, agent: AgentConfig, session_id: str, approval_id: str, *, awaited: bool
+) -> tuple[ApprovalRecord | None, RunRecord | None]:
+    """Return the approval if the caller may use it in this session, and the workflow's run, if any.
+    With `awaited`, wait for the record: clients may answer before it is written."""
+    if not is_run_id(approval_id):
+        # A client may send any text as the id, and some texts are not valid keys in KV.
+        return None, None
+    look = partial(approval_record, bus, approval_id)
+    record = await (
+        look_until(who.user_id, look, lambda found: found is not None) if awaited else look()
+    )
+    if record is None or not who.may_see_runs_of(record.user_id):
+        return None, None
+    if not isinstance(agent, WorkflowAgent):
+        fits = (record.agent, record.session_id) == (agent.id, session_id)
+        return (record if fits else None), None
+    for run in await ancestors_of(bus, record.run_id):
+        if (run.agent, run.session_id) == (agent.id, session_id):
+            return record, run
+    return None, None
 
 
 async def approval_of_item(bus: Bus, user_id: str, session: Session, item_id: str) -> str | None:

@@ -125,6 +125,14 @@ async def create_session(
     return record if created is not None else None
 
 
+async def newest_run(bus: Bus, session: Session) -> RunRecord | None:
+    """Return the newest run, also if no connector has listed it in the session's record yet."""
+    listed = [record.runs[-1] for record in await records_of(bus, session) if record.runs]
+    active = [record.run_id for record in await active_runs(bus) if session.has(record)]
+    newest = max((*listed, *active), default=None)
+    return await bus.bucket("runs").load(newest, RunRecord) if newest is not None else None
+
+
 async def has_expired_events(bus: Bus, records: Sequence[SessionRecord]) -> bool:
     for record in records:
         if len(record.runs) >= MAX_SESSION_RUNS or (

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
 
 from penstock.bus import Stored
 from penstock.bus.messages import FIRST, SEQUENCE
@@ -15,14 +18,19 @@ from penstock.bus.read.direct import read
 from penstock.bus.records import ApprovalRecord, Channel, Decided, DecideRequest, RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import event, events_of_run, shard_of
+from penstock.bus.write.objects import unwrap
+from penstock.events.catalogue import TERMINAL
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start, Started
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity
 from penstock_edge.edge import Edge
+from penstock_edge.runs.pauses import approval_record
 from penstock_edge.runs.records import is_workflow, unfinished_descendants
-from penstock_edge.sources.locate import StartPosition, lifecycle_of, start_of_new_run
-from penstock_edge.views.encoded_leg import E, LegForm
+from penstock_edge.sources.locate import StartPosition, lifecycle_of, locate, start_of_new_run
+from penstock_edge.views.cursor import Cursor
+from penstock_edge.views.encoded_leg import PAUSED, E, LegForm
+from penstock_edge.views.items import type_of
 from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.view import View
 
@@ -119,6 +127,38 @@ async def _next_leg_of_tree(edge: Edge, root: RunRecord, answered: Sequence[str]
         number += len(resumed) + pending
     known = () if is_whole else await unfinished_descendants(edge.run_list, root)
     return Leg(run_id, number, position, edge.tree(run_id, known, answered), after)
+
+
+async def replay(
+    edge: Edge, record: RunRecord, form: LegForm[E], after: Cursor | None
+) -> tuple[View, StartPosition]:
+    """Return the run from its first frame or the cursor on, to the pause that waits now, or else to
+    the next pause or the run's end. Problem: as `locate`."""
+    run_id, bus = record.run_id, edge.bus
+    lifecycle = await lifecycle_of(bus, run_id)
+    number, sequence, waits = 1, 0, False
+    if lifecycle is not None:
+        newest = orjson.loads(await unwrap(bus, lifecycle.payload))
+        waits = type_of(lifecycle) == PAUSED and await _is_pending(edge, newest)
+        # A pause that is over does not end the stream, even if the run has not resumed yet.
+        is_over = type_of(lifecycle) in TERMINAL or (type_of(lifecycle) == PAUSED and not waits)
+        number = newest["leg"] + is_over
+        sequence = lifecycle.sequence - waits
+    if not is_workflow(record):
+        view = form.view(run_id, number, replays=True)
+        place = await locate(bus, view, after, record)
+    else:
+        view = edge.tree(run_id).leg(form, sequence, replays=True)
+        place = await locate(bus, view, after, record)
+        if place.truncated:
+            known = await unfinished_descendants(edge.run_list, record)
+            view = edge.tree(run_id, known).leg(form, sequence, replays=True)
+    return view, replace(place, ended=place.ended or waits)
+
+
+async def _is_pending(edge: Edge, paused: dict[str, Any]) -> bool:
+    approval = await approval_record(edge.bus, str(paused["data"].get("approval_id")))
+    return approval is None or approval.status == "pending"
 
 
 def _first_event(lifecycle: Stored) -> StartPosition:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from penstock.bus import Stored
 from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
+from penstock.sse import Frame
 from penstock_edge.views.framing import VERBATIM_SSE, Framing
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
@@ -24,7 +26,9 @@ E = TypeVar("E", bound=Encoder)
 class LegForm(Generic[E]):
     """How the clients of a dialect read a leg; `key` differs if the frames do. `interrupted`
     returns the frames for a stream that ends before its leg does: its client does not reconnect,
-    and without these frames would conclude that the run has succeeded."""
+    and without these frames would conclude that the run has succeeded. `last` is the data of a
+    frame that follows those of the leg, for example `[DONE]`, and `headers` are further headers of
+    the response, with lower-case names."""
 
     key: tuple[str, ...]
     dialect: str
@@ -32,46 +36,67 @@ class LegForm(Generic[E]):
     render: Render
     interrupted: Callable[[E], list[bytes]]
     framing: Framing = VERBATIM_SSE
+    last: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
-    def of_leg(self, leg: int) -> EncodedLeg:
+    def of_leg(self, leg: int, *, replays: bool = False) -> EncodedLeg:
         encoder = self.encoder()
-        return EncodedLeg(encoder, leg, self.render, lambda: self.interrupted(encoder))
+        return EncodedLeg(
+            encoder,
+            leg,
+            self.render,
+            partial(self.interrupted, encoder),
+            last=self.last,
+            replays=replays,
+        )
 
-    def view(self, run_id: str, leg: int) -> View:
+    def view(self, run_id: str, leg: int, *, replays: bool = False) -> View:
+        """With `replays`, the legs before this one are written, too."""
         return View(
-            (run_id, self.dialect, f"leg {leg}", *self.key),
+            (run_id, self.dialect, f"{'to ' if replays else ''}leg {leg}", *self.key),
             self.dialect,
             RunEvents(run_id),
-            lambda: self.of_leg(leg),
+            lambda: self.of_leg(leg, replays=replays),
             no_notice,
             ReadFrom.START,  # the frames of a leg depend on the events before it
             self.framing,
             Delivery.ONCE,
+            self.headers,
         )
 
 
 @dataclass(slots=True)
 class EncodedLeg(Encoding):
     """Encodes the canonical events of one leg, up to the leg's pause or the run's end; events of
-    earlier legs change only the encoder's state. If a policy decides an approval at once, the run
-    does not pause, and the stream continues with the next leg."""
+    earlier legs change only the encoder's state, unless the stream `replays` them. If a policy
+    decides an approval at once, the run does not pause, and the stream continues with the next
+    leg."""
 
     encoder: Encoder
     leg: int
     render: Render
     interrupted: Callable[[], list[bytes]]
+    last: bytes | None = field(default=None, kw_only=True)
+    replays: bool = field(default=False, kw_only=True)
 
     def feed(self, stored: Stored) -> Item:
         event = orjson.loads(stored.payload)
         frames = self.encoder.feed(event)
         # A run may end before this leg begins, so its terminal event is never left out.
-        if type_of(stored) not in TERMINAL and event["leg"] < self.leg:
+        is_earlier = type_of(stored) not in TERMINAL and event["leg"] < self.leg
+        if is_earlier and not self.replays:
             return Item(stored.sequence, [])
-        body = rendered(frames, stored.sequence, self.render)
-        return Item(stored.sequence, body, last=ends_leg(stored))
+        last = ends_leg(stored) and not is_earlier
+        if last:
+            frames = ended(frames, self.last)
+        return Item(stored.sequence, rendered(frames, stored.sequence, self.render), last)
 
     def interruption(self) -> list[bytes]:
         return self.interrupted()
+
+
+def ended(frames: Sequence[Frame], last: bytes | None) -> Sequence[Frame]:
+    return frames if last is None else (*frames, Frame(last))
 
 
 def ends_leg(stored: Stored) -> bool:

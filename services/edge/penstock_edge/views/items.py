@@ -135,6 +135,6 @@ def notice(encoder: Encoder, run_id: str, code: str, message: str, session_id: s
     frames = encoder.feed(event)
     if not frames:
         frames = encoder.feed(event | {"event": {"category": "system", "action": "error"}})
-    body = orjson.loads(frames[0].data)
+    body = orjson.loads(frames[-1].data)  # frames before it may begin the stream
     body.pop("sequence", None)
-    return Frame(orjson.dumps(body), frames[0].event)
+    return Frame(orjson.dumps(body), frames[-1].event)

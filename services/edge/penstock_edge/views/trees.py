@@ -17,7 +17,7 @@ from penstock.events.catalogue import TERMINAL
 from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, RunEncoders, notices
 from penstock_edge.views.dialects import finished, rendering
 from penstock_edge.views.dialects import notices as notices_of
-from penstock_edge.views.encoded_leg import PAUSED, E, LegForm, no_notice
+from penstock_edge.views.encoded_leg import PAUSED, E, LegForm, ended, no_notice
 from penstock_edge.views.framing import Framing, Sse
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
 from penstock_edge.views.run_tree import Child
@@ -28,12 +28,15 @@ from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Sourc
 @dataclass(frozen=True, slots=True)
 class TreeLeg:
     """The part of a tree's events that answers one POST: from after the stream sequence `after`,
-    whose earlier events change only the encoder's state, up to the root's next pause that does not
-    wait only for the approvals in `answered`. For `interrupted`, see `LegForm`."""
+    whose earlier events change only the encoder's state, unless the stream `replays` them, up to
+    the root's next pause that does not wait only for the approvals in `answered`. For `interrupted`
+    and `last`, see `LegForm`."""
 
     after: int
     answered: Collection[str]
     interrupted: Callable[[], list[bytes]]
+    last: bytes | None = None
+    replays: bool = False
 
 
 @dataclass(slots=True)
@@ -54,9 +57,13 @@ class TreeEncoding(Encoding):
         of_root = run_id == self.tree.root
         last = of_root and type_of(stored) in TERMINAL
         if leg is not None and not last:
-            if stored.sequence <= leg.after:
+            is_earlier = stored.sequence <= leg.after
+            if is_earlier and not leg.replays:
                 return Item(stored.sequence, [])
-            last = of_root and type_of(stored) == PAUSED and not self.tree.is_pause_hidden
+            paused = of_root and type_of(stored) == PAUSED and not self.tree.is_pause_hidden
+            last = paused and not is_earlier
+        if leg is not None and last:
+            frames = [*ended(frames, leg.last)]
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render), last)
 
     def interruption(self) -> list[bytes]:
@@ -113,17 +120,19 @@ class TreeViews:
             framing,
         )
 
-    def leg(self, form: LegForm[E], after: int) -> View:
-        """Make the view up to the root's next pause, for the response to a POST. Frames of events
-        up to the stream sequence `after` are not written."""
+    def leg(self, form: LegForm[E], after: int, *, replays: bool = False) -> View:
+        """Make the view up to the root's next pause after the stream sequence `after`. Frames of
+        events up to `after` are written only with `replays`."""
 
         def encoding() -> TreeEncoding:
             encoder = form.encoder()
-            leg = TreeLeg(after, self.answered, lambda: form.interrupted(encoder))
+            interrupted = partial(form.interrupted, encoder)
+            leg = TreeLeg(after, self.answered, interrupted, form.last, replays)
             return TreeEncoding(self.fold(form.dialect), encoder, form.render, leg)
 
-        key = (form.dialect, "leg", f"{after}", *form.key)
-        return self.view(key, form.dialect, encoding, no_notice, form.framing, Delivery.ONCE)
+        key = (form.dialect, "to leg" if replays else "leg", f"{after}", *form.key)
+        view = self.view(key, form.dialect, encoding, no_notice, form.framing, Delivery.ONCE)
+        return replace(view, headers=form.headers)
 
     def agui_leg(self, audience: Audience, after: int) -> View:
         name, key = audience.profile.name, (*audience.key, "leg", f"{after}")

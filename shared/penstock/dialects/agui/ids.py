@@ -10,10 +10,6 @@ qualifier, which names the run, before each id of the run:
 
 When a client sends messages back, an AG-UI server gets these messages without the qualifiers
 (`own_messages`).
-
-The id of an interrupt consists of the approval and its item: `<approval id> "/" <item id>`. An
-approval id is a UUID. An item id comes from the agent server and may contain any characters, even
-"/".
 """
 
 from __future__ import annotations
@@ -216,13 +212,3 @@ def _own_ids(given: JsonObject, keys: Sequence[str]) -> JsonObject:
         if isinstance(id := given.get(key), str) and (own := unscoped(id)) != id
     }
     return {**given, **changed} if changed else given
-
-
-def interrupt_id(approval_id: str, item_id: str) -> str:
-    return f"{approval_id}/{item_id}"
-
-
-def parse_interrupt_id(interrupt: str) -> tuple[str, str | None]:
-    """Return the ids of the approval and of the item; None for an interrupt of all items."""
-    approval_id, slash, item_id = interrupt.partition("/")
-    return approval_id, item_id if slash else None

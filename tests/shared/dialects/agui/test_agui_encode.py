@@ -9,13 +9,9 @@ import pytest
 from penstock.dialects.agui.encode import STRICT, Phase, prelude
 from penstock.dialects.agui.encode.memory import Memory, remember
 from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
-from penstock.dialects.agui.ids import (
-    interrupt_id,
-    parse_interrupt_id,
-    scope_of,
-    unscoped,
-)
+from penstock.dialects.agui.ids import scope_of, unscoped
 from penstock.dialects.agui.vocabulary import is_modern
+from penstock.dialects.approvals import parse_question_id, question_id
 from support.drive.agui_out import (
     STRICT_059,
     STRICT_1,
@@ -407,7 +403,7 @@ def test_a_frontends_tool_beside_a_confirmation_is_an_interrupt_with_both() -> N
 def test_a_pause_of_which_the_request_is_gone_is_one_interrupt_for_all() -> None:
     run = a_run().say("lifecycle.paused", reason="approval_required", approval_id="a9")
     (interrupt,) = last(run)["outcome"]["interrupts"]
-    assert parse_interrupt_id(interrupt["id"]) == ("a9", None)
+    assert parse_question_id(interrupt["id"]) == ("a9", None)
 
 
 def test_a_decision_continues_in_the_next_legs_run_and_nothing_falls_between() -> None:
@@ -468,7 +464,7 @@ def confirmation(**fields: Any) -> Event:
 
 @pytest.mark.parametrize("item_id", ["i1", "a/b/c", "", "ü"])
 def test_an_interrupts_id_gives_back_approval_and_item(item_id: str) -> None:
-    assert parse_interrupt_id(interrupt_id("a1", item_id)) == ("a1", item_id)
+    assert parse_question_id(question_id("a1", item_id)) == ("a1", item_id)
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decided, RunRecord
-from penstock.bus.subjects import is_run_id
 from penstock.dialects.agui.encode.pauses import UnclearAnswer
-from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
-from penstock.lookups import look_until
+from penstock.dialects.agui.ids import scope_of, unscoped
+from penstock.dialects.approvals import parse_question_id
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.runs import pauses
 from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.runs.pauses import OpenApproval, approval_of, open_approvals
-from penstock_edge.sources.locate import ancestors_of
 from penstock_edge.sources.sessions import Session
 from penstock_edge.surfaces.agui.answers import (
     decision_of,
@@ -66,7 +63,7 @@ class AnsweredPauses:
     async def _of_resume(self) -> Reply:
         entries: dict[str, list[tuple[str | None, ResumeEntry]]] = {}
         for entry in self.asked.resume or []:
-            approval_id, item_id = parse_interrupt_id(entry.interrupt_id)
+            approval_id, item_id = parse_question_id(entry.interrupt_id)
             entries.setdefault(approval_id, []).append((item_id, entry))
         if len(entries) > 1 and not isinstance(self.agent, WorkflowAgent):
             raise Problem(422, "resume: the entries answer different pauses")
@@ -186,26 +183,10 @@ class AnsweredPauses:
     async def _approval_and_root(
         self, approval_id: str, *, awaited: bool
     ) -> tuple[ApprovalRecord | None, RunRecord | None]:
-        """Return the approval if the caller may use it in this thread, and the workflow's run, if
-        any. With `awaited`, wait for the record: clients may answer before it is written."""
-        if not is_run_id(approval_id):
-            # A client may send any text as the id, and some texts are not valid keys in KV.
-            return None, None
-        look = partial(pauses.approval_record, self.bus, approval_id)
-        record = await (
-            look_until(self.who.user_id, look, lambda found: found is not None)
-            if awaited
-            else look()
+        thread_id = self.asked.thread_id
+        return await pauses.approval_in_session(
+            self.bus, self.who, self.agent, thread_id, approval_id, awaited=awaited
         )
-        if record is None or not self.who.may_see_runs_of(record.user_id):
-            return None, None
-        if not isinstance(self.agent, WorkflowAgent):
-            fits = (record.agent, record.session_id) == (self.agent.id, self.asked.thread_id)
-            return (record if fits else None), None
-        for run in await ancestors_of(self.bus, record.run_id):
-            if (run.agent, run.session_id) == (self.agent.id, self.asked.thread_id):
-                return record, run
-        return None, None
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:

@@ -1,6 +1,6 @@
 """Makes the interrupts of a pause, and reads the decisions from a client's `resume[]`.
 
-Each item of an approval becomes one interrupt. The module `ids` defines the interrupt's id. A
+Each item of an approval becomes one interrupt. Its id is the `question_id` of the item. A
 client answers a confirmation with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`. The
 answer to any other item is a value. The status `cancelled` is a rejection.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.dialects.agui.ids import Names, interrupt_id
+from penstock.dialects.agui.ids import Names
+from penstock.dialects.approvals import question_id
 from penstock.dialects.base import Json, JsonObject
 
 CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
@@ -41,7 +42,7 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
     call_id = item.get("tool_call_id")
     reason = "tool_call" if kind == "confirmation" and call_id else _REASONS.get(kind)
     requested: JsonObject = {
-        "id": interrupt_id(approval["approval_id"], item["item_id"]),
+        "id": question_id(approval["approval_id"], item["item_id"]),
         "reason": reason or f"penstock:{kind}",
         "message": item.get("description") or _message(kind, item.get("tool")),
         "toolCallId": names.of(call_id) if call_id else None,
