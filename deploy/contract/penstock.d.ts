@@ -207,6 +207,8 @@ export interface LifecycleStarted extends Envelope {
     agent: string;
     /** The user who owns the run. */
     user_id: string;
+    /** The tenant for which the run counts, if there are tenants. */
+    tenant?: string | null;
     /** The message that started the run. */
     message?: string | null;
     /** The name of the workflow, where the run is one of Penstock's. */

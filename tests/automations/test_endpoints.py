@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from penstock.bus import streams
+from penstock.turns import TenantUser
 from penstock_automations.actions.webhook import breaker, endpoints
 from penstock_automations.actions.webhook.breaker import Rate
 from penstock_automations.actions.webhook.endpoints import MAX_AHEAD, MAX_UNKNOWN, Endpoint
@@ -20,7 +21,7 @@ from support.real.nats import NatsServer
 
 def endpoint_of() -> Endpoint:
     """Return the endpoint of a rule."""
-    return Endpoint("rule", "u1", "http://receiver.example:80")
+    return Endpoint("rule", TenantUser("", "u1"), "http://receiver.example:80")
 
 
 async def used(endpoint: Endpoint, seconds: float, times: int = 60) -> None:

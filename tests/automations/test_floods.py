@@ -16,12 +16,13 @@ import uuid_utils
 from penstock.bus import Message, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.streams import events_for
+from penstock.turns import TenantUser
 from penstock_automations.actions import shares
 from penstock_automations.actions.shares import Shares
 from penstock_automations.delivery.waking import Waking
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.publish import postpone
-from penstock_automations.jobs.return_times import RETURNS_PER_S, ReturnTimes
+from penstock_automations.jobs.return_times import RETURNS_PER_S, TENANT_TIMES, ReturnTimes
 from penstock_automations.matching.backlog import Waiting
 from penstock_automations.matching.lanes import MAX_WAITING
 from penstock_automations.rules.store import CurrentRules
@@ -31,6 +32,7 @@ from support.fakes.receiver import hangs
 from support.real.automating import KeptProcess, automations_process
 from support.real.nats import NatsServer
 
+ALICE, BOB = TenantUser("", "alice"), TenantUser("", "bob")
 QUICK = 'event.data.tool == "quick"'
 # This condition just may be evaluated on the event loop, so it takes none of its owner's share.
 LONG = "event.data.args.l.all(a, event.data.args.l.all(b, a == b))"
@@ -41,20 +43,38 @@ LATE_S = 10.0
 
 def test_a_backlog_returns_bit_by_bit_and_each_owner_has_a_queue() -> None:
     times = ReturnTimes()
-    waits_s = [times.reserve_wait_s("alice", 0.0) for _ in range(3 * RETURNS_PER_S)]
+    waits_s = [times.reserve_wait_s(ALICE, 0.0) for _ in range(3 * RETURNS_PER_S)]
     assert waits_s == sorted(waits_s)
     assert max(Counter(map(int, waits_s)).values()) <= RETURNS_PER_S + 1
-    assert times.reserve_wait_s("bob", 0.0) < 1.1
+    assert times.reserve_wait_s(BOB, 0.0) < 1.1
 
 
 def test_the_room_of_an_owner_is_what_the_owner_can_take() -> None:
     places = Shares(9)
-    places.take("bob")
-    room, taken = places.room("alice"), 0
-    while places.take("alice"):
+    places.take(BOB)
+    room, taken = places.room(ALICE), 0
+    while places.take(ALICE):
         taken += 1
     assert taken == room
-    assert places.room("alice") == 0
+    assert places.room(ALICE) == 0
+
+
+def test_all_owners_of_a_tenant_have_a_queue_and_places_together() -> None:
+    owners = [TenantUser("acme", f"user-{number}") for number in range(50)]
+    times = ReturnTimes()
+    waits_s = [times.reserve_wait_s(owner, 0.0) for owner in owners for _ in range(100)]
+    most = RETURNS_PER_S * TENANT_TIMES
+    assert max(Counter(map(int, waits_s)).values()) <= most + len(owners)
+    assert times.reserve_wait_s(TenantUser("umbrella", "bob"), 0.0) < 1.1
+    places = Shares(90)
+    taken = Counter(owner for _ in range(90) for owner in owners if places.take(owner))
+    assert taken.total() == 45, "a tenant gets half of the places, as a single user does"
+    assert max(taken.values()) - min(taken.values()) <= 1
+    assert places.take(TenantUser("umbrella", "bob"))
+    places = Shares(90)
+    while places.take(owners[0]):
+        pass
+    assert places.take(owners[1]), "there is a place for another user of the tenant"
 
 
 def test_few_jobs_of_an_owner_are_on_their_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,16 +82,16 @@ def test_few_jobs_of_an_owner_are_on_their_way_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic=lambda: now_s))
     places = Shares(1000)
     for _ in range(shares.MAX_COMING):
-        assert places.publishable("alice") > 0
-        places.expect("alice")
-    assert places.publishable("alice") == 0
-    assert places.publishable("bob") == shares.MAX_COMING
-    places.note_arrival("alice")
-    assert places.publishable("alice") == 1
+        assert places.publishable(ALICE) > 0
+        places.expect(ALICE)
+    assert places.publishable(ALICE) == 0
+    assert places.publishable(BOB) == shares.MAX_COMING
+    places.note_arrival(ALICE)
+    assert places.publishable(ALICE) == 1
     now_s = shares.COMING_S + 0.1
-    assert places.publishable("alice") == shares.MAX_COMING, "other processes have got the jobs"
+    assert places.publishable(ALICE) == shares.MAX_COMING, "other processes have got the jobs"
     few = Shares(9)
-    assert few.publishable("alice") == few.room("alice")
+    assert few.publishable(ALICE) == few.room(ALICE)
 
 
 async def _scheduled(made: Automations) -> list[tuple[str, Job]]:

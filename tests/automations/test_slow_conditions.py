@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from penstock.expressions import MAX_STEPS
+from penstock.turns import TenantUser
 from penstock_automations.matching import evaluations as evaluations_module
 from penstock_automations.matching import lanes
 from penstock_automations.matching.evaluations import (
@@ -125,14 +126,14 @@ async def test_a_lane_handles_one_users_events_in_order_until_it_is_full(
 
     made: Lanes[str] = Lanes(handle)
     for number in range(3):
-        assert not made.is_full("alice")
-        made.add("alice", f"alice{number}")
-    assert made.is_full("alice")
-    assert not made.is_full("bob")
-    made.add("bob", "bob")
+        assert not made.is_full(TenantUser("", "alice"))
+        made.add(TenantUser("", "alice"), f"alice{number}")
+    assert made.is_full(TenantUser("", "alice"))
+    assert not made.is_full(TenantUser("", "bob"))
+    made.add(TenantUser("", "bob"), "bob")
     await asyncio.sleep(0)
     assert handled == ["bob"]
-    assert made.is_busy("alice")
+    assert made.is_busy(TenantUser("", "alice"))
     free.set()
     await eventually(lambda: _idle(made), what="the lane is empty")
     assert handled == ["bob", "alice0", "alice1", "alice2"]
@@ -145,7 +146,7 @@ async def test_all_lanes_together_get_half_of_the_event_loops_time() -> None:
     async def handle(owner: str) -> None:
         nonlocal used_s
         for _ in range(20):
-            async with made.turn():
+            async with made.turn(""):
                 begun = time.perf_counter()
                 while time.perf_counter() - begun < 2 * lanes.TURN_S:
                     pass
@@ -155,7 +156,7 @@ async def test_all_lanes_together_get_half_of_the_event_loops_time() -> None:
     made: Lanes[str] = Lanes(handle)
     begun = time.perf_counter()
     for owner in ("alice", "bob", "carol"):
-        made.add(owner, owner)
+        made.add(TenantUser("", owner), owner)
     while max(turns.values(), default=0) < 20:
         await asyncio.sleep(0)
     assert used_s < 0.6 * (time.perf_counter() - begun)
@@ -164,7 +165,7 @@ async def test_all_lanes_together_get_half_of_the_event_loops_time() -> None:
 
 
 async def _idle(made: Lanes[str]) -> bool:
-    return not made.is_busy("alice")
+    return not made.is_busy(TenantUser("", "alice"))
 
 
 async def _slow_event(made: Automations, number: int) -> None:

@@ -65,6 +65,17 @@ def test_a_token_has_its_roles_where_the_services_look_for_them(
     assert roles_of(jwt.decode(token, SECRET, ["HS256"]), claim) == {"finance", "ops"}
 
 
+def test_a_token_has_its_tenant_where_the_services_look_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = CliRunner().invoke(app, ["token", "--tenant", "acme"])
+    assert refused.exit_code == 2
+    assert "PENSTOCK_AUTH_TENANT_CLAIM is not set" in refused.stderr
+    monkeypatch.setenv("PENSTOCK_AUTH_TENANT_CLAIM", "org.id")
+    token = CliRunner().invoke(app, ["token", "--tenant", "acme"]).stdout.strip()
+    assert jwt.decode(token, SECRET, ["HS256"])["org"] == {"id": "acme"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -46,8 +46,9 @@ OUTER = definition(
 SERVICES = dict.fromkeys(("workflows", "automations", "normalizer", "approvals"), 1)
 SCOPES = "start read raw decide"
 FRANK = bearer("frank", scope=SCOPES, roles=["finance"])
-MALLORY = bearer("mallory", scope=f"{SCOPES} act-as automate", roles=["finance"])
+MALLORY = bearer("mallory", scope=f"{SCOPES} act-as automate", roles=["finance"], org="acme")
 ROOT = bearer("root", scope=f"{SCOPES} administer", roles=["finance"])
+MALLORY_ADMIN = bearer("mallory", scope=f"{SCOPES} administer", org="acme")
 Caller = dict[str, str]
 
 
@@ -140,7 +141,13 @@ async def office(
     services = {**SERVICES, "connector": 1, "edge": 1}
     policy = written(folder, POLICY)
     async with deployment(
-        nats_server.url, folder, agents, services, auth_jwt_secret=SECRET, policy=policy
+        nats_server.url,
+        folder,
+        agents,
+        services,
+        auth_jwt_secret=SECRET,
+        auth_tenant_claim="org",
+        policy=policy,
     ) as running:
         async with connected(nats_server.url) as bus:
             await define(bus, INNER)
@@ -253,10 +260,11 @@ async def test_the_requester_of_a_childs_approval_is_who_started_the_root(office
                 office.url("edge", f"/v1/runs/{each['run_id']}"), headers=ROOT
             )
             if run.json().get("root_run_id") == outer:
-                return dict(each)
+                return {**each, "tenant": run.json()["tenant"]}
         return None
 
     paying = await eventually(child, 30, "the approval of the inner workflow's step")
+    assert paying["tenant"] == "acme"
     assert (paying["user_id"], paying["started_by"]) == ("bob", ["mallory"])
     assert (await office.decide(paying, MALLORY)).status_code == 403
     assert (await office.decide(paying, FRANK)).status_code == 200
@@ -353,7 +361,7 @@ async def test_a_rule_of_the_requester_decides_nothing_for_him(office: Office) -
 
 
 async def test_who_makes_anothers_rule_start_a_run_does_not_decide_it(office: Office) -> None:
-    owner = bearer("bob", scope=f"{SCOPES} act-as automate", roles=["finance"])
+    owner = bearer("bob", scope=f"{SCOPES} act-as automate", roles=["finance"], org="umbrella")
     rule = {
         "id": "pay-after",
         "subjects": ["lifecycle.started"],
@@ -369,12 +377,41 @@ async def test_who_makes_anothers_rule_start_a_run_does_not_decide_it(office: Of
         found = (await office.penstock.http.get(url, headers=ROOT)).json()["runs"]
         return next((each["run_id"] for each in found if each.get("root_run_id") == root), None)
 
-    record = await office.asks(await eventually(started, 30, "the rule's run"))
+    run_id = await eventually(started, 30, "the rule's run")
+    run = await office.penstock.http.get(office.url("edge", f"/v1/runs/{run_id}"), headers=ROOT)
+    assert run.json()["tenant"] == "umbrella"
+    record = await office.asks(run_id)
     assert (record["user_id"], record["started_by"]) == ("bob", ["frank"])
     for requester in (FRANK, owner):
         assert (await office.decide(record, requester)).status_code in (403, 404)
     carol = bearer("carol", scope=SCOPES, roles=["finance"])
     assert (await office.decide(record, carol)).status_code == 200
+
+
+# Tenants -----------------------------------------------------------------------------------------
+
+
+async def test_a_run_and_its_costs_count_for_the_tenant_of_whoever_started_it(
+    office: Office,
+) -> None:
+    run_id = await office.start("free", MALLORY, user_id="bob", message="hello")
+    pages = {"accept": "application/json"}
+    events = office.url("edge", f"/v1/runs/{run_id}/events")
+
+    async def costs() -> list[Any]:
+        sums = await office.penstock.http.get(
+            office.url("edge", "/v1/costs?by=tenant&user=bob&agent=free"), headers=ROOT
+        )
+        return [each for each in sums.json()["costs"] if each["tenant"]]
+
+    [sums] = await eventually(costs, 30, "the costs of the run")
+    assert (sums["tenant"], sums["calls"]) == ("acme", 1)
+    started = (await office.penstock.http.get(events, headers=ROOT | pages)).json()["events"][0]
+    assert started["data"]["tenant"] == "acme"
+    machine = await office.token(MALLORY_ADMIN, "meter", scopes=["start", "read"], roles=[])
+    of_machine = await office.start("free", machine, message="hello")
+    run = await office.penstock.http.get(office.url("edge", f"/v1/runs/{of_machine}"), headers=ROOT)
+    assert run.json()["tenant"] == "acme"
 
 
 # A rule that cannot be evaluated -----------------------------------------------------------------

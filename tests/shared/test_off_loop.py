@@ -11,14 +11,17 @@ from prometheus_client import REGISTRY
 
 from penstock.off_loop import FairThread
 from penstock.service import measuring
+from penstock.turns import TenantUser
 from support.drive.waiting import eventually
+
+A, B = TenantUser("", "a"), TenantUser("", "b")
 
 
 async def test_an_owner_with_many_calls_delays_another_one_by_one_call() -> None:
     thread, began, order = FairThread(), threading.Event(), list[str]()
-    first = asyncio.create_task(thread.run("a", began.wait))
+    first = asyncio.create_task(thread.run(A, began.wait))
     await asyncio.sleep(0)
-    calls = [thread.run(owner, partial(order.append, owner)) for owner in "aaaaab"]
+    calls = [thread.run(TenantUser("", owner), partial(order.append, owner)) for owner in "aaaaab"]
     tasks = [asyncio.create_task(each) for each in calls]
     await asyncio.sleep(0)
     assert thread.waiting == 6
@@ -30,15 +33,15 @@ async def test_an_owner_with_many_calls_delays_another_one_by_one_call() -> None
 
 async def test_a_cancelled_or_failed_call_passes_its_turn_on() -> None:
     thread, began = FairThread(), threading.Event()
-    tasks = [asyncio.create_task(thread.run("a", began.wait)) for _ in range(3)]
+    tasks = [asyncio.create_task(thread.run(A, began.wait)) for _ in range(3)]
     await asyncio.sleep(0)
     for each in tasks[:2]:
         each.cancel()
     began.set()
     assert await tasks[2]
     with pytest.raises(ZeroDivisionError):
-        await thread.run("a", lambda: 1 // 0)
-    assert await thread.run("b", lambda: 7) == 7
+        await thread.run(A, lambda: 1 // 0)
+    assert await thread.run(B, lambda: 7) == 7
 
 
 async def test_the_longest_turn_of_the_event_loop_is_measured() -> None:

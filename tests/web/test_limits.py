@@ -74,6 +74,25 @@ def test_a_rate_of_0_is_no_limit_and_anonymous_is_nobody_in_particular() -> None
     assert admitted(Requests(1, 1), ANONYMOUS, 1000) == 1000
 
 
+def test_all_users_of_a_tenant_together_have_a_multiple_of_one_users_limits() -> None:
+    def of(tenant: str, number: int) -> Identity:
+        return Identity(f"{tenant}-{number}", frozenset(), "bearer", tenant=tenant)
+
+    clock = Clock()
+    requests = Requests(10, 20, clock, tenant_limits=3)
+    streams = OpenCounts("streams", 2, "streams open at a time", tenant_limits=3)
+    assert sum(admitted(requests, of("acme", number), 20) for number in range(9)) == 60
+    assert admitted(requests, of("umbrella", 0), 50) == 20
+    clock.now += 1
+    assert sum(admitted(requests, of("acme", number), 20) for number in range(9)) == 30
+    back = [streams.take(of("acme", number)) for number in range(6)]
+    with pytest.raises(Problem, match="this tenant has 6 streams open at a time already"):
+        streams.take(of("acme", 7))
+    streams.take(of("umbrella", 0))
+    back[0]()
+    streams.take(of("acme", 7))
+
+
 @given(
     st.floats(0.1, 1000),
     st.integers(1, 100),

@@ -1,4 +1,4 @@
-"""Roles are read from the configured claim; anything that is no role gives none."""
+"""Roles and the tenant are read from the configured claims."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from penstock.settings import AuthSettings
 from penstock.web.auth.jwt import Secret, Verifier, roles_of
+from penstock.web.problems import Problem
 from support.fakes.issuer import SECRET, token
 
 NESTED = {
@@ -72,3 +73,22 @@ def test_the_setting_may_not_be_empty() -> None:
     assert AuthSettings().roles_claim == "roles"
     with pytest.raises(ValidationError, match="roles_claim"):
         AuthSettings(roles_claim="")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [(None, ""), ("org", "acme"), ("company.id", "umbrella"), ("none.at.all", "")],
+)
+async def test_the_tenant_is_that_of_the_configured_claim(path: str | None, expected: str) -> None:
+    verifier = Verifier(Secret(SECRET), ("HS256",), tenant_claim=path)
+    both: dict[str, Any] = {"org": "acme", "company": {"id": "umbrella"}}
+    claims = await verifier.verify(token(exp=time.time() + 60, **both))
+    assert claims.tenant == expected
+
+
+@pytest.mark.parametrize("claim", [7, [], ["acme"], {"id": "acme"}, "", "a" * 129, "a\n", True])
+async def test_a_token_with_a_tenant_that_is_no_text_is_refused(claim: Any) -> None:
+    verifier = Verifier(Secret(SECRET), ("HS256",), tenant_claim="org")
+    with pytest.raises(Problem, match="tenant") as refused:
+        await verifier.verify(token(exp=time.time() + 60, org=claim))
+    assert refused.value.status == 401

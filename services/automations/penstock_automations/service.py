@@ -99,6 +99,7 @@ class AutomationsService(Service):
             settings.max_open_runs_per_user,
             settings.max_queued_runs_per_user,
             settings.max_paused_runs_per_user,
+            tenant_limits=settings.auth.tenant_limits,
         )
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
         starter = Starter(

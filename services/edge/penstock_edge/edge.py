@@ -72,6 +72,7 @@ class Edge:
             settings.max_open_runs_per_user,
             settings.max_queued_runs_per_user,
             settings.max_paused_runs_per_user,
+            tenant_limits=settings.auth.tenant_limits,
         )
         return cls(
             bus,

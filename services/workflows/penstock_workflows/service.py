@@ -56,7 +56,10 @@ class WorkflowsService(Service):
         journals = Journals(self.bus)
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
         self._open_runs = OpenRuns(
-            self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
+            self.bus,
+            settings.max_open_runs_per_user,
+            settings.max_queued_runs_per_user,
+            tenant_limits=settings.auth.tenant_limits,
         )
         starter = Starter(
             self.bus,

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.tracing import spans
+from penstock.turns import TenantUser
 
 RunStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 ClaimState = Literal["held", "cancelled"]
@@ -53,6 +54,7 @@ class StartCommand(Record):
     agent: str = Field(description="The agent's id in the configuration")
     session_id: str
     user_id: str = "anonymous"
+    tenant: str | None = Field(None, description="As in the run's record")
     message: str = ""
     input: dict[str, Any] | None = Field(None, description="Further fields for the upstream")
     body: str | None = Field(None, description="The upstream's request body, sent verbatim")
@@ -92,6 +94,10 @@ class StartCommand(Record):
         None, description="For workflows: as in the run's record, for the run's children"
     )
     created_at: str
+
+    @property
+    def tenant_user(self) -> TenantUser:
+        return TenantUser(self.tenant or "", self.user_id)
 
     def parent_facts(self) -> dict[str, Any]:
         facts = {
@@ -166,6 +172,11 @@ class RunRecord(Record):
     agent: str
     session_id: str
     user_id: str
+    tenant: str | None = Field(
+        None,
+        description="The tenant of the caller that started the run, or of the rule's owner; "
+        "absent without one",
+    )
     started_by: list[str] | None = Field(
         None,
         description="The people behind the run besides `user_id`: the caller that started it for "
@@ -210,6 +221,10 @@ class RunRecord(Record):
         "only for callers with the scope administer",
     )
 
+    @property
+    def tenant_user(self) -> TenantUser:
+        return TenantUser(self.tenant or "", self.user_id)
+
 
 class CostRow(Record):
     """What one model used in a run on one day (UTC), in one currency."""
@@ -237,6 +252,7 @@ class CostRecord(Record):
     agent: str
     user_id: str
     session_id: str
+    tenant: str | None = None
     parent_run_id: str | None = None
     last: int = Field(0, description="Stream sequence of the last event in it")
     sequence: int = Field(0, description="The number of this event in the run")

@@ -41,6 +41,9 @@ class Started(Data, title="Run started"):
     )
     agent: str = Field(description="The agent's id in the configuration.")
     user_id: str = Field(description="The user who owns the run.")
+    tenant: str | None = Field(
+        default=None, description="The tenant for which the run counts, if there are tenants."
+    )
     message: str | None = Field(default=None, description="The message that started the run.")
     workflow: str | None = Field(
         default=None, description="The name of the workflow, where the run is one of Penstock's."

@@ -1,13 +1,13 @@
-"""Counts the open, queued and paused runs of each user in the whole installation.
+"""Counts the open, queued and paused runs of each user and tenant in the whole installation.
 
 Every process that starts runs reads the stream of KV `runs` and counts the runs there. The
 normalizer records the end of each run in the same bucket. A process counts a run before it writes
 the run's record, so that many concurrent starts cannot exceed the limit.
 
-If a user is at the limit, the process reads the records of the user's oldest runs before it refuses
-a start. The process stops counting runs that have ended. A start may also have been interrupted
-after the record was written and before the command was published. Such a run never begins, so the
-process stops counting it, too.
+If a user or a tenant is at the limit, the process reads the records of the oldest runs before it
+refuses a start. The process stops counting runs that have ended. A start may also have been
+interrupted after the record was written and before the command was published. Such a run never
+begins, so the process stops counting it, too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from pydantic import ValidationError
 from penstock.bus import Bus, Reader, Stored, subjects
 from penstock.bus.records import RunRecord
 from penstock.bus.streams import COMMANDS, raw_for
+from penstock.turns import Level, TenantUser
 from penstock.web.auth import limit_refusal
 from penstock.web.auth.identity import ANONYMOUS_USER
+from penstock.web.auth.limits import Limited, limited
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ PREFIX: Final = "$KV.runs."
 # A counted run that is older than this many seconds is looked up, because its start may have been
 # interrupted. A start that was not interrupted publishes its command in less time.
 LOST_S: Final = 30.0
-CHECK_S: Final = 1.0  # The least number of seconds between two look-ups of one user's runs.
+CHECK_S: Final = 1.0  # The least number of seconds between two look-ups of one owner's runs.
 LOOKED_UP: Final = 20  # The greatest number of runs in one look-up.
 RETRY_AFTER_S: Final = 5
 
@@ -57,7 +59,9 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _User:
+class _Counts:
+    """The runs of one user, or of all users of a tenant."""
+
     runs: dict[str, _Open] = field(default_factory=dict)
     queued: int = 0  # the number of runs in the states "starting" and "queued"
     paused: int = 0
@@ -81,16 +85,26 @@ class _User:
 
 
 class OpenRuns:
-    """Counts the runs of each user that have not ended, and checks the limits; 0 means no limit. A
-    paused run is not open. Runs of the user `anonymous` are not counted."""
+    """Counts the runs of each user and tenant that have not ended, and checks the limits; 0 means
+    no limit. A paused run is not open. Runs of the user `anonymous` are not counted."""
 
-    def __init__(self, bus: Bus, max_open: int, max_queued: int, max_paused: int = 0) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        max_open: int,
+        max_queued: int,
+        max_paused: int = 0,
+        *,
+        tenant_limits: int = 0,
+    ) -> None:
+        """`tenant_limits` is the setting."""
         self._bus = bus
         self._max_open = max_open
         self._max_queued = max_queued
         self._max_paused = max_paused
-        self._users: dict[str, _User] = {}
-        self._owners: dict[str, str] = {}  # maps the ids of counted runs to their users
+        self._tenant_limits = tenant_limits
+        self._counts: dict[Level, _Counts] = {}
+        self._owners: dict[str, TenantUser] = {}  # maps the ids of counted runs to their users
 
     async def follow(self) -> None:
         if self._has_limits:
@@ -100,100 +114,107 @@ class OpenRuns:
     def _has_limits(self) -> bool:
         return bool(self._max_open or self._max_queued or self._max_paused)
 
-    def count(self, user_id: str) -> tuple[int, int]:
-        """Return the number of the user's open runs, and how many of these are queued."""
-        user = self._users.get(user_id)
-        return (len(user.runs) - user.paused, user.queued) if user else (0, 0)
+    def count(self, level: Level) -> tuple[int, int]:
+        """Return the number of the open runs of a user or tenant, and how many are queued."""
+        counts = self._counts.get(level)
+        return (len(counts.runs) - counts.paused, counts.queued) if counts else (0, 0)
 
-    def paused(self, user_id: str) -> int:
-        user = self._users.get(user_id)
-        return user.paused if user else 0
+    def paused(self, level: Level) -> int:
+        counts = self._counts.get(level)
+        return counts.paused if counts else 0
 
-    async def has_room(self, user_id: str) -> bool:
+    async def has_room(self, user: TenantUser) -> bool:
         """Return whether the user may start one more run."""
-        if self._fits(user_id):
+        if (full := self._full(user)) is None:
             return True
-        await self._look_up(user_id)
-        return self._fits(user_id)
+        await self._look_up(full.level)
+        return self._full(user) is None
 
-    def refuse(self, user_id: str) -> None:
-        """Raise the error for a user who has reached a limit: 429; the text names the limit."""
-        open_, queued = self.count(user_id)
-        if self._max_queued and queued >= self._max_queued:
+    def refuse(self, user: TenantUser) -> None:
+        """Raise the error for a user who has no room: 429; the text names the limit."""
+        level, name, times = self._full(user) or Limited(user, "this user")
+        open_, queued = self.count(level)
+        if self._max_queued and queued >= self._max_queued * times:
             text = (
-                f"{queued} runs of this user are queued and no more may be; wait until some have "
+                f"{queued} runs of {name} are queued and no more may be; wait until some have "
                 "begun, or cancel some"
             )
             raise limit_refusal("queued_runs", text, RETRY_AFTER_S)
-        if self._max_paused and (paused := self.paused(user_id)) >= self._max_paused:
+        if self._max_paused and (paused := self.paused(level)) >= self._max_paused * times:
             text = (
-                f"{paused} runs of this user wait for decisions and no more may; decide or cancel "
-                "some"
+                f"{paused} runs of {name} wait for decisions and no more may; decide or cancel some"
             )
             raise limit_refusal("paused_runs", text, RETRY_AFTER_S)
         text = (
-            f"{open_} runs of this user are open and no more may be; wait until some have ended, "
+            f"{open_} runs of {name} are open and no more may be; wait until some have ended, "
             "or cancel some"
         )
         raise limit_refusal("open_runs", text, RETRY_AFTER_S)
 
-    def begin(self, user_id: str, run_id: str) -> None:
+    def begin(self, user: TenantUser, run_id: str) -> None:
         """Count a run whose record is about to be written."""
-        if self._has_limits and run_id not in self._owners and user_id != ANONYMOUS_USER:
-            self._count(run_id, user_id, "starting")
+        if self._has_limits and run_id not in self._owners and user.user_id != ANONYMOUS_USER:
+            self._count(run_id, user, "starting")
 
     def forget(self, run_id: str) -> None:
         """Stop counting a run, unless its record was written."""
-        user = self._users.get(self._owners.get(run_id, ""))
-        if user is not None and user.runs[run_id].status == "starting":
+        user = self._owners.get(run_id)
+        if user is not None and self._counts[user].runs[run_id].status == "starting":
             self._drop(run_id)
 
-    def _fits(self, user_id: str) -> bool:
-        open_, queued = self.count(user_id)
-        return not (
-            (self._max_open and open_ >= self._max_open)
-            or (self._max_queued and queued >= self._max_queued)
-            or (self._max_paused and self.paused(user_id) >= self._max_paused)
-        )
+    def _full(self, user: TenantUser) -> Limited | None:
+        """Return whose limit is reached: that of the user, or of the tenant; None if neither is."""
+        for found in limited(user, self._tenant_limits):
+            level, _, times = found
+            open_, queued = self.count(level)
+            if (
+                (self._max_open and open_ >= self._max_open * times)
+                or (self._max_queued and queued >= self._max_queued * times)
+                or (self._max_paused and self.paused(level) >= self._max_paused * times)
+            ):
+                return found
+        return None
 
     async def _on_record(self, stored: Stored) -> None:
         self._note(stored.subject.removeprefix(PREFIX), stored.payload)
 
     def _note(self, run_id: str, value: bytes) -> None:
         status: Status | None = None
-        user_id = ANONYMOUS_USER
+        user = TenantUser("", ANONYMOUS_USER)
         try:
             record = orjson.loads(value) if value else {}
             status = COUNTED.get(record.get("status", ""))
-            user_id = str(record.get("user_id", ANONYMOUS_USER))
+            user = TenantUser.of({"user_id": ANONYMOUS_USER} | record)
         except (orjson.JSONDecodeError, AttributeError, TypeError):
             log.warning("the record of run %s cannot be read; the run is not counted", run_id)
-        if status is not None and user_id != ANONYMOUS_USER:
-            self._count(run_id, user_id, status)
+        if status is not None and user.user_id != ANONYMOUS_USER:
+            self._count(run_id, user, status)
         else:
             self._drop(run_id)
 
-    def _count(self, run_id: str, user_id: str, status: Status) -> None:
-        if self._owners.get(run_id, user_id) != user_id:
+    def _count(self, run_id: str, user: TenantUser, status: Status) -> None:
+        if self._owners.get(run_id, user) != user:
             self._drop(run_id)
-        self._owners[run_id] = user_id
-        self._users.setdefault(user_id, _User()).put(run_id, status)
+        self._owners[run_id] = user
+        for level, *_ in limited(user, self._tenant_limits):
+            self._counts.setdefault(level, _Counts()).put(run_id, status)
 
     def _drop(self, run_id: str) -> None:
-        user_id = self._owners.pop(run_id, None)
-        if user_id is None:
+        user = self._owners.pop(run_id, None)
+        if user is None:
             return
-        user = self._users[user_id]
-        user.drop(run_id)
-        if not user.runs:
-            del self._users[user_id]
+        for level, *_ in limited(user, self._tenant_limits):
+            counts = self._counts[level]
+            counts.drop(run_id)
+            if not counts.runs:
+                del self._counts[level]
 
-    async def _look_up(self, user_id: str) -> None:
-        user, now = self._users.get(user_id), time.monotonic()
-        if user is None or now - user.looked_at < CHECK_S:
+    async def _look_up(self, level: Level) -> None:
+        counts, now = self._counts.get(level), time.monotonic()
+        if counts is None or now - counts.looked_at < CHECK_S:
             return
-        user.looked_at = now
-        old = [id for id, run in user.runs.items() if now - run.since > LOST_S]
+        counts.looked_at = now
+        old = [id for id, run in counts.runs.items() if now - run.since > LOST_S]
         await asyncio.gather(*(self._check_run(run_id) for run_id in old[:LOOKED_UP]))
 
     async def _check_run(self, run_id: str) -> None:

@@ -189,14 +189,13 @@ class Starter:
         await self._add_to_tree(start.origin, run_id)
         # The runs of a workflow's steps are never refused, because the workflow's definition
         # already limits their number.
-        has_room = start.origin.step_id is not None or await self._open_runs.has_room(
-            start.user.user_id
-        )
+        user = start.user.tenant_user
+        has_room = start.origin.step_id is not None or await self._open_runs.has_room(user)
         if not has_room and await self._earlier(start) is None:
-            self._open_runs.refuse(start.user.user_id)
+            self._open_runs.refuse(user)
         # No `await` may come between the check and this line. Otherwise many concurrent starts
         # could all pass the check.
-        self._open_runs.begin(start.user.user_id, run_id)
+        self._open_runs.begin(user, run_id)
         try:
             started = await self._start(start, run_id)
         except BaseException:
@@ -303,6 +302,7 @@ class Starter:
             agent=command.agent,
             session_id=command.session_id,
             user_id=command.user_id,
+            tenant=command.tenant,
             roles=list(start.user.roles) or None,
             started_by=list(start.user.started_by) or None,
             target="workflows" if command.workflow is not None else None,
@@ -384,6 +384,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         # session.
         session_id=start.session_id or str(uuid.uuid5(uuid.UUID(run_id), "session")),
         user_id=start.user.user_id,
+        tenant=start.user.tenant or None,
         message=start.message,
         input=start.input,
         body=start.body,
@@ -422,7 +423,7 @@ async def checked_workflow(bus: Bus, start: Start) -> Start:
         agent.version,
         sent=start.input,
         message=start.message,
-        user_id=start.user.user_id,
+        user=start.user.tenant_user,
     )
     return replace(
         start, agent=agent.model_copy(update={"version": record.version}), input=whole_input

@@ -20,6 +20,7 @@ from penstock.json_schema import (
     with_numbers,
 )
 from penstock.off_loop import OFF_LOOP
+from penstock.turns import TenantUser
 from penstock.web.problems import Problem
 
 BUCKET: Final = "workflows"
@@ -51,7 +52,7 @@ async def check_start(
     *,
     sent: Mapping[str, Any] | None,
     message: str = "",
-    user_id: str,
+    user: TenantUser,
 ) -> CheckedStart:
     """Check a start of a workflow; without a version, of its latest version.
 
@@ -62,7 +63,7 @@ async def check_start(
     """
     latest = await _latest_version(bus, name)  # raises Problem if the workflow is retired
     record = await find_workflow(bus, name, version or latest)
-    return CheckedStart(record, await checked_input(record, sent, message, user_id=user_id))
+    return CheckedStart(record, await checked_input(record, sent, message, user=user))
 
 
 async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRecord:
@@ -97,7 +98,7 @@ async def _latest_version(bus: Bus, name: str) -> str:
 
 
 async def checked_input(
-    record: WorkflowRecord, sent: Mapping[str, Any] | None, message: str, *, user_id: str
+    record: WorkflowRecord, sent: Mapping[str, Any] | None, message: str, *, user: TenantUser
 ) -> dict[str, Any]:
     """Return the whole input of a start.
 
@@ -115,7 +116,7 @@ async def checked_input(
             pass
     check = partial(_checked, record, sent, message, MAX_STEPS)
     try:
-        return await OFF_LOOP.run(user_id, check)
+        return await OFF_LOOP.run(user, check)
     except TooMuchWork as error:
         raise Problem(422, f"input: {error}") from None
 

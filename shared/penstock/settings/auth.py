@@ -153,6 +153,18 @@ class AuthSettings(EnvironmentSettings):
         description="The claim with the caller's roles, a list of texts or one text. A path into "
         "nested claims has dots, as `realm_access.roles`.",
     )
+    tenant_claim: str | None = Field(
+        None,
+        description="The claim with the caller's tenant, a text of 1 to 128 characters; a path as "
+        "that of the roles. Without it, and for tokens without this claim, there is one tenant. "
+        "The same value for every service.",
+    )
+    tenant_limits: int = Field(
+        20,
+        ge=0,
+        description="How many times the limits of one user (connections, streams, requests, open, "
+        "queued and paused runs) count for all users of a tenant together. 0 means no limit.",
+    )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ALLOW_UNAUTHENTICATED_SSE",
@@ -175,7 +187,7 @@ class AuthSettings(EnvironmentSettings):
                 "Without it, a signed-in browser could neither decide nor change anything"
             )
 
-    @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret")
+    @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret", "tenant_claim")
     @classmethod
     def _empty_is_unset(cls, value: str | None) -> str | None:
         return value or None  # Compose files and charts write an unset variable as an empty text

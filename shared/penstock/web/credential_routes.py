@@ -90,7 +90,9 @@ class TokenChange(BaseModel):
 _operation = partial(Operation, tag="credentials")
 _DONE: Final = Answer("It is done")
 _KNOWN: Final = an_object(user_id=TEXT, scopes=a_list(TEXT), expires_at=TEXT)
-_TOKEN: Final[Json] = an_object(id=TEXT, user_id=TEXT, created_at=TEXT, expires_at=TEXT)
+_TOKEN: Final[Json] = an_object(
+    id=TEXT, user_id=TEXT, tenant=TEXT, created_at=TEXT, expires_at=TEXT
+)
 _TOKEN["properties"] |= {
     "users": {
         "description": "The users whose runs it reaches, or `*` for everybody's",

@@ -1,5 +1,5 @@
 """Order the reads of a process, so that the requests and streams of one user read one after
-another.
+another, and those of a few users of a tenant at a time.
 
 In one turn, a request reads and encodes one batch of messages. Without this order, 60 requests of
 one user would have 60 batches in progress, and all other users would wait for all 60 batches.
@@ -11,9 +11,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
+
+from penstock.turns import Level, TenantUser
 
 # A function that waits for one user's turn to read.
 Turn = Callable[[], AbstractAsyncContextManager[None]]
@@ -24,44 +26,58 @@ Turn = Callable[[], AbstractAsyncContextManager[None]]
 MAX_REST_S: Final = 0.1
 
 
+USERS_OF_TENANT: Final = 4  # how many users of one tenant read at a time
+
+
 @dataclass(slots=True)
 class _Turn:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0  # the number of requests that have the lock or wait for it
+    places: asyncio.Semaphore
+    requests: int = 0  # the number of requests that have a place or wait for one
 
 
 class Reader(Protocol):
     """The part of a caller that the scheduler needs."""
 
     @property
-    def user_id(self) -> str: ...
+    def tenant_user(self) -> TenantUser: ...
 
 
 class ReadScheduler:
-    """Lets the requests of each user read in turns. The scheduler has a lock for each user with
-    requests that read or wait."""
+    """Lets the requests of each user read in turns, and the users of each tenant. The scheduler has
+    a semaphore for each user and tenant with requests that read or wait."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[Level, _Turn] = {}
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def for_caller(self, who: Reader) -> Turn:
-        return partial(self.of, who.user_id)
+        return partial(self.of, who.tenant_user)
 
     @asynccontextmanager
-    async def of(self, user_id: str) -> AsyncIterator[None]:
+    async def of(self, user: TenantUser) -> AsyncIterator[None]:
         """Wait for the user's turn. The turn lasts until the context ends."""
-        turn = self._turns.setdefault(user_id, _Turn())
-        turn.users += 1
+        tenant, own = user.levels
+        async with self._turn(own, 1):
+            if not user.tenant:
+                yield
+                return
+            # Of each user, one request waits here, so users of a tenant take turns, too.
+            async with self._turn(tenant, USERS_OF_TENANT):
+                yield
+
+    @asynccontextmanager
+    async def _turn(self, level: Level, at_once: int) -> AsyncIterator[None]:
+        turn = self._turns.setdefault(level, _Turn(asyncio.Semaphore(at_once)))
+        turn.requests += 1
         try:
-            async with turn.lock:
+            async with turn.places:
                 begun = time.monotonic()
                 yield
-                if turn.users > 1:
+                if turn.requests > at_once:
                     await asyncio.sleep(min(time.monotonic() - begun, MAX_REST_S))
         finally:
-            turn.users -= 1
-            if not turn.users:
-                self._turns.pop(user_id, None)
+            turn.requests -= 1
+            if not turn.requests:
+                self._turns.pop(level, None)

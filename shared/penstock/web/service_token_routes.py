@@ -68,6 +68,7 @@ _TOKEN: Final[Json] = an_object(
     id=TEXT,
     name=TEXT,
     user_id=TEXT,
+    tenant=TEXT,
     scopes=a_list(one_of(sorted(RIGHTS))),
     created_at=TEXT,
     created_by=TEXT,

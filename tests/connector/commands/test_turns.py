@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bus import Retry
+from penstock.turns import Level, TenantUser
 from penstock_connector.commands.fair_queue import FairQueue, next_user
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
@@ -20,29 +21,50 @@ from support.fakes.raw import agno_text
 from support.real.nats import NatsServer
 
 USERS = st.sampled_from("abcdef")
+PARTIES = st.builds(TenantUser, st.sampled_from(["", "acme", "umbrella"]), USERS)
+LEVELS = PARTIES.flatmap(lambda user: st.sampled_from(user.levels))
 
 
 # The choice of the next user
 
 
 @given(
-    st.dictionaries(USERS, st.integers(1, 100), min_size=1),
-    st.dictionaries(USERS, st.integers(0, 5)),
-    st.dictionaries(USERS, st.integers(1, 100)),
+    st.dictionaries(PARTIES, st.integers(1, 100), min_size=1),
+    st.dictionaries(LEVELS, st.integers(0, 5)),
+    st.dictionaries(LEVELS, st.integers(1, 100)),
 )
-def test_nobody_is_chosen_over_somebody_with_fewer_legs(
-    waiting: dict[str, int], legs: dict[str, int], served: dict[str, int]
+def test_nobody_is_chosen_over_a_tenant_or_in_it_over_a_user_with_fewer_legs(
+    waiting: dict[TenantUser, int], legs: dict[Level, int], served: dict[Level, int]
 ) -> None:
     chosen = next_user(waiting, legs, served)
+    assert chosen is not None
     assert chosen in waiting
-    assert legs.get(chosen, 0) == min(legs.get(user, 0) for user in waiting)
+    tenant, own = chosen.levels
+    assert legs.get(tenant, 0) == min(legs.get(user.levels[0], 0) for user in waiting)
+    beside = [user for user in waiting if user.tenant == chosen.tenant]
+    assert legs.get(own, 0) == min(legs.get(user, 0) for user in beside)
 
 
 def test_of_users_with_as_many_legs_the_one_who_was_served_the_longest_ago_is_next() -> None:
-    assert next_user({"a": 1, "b": 2}, {}, {"a": 7, "b": 3}) == "b"
-    assert next_user({"a": 1, "b": 2}, {}, {"a": 7}) == "b"
-    assert next_user({"a": 9, "b": 2}, {}, {}) == "b"
+    a, b = TenantUser("", "a"), TenantUser("", "b")
+    assert next_user({a: 1, b: 2}, {}, {a: 7, b: 3}) == b
+    assert next_user({a: 1, b: 2}, {}, {a: 7}) == b
+    assert next_user({a: 9, b: 2}, {}, {}) == b
     assert next_user({}, {}, {}) is None
+
+
+def test_a_tenant_of_many_users_gets_no_more_legs_than_a_tenant_of_one() -> None:
+    many = [TenantUser("acme", f"user-{n}") for n in range(9)]
+    one = TenantUser("umbrella", "bob")
+    legs: Counter[Level] = Counter()
+    served: dict[Level, int] = {}
+    for number in range(1, 19):
+        chosen = next_user(dict.fromkeys([*many, one], number), legs, served)
+        assert chosen is not None
+        legs.update(chosen.levels)
+        served |= dict.fromkeys(chosen.levels, number)
+    assert (legs["acme",], legs["umbrella",]) == (9, 9)
+    assert {legs[user] for user in many} == {1}
 
 
 # Turns
@@ -60,7 +82,7 @@ class Connector:
 
     async def start(self, user: str, sequence: int) -> None:
         run_id = f"{user}{sequence}"
-        async with self.turns.turn(user, run_id, sequence):
+        async with self.turns.turn(TenantUser("", user), run_id, sequence):
             await asyncio.sleep(0)
             self.legs[run_id] = user
             self.begun.append(run_id)
@@ -162,14 +184,20 @@ class Holding:
         await answer.whole(agno_text("x"))
 
 
-async def test_behind_many_starts_of_one_user_another_waits_for_one_leg_alone(
-    fresh_nats: NatsServer, upstream: Misbehaving
+@pytest.mark.parametrize("of_one", ["user", "tenant"])
+async def test_behind_many_starts_of_one_user_or_tenant_another_waits_for_one_leg_alone(
+    fresh_nats: NatsServer, upstream: Misbehaving, of_one: str
 ) -> None:
+    def attacker(number: int) -> dict[str, str]:
+        if of_one == "user":
+            return {"user_id": "mallory"}
+        return {"user_id": f"mallory-{number}", "tenant": "acme"}
+
     holding = Holding()
     upstream.script(holding)
     services = (NormalizerService, ConnectorService)
     async with pipeline(fresh_nats.url, agents(upstream), services, max_legs=3) as penstock:
-        many = [await penstock.start_run("agno", f"{n}", user_id="mallory") for n in range(40)]
+        many = [await penstock.start_run("agno", f"{n}", **attacker(n)) for n in range(40)]
         await upstream.called(3)
         late = await penstock.start_run("agno", "late", user_id="alice")
         await waits(penstock.bus, 41)

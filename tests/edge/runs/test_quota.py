@@ -18,13 +18,16 @@ from penstock.bus.streams import COMMANDS
 from penstock.runs import open_runs
 from penstock.runs.open_runs import OpenRuns
 from penstock.settings import AuthSettings
+from penstock.turns import TenantUser
 from penstock.web.auth import Auth, AuthConfig
+from penstock.web.problems import Problem
 from support.drive.clients import Client, MakeEdge
 from support.drive.secured import bearer
 from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET
 from support.fakes.pretend import PretendRun
 
+ALICE = TenantUser("", "alice")
 BODY = {"agent": "assistant", "message": "Hello"}
 
 
@@ -207,27 +210,44 @@ async def test_a_run_whose_edge_died_before_its_command_frees_its_place(
 
 def test_a_failed_start_frees_its_place() -> None:
     counted = OpenRuns(None, 0, 1)  # type: ignore[arg-type]  # nothing is looked up here
-    counted.begin("alice", "run-1")
-    assert counted.count("alice") == (1, 1)
+    counted.begin(ALICE, "run-1")
+    assert counted.count(ALICE) == (1, 1)
     counted.forget("run-1")
-    assert counted.count("alice") == (0, 0)
+    assert counted.count(ALICE) == (0, 0)
+
+
+async def test_all_users_of_a_tenant_together_have_a_multiple_of_one_users_limits() -> None:
+    counted = OpenRuns(None, 0, 2, tenant_limits=2)  # type: ignore[arg-type]  # no look-ups here
+    for number in range(4):
+        user = TenantUser("acme", f"user-{number}")
+        assert await counted.has_room(user)
+        counted.begin(user, f"run-{number}")
+    late = TenantUser("acme", "late")
+    assert not await counted.has_room(late)
+    with pytest.raises(Problem, match="4 runs of this tenant are queued") as refused:
+        counted.refuse(late)
+    assert (refused.value.status, refused.value.more["limit"]) == (429, "queued_runs")
+    assert await counted.has_room(TenantUser("umbrella", "bob"))
+    assert await counted.has_room(TenantUser("", "carol"))
+    counted.forget("run-0")
+    assert await counted.has_room(late)
 
 
 def test_without_limits_nothing_is_counted() -> None:
     counted = OpenRuns(None, 0, 0)  # type: ignore[arg-type]  # nothing is looked up here
-    counted.begin("alice", "run-1")
-    assert counted.count("alice") == (0, 0)
+    counted.begin(ALICE, "run-1")
+    assert counted.count(ALICE) == (0, 0)
 
 
 def test_the_count_is_that_of_the_last_records_in_whatever_order_they_come() -> None:
-    record = {"run_id": "r", "user_id": "u"}
+    record, user = {"run_id": "r", "user_id": "u"}, TenantUser("", "u")
     words = ["queued", "running", "paused", "completed"]
     for said in itertools.product([*words, "begin", "forget", "purged"], repeat=4):
         counted = OpenRuns(None, 9, 9)  # type: ignore[arg-type]  # nothing is looked up here
         last = ""
         for word in said:
             if word == "begin":
-                counted.begin("u", "r")
+                counted.begin(user, "r")
                 last = last if last in ("queued", "running", "paused") else "starting"
             elif word == "forget":
                 counted.forget("r")
@@ -237,6 +257,6 @@ def test_the_count_is_that_of_the_last_records_in_whatever_order_they_come() -> 
                 counted._note("r", value)
                 last = word
         expected = {"queued": (1, 1), "starting": (1, 1), "running": (1, 0)}.get(last, (0, 0))
-        assert counted.count("u") == expected, said
-        assert counted.paused("u") == (last == "paused"), said
-        assert len(counted._users) == (expected[0] or last == "paused")
+        assert counted.count(user) == expected, said
+        assert counted.paused(user) == (last == "paused"), said
+        assert len(counted._counts) == (expected[0] or last == "paused")

@@ -11,6 +11,7 @@ from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Start, Starter
 from penstock.settings import AgnoAgent
+from penstock.turns import TenantUser
 from penstock.web.auth.identity import RunUser
 from penstock_edge.sources.sessions import ActiveRuns
 from support.fakes.pretend import PretendRun
@@ -33,7 +34,9 @@ async def test_a_run_that_cannot_be_prepared_is_not_in_the_list(bus: Bus) -> Non
         max_runs_per_root=1000,
     )
     with pytest.raises(BusUnavailable):
-        await starter.start(Start(AGENT, "Hello", None, RunUser("alice", (), ()), prepare=prepare))
+        await starter.start(
+            Start(AGENT, "Hello", None, RunUser("alice", (), (), ""), prepare=prepare)
+        )
     assert await bus.bucket("runs").get(prepared[0]) is None
 
 
@@ -43,10 +46,11 @@ async def test_a_record_that_cannot_be_read_does_not_refuse_the_starts_of_its_us
     monkeypatch.setattr(open_runs, "LOST_S", -1.0)
     run_id = str(uuid_utils.uuid7())
     counted = OpenRuns(bus, 1, 1)
-    counted.begin("alice", run_id)
+    alice = TenantUser("", "alice")
+    counted.begin(alice, run_id)
     await bus.bucket("runs").put(run_id, b'{"run_id": 1}')
     try:
-        assert await counted.has_room("alice")
+        assert await counted.has_room(alice)
     finally:
         await bus.bucket("runs").delete(run_id)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -13,8 +14,9 @@ from starlette.types import ASGIApp
 
 from penstock.bus import Bus
 from penstock.settings import AuthSettings
+from penstock.turns import TenantUser
 from penstock.web.auth import Auth, AuthConfig
-from penstock.web.read_scheduler import ReadScheduler
+from penstock.web.read_scheduler import USERS_OF_TENANT, ReadScheduler
 from penstock.web.server import Server
 from penstock_edge.service import on_bus
 from support.drive.clients import Client, MakeEdge, Stream
@@ -24,6 +26,7 @@ from support.fakes.issuer import SECRET
 from support.fakes.pretend import PretendRun
 from support.fakes.routes import routes
 
+ALICE, MALLORY = TenantUser("", "alice"), TenantUser("", "mallory")
 EVENTS = "/v1/events"
 JSON = {"accept": "application/json"}
 
@@ -143,7 +146,7 @@ async def test_a_stream_of_a_user_who_has_nothing_in_a_long_past_still_hears_tha
 async def test_reads_of_one_user_take_turns_and_others_do_not_wait_for_them() -> None:
     turns, under_way, most = ReadScheduler(), 0, 0
 
-    async def step(user: str) -> None:
+    async def step(user: TenantUser) -> None:
         nonlocal under_way, most
         async with turns.of(user):
             under_way += 1
@@ -151,10 +154,33 @@ async def test_reads_of_one_user_take_turns_and_others_do_not_wait_for_them() ->
             await asyncio.sleep(0.01)
             under_way -= 1
 
-    await asyncio.gather(*(step("mallory") for _ in range(5)))
+    await asyncio.gather(*(step(MALLORY) for _ in range(5)))
     assert most == 1
-    async with turns.of("mallory"):
-        await asyncio.wait_for(step("alice"), 30)
+    async with turns.of(MALLORY):
+        await asyncio.wait_for(step(ALICE), 30)
+    assert len(turns) == 0
+
+
+async def test_few_users_of_a_tenant_read_at_a_time_and_other_tenants_do_not_wait_for_them() -> (
+    None
+):
+    turns, under_way, most = ReadScheduler(), 0, 0
+
+    async def step(user: TenantUser) -> None:
+        nonlocal under_way, most
+        async with turns.of(user):
+            under_way += user.tenant == "acme"
+            most = max(most, under_way)
+            await asyncio.sleep(0.01)
+            under_way -= user.tenant == "acme"
+
+    await asyncio.gather(*(step(TenantUser("acme", f"user-{n % 20}")) for n in range(60)))
+    assert most == USERS_OF_TENANT
+    async with AsyncExitStack() as full:
+        for number in range(USERS_OF_TENANT):
+            await full.enter_async_context(turns.of(TenantUser("acme", f"user-{number}")))
+        await asyncio.wait_for(step(TenantUser("umbrella", "bob")), 30)
+        await asyncio.wait_for(step(ALICE), 30)
     assert len(turns) == 0
 
 
@@ -162,10 +188,10 @@ async def test_a_leg_that_stops_waiting_leaves_no_queue_entry() -> None:
     turns = ReadScheduler()
 
     async def wait() -> None:
-        async with turns.of("mallory"):
+        async with turns.of(MALLORY):
             pass
 
-    async with turns.of("mallory"):
+    async with turns.of(MALLORY):
         waiting = asyncio.create_task(wait())
         await asyncio.sleep(0)
         waiting.cancel()

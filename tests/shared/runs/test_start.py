@@ -58,7 +58,7 @@ async def test_a_start_with_a_stored_id_is_repeated_without_a_second_run(
             AGENT,
             "Hello",
             "s1",
-            RunUser("alice", (), ["ada"]),
+            RunUser("alice", (), ["ada"], ""),
             run_id=run_id,
             origin=ORIGIN,
             traceparent=TRACE,
@@ -84,7 +84,7 @@ async def test_a_start_with_a_stored_id_is_repeated_without_a_second_run(
 async def test_a_run_that_has_begun_is_not_started_again(nats_server: NatsServer) -> None:
     async with connected(nats_server.url) as bus:
         run_id = await starter(bus).new_run_id("alice", None)
-        asked = Start(AGENT, "Hello", None, RunUser("alice", (), ()), run_id=run_id)
+        asked = Start(AGENT, "Hello", None, RunUser("alice", (), (), ""), run_id=run_id)
         started = await starter(bus).start(asked)
         ended = started.record.model_copy(update={"status": "completed"})
         await bus.bucket("runs").put(run_id, ended.dump())
@@ -103,7 +103,7 @@ async def test_a_start_that_was_cut_before_its_command_is_completed_by_its_repea
 
     async with connected(nats_server.url) as bus:
         run_id = await starter(bus).new_run_id("alice", None)
-        asked = Start(AGENT, "Hello", None, RunUser("alice", (), ()), run_id=run_id)
+        asked = Start(AGENT, "Hello", None, RunUser("alice", (), (), ""), run_id=run_id)
         with pytest.raises(BusUnavailable):
             await starter(bus).start(replace(asked, prepare=cut))
         assert await commands_of(bus, run_id) == 0
@@ -150,7 +150,7 @@ async def test_a_workflow_is_started_by_the_service_workflows_with_its_checked_i
             REVIEW,
             "Review it",
             "s-review",
-            RunUser("alice", ["dev"], ["ada"]),
+            RunUser("alice", ["dev"], ["ada"], ""),
             input={"diff": "+1"},
             origin=replace(ORIGIN, step_id=None),
         )
@@ -188,7 +188,7 @@ async def test_a_start_that_a_workflow_cannot_take_starts_nothing(
         run_id = await starter(bus).new_run_id("alice", None)
         with pytest.raises(Problem, match=text) as refused:
             await starter(bus).start(
-                Start(agent, "", None, RunUser("alice", (), ()), input=given, run_id=run_id)
+                Start(agent, "", None, RunUser("alice", (), (), ""), input=given, run_id=run_id)
             )
         assert refused.value.status == status
         assert await bus.bucket("runs").get(run_id) is None
@@ -200,7 +200,7 @@ async def test_a_start_is_repeated_although_the_workflow_has_another_version_now
 ) -> None:
     async with connected(nats_server.url) as bus:
         await define(bus, "code_review", "1", {})
-        asked = Start(REVIEW, "Hello", "s1", RunUser("alice", (), ()), key="k", request=b"x")
+        asked = Start(REVIEW, "Hello", "s1", RunUser("alice", (), (), ""), key="k", request=b"x")
         first = await starter(bus).start(asked)
         await define(bus, "code_review", "2", SCHEMA)
         again = await starter(bus).start(asked)
@@ -224,10 +224,10 @@ async def test_the_runs_of_a_workflow_do_not_fail_at_the_limit_of_open_runs(
             callers_known=True,
             max_runs_per_root=1000,
         )
-        await limited.start(Start(AGENT, "Hello", None, RunUser("bob", (), ())))
+        await limited.start(Start(AGENT, "Hello", None, RunUser("bob", (), (), "")))
         with pytest.raises(Problem, match="cancel some") as refused:
-            await limited.start(Start(AGENT, "Hello", None, RunUser("bob", (), ())))
+            await limited.start(Start(AGENT, "Hello", None, RunUser("bob", (), (), "")))
         assert refused.value.status == 429
         run_id = await limited.new_run_id("bob", None)
-        step = Start(AGENT, "Hello", "s2", RunUser("bob", (), ()), run_id=run_id, origin=ORIGIN)
+        step = Start(AGENT, "Hello", "s2", RunUser("bob", (), (), ""), run_id=run_id, origin=ORIGIN)
         assert (await limited.start(step)).new

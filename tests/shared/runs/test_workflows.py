@@ -18,11 +18,14 @@ from penstock.runs.workflows import (
     latest_key,
     version_key,
 )
+from penstock.turns import TenantUser
 from penstock.web.problems import Problem
 from support.drive.bus import connected
 from support.real.nats import NatsServer
 
 SCHEMA = {"type": "object", "required": ["diff"], "properties": {"diff": {"type": "string"}}}
+
+ADA = TenantUser("", "ada")
 
 
 def _record(version: str, input_schema: dict[str, Any]) -> WorkflowRecord:
@@ -52,7 +55,7 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 async def test_a_start_takes_the_latest_version_or_the_named_one(bus: Bus) -> None:
     for version, taken in ((None, "1.2"), ("1", "1")):
-        start = await check_start(bus, "code_review", version, sent={"diff": "x"}, user_id="ada")
+        start = await check_start(bus, "code_review", version, sent={"diff": "x"}, user=ADA)
         assert start.record.version == taken
         assert start.input == {"diff": "x"}
 
@@ -79,7 +82,7 @@ async def test_an_unknown_workflow_is_refused(
     bus: Bus, name: str, version: str | None, told: str
 ) -> None:
     with pytest.raises(Problem) as refused:
-        await check_start(bus, name, version, sent={"diff": "x"}, user_id="ada")
+        await check_start(bus, name, version, sent={"diff": "x"}, user=ADA)
     assert refused.value.status == 404
     assert told in refused.value.detail
 
@@ -87,7 +90,7 @@ async def test_an_unknown_workflow_is_refused(
 @pytest.mark.parametrize("given", [None, {}, {"diff": 1}])
 async def test_an_input_that_does_not_fit_is_refused_with_its_path(bus: Bus, given: Any) -> None:
     with pytest.raises(Problem) as refused:
-        await check_start(bus, "code_review", None, sent=given, message="a message", user_id="ada")
+        await check_start(bus, "code_review", None, sent=given, message="a message", user=ADA)
     assert refused.value.status == 422
     [error] = refused.value.more["errors"]
     assert error["field"] == "input.diff"
@@ -108,9 +111,9 @@ async def test_a_long_check_of_one_users_input_does_not_hold_up_the_event_loop()
     counting = asyncio.create_task(count_turns())
     try:
         with pytest.raises(Problem, match="too large to be checked"):
-            await checked_input(record, {"texts": ["x"] * 20_000}, "", user_id="ada")
+            await checked_input(record, {"texts": ["x"] * 20_000}, "", user=ADA)
         few = {"texts": ["x"] * 2_000}
-        assert await checked_input(record, few, "", user_id="ada") == few
+        assert await checked_input(record, few, "", user=ADA) == few
     finally:
         counting.cancel()
     assert turns > 10
@@ -119,7 +122,7 @@ async def test_a_long_check_of_one_users_input_does_not_hold_up_the_event_loop()
 
 async def test_an_input_that_is_too_large_is_refused(bus: Bus) -> None:
     with pytest.raises(Problem, match="must have at most 524288 bytes"):
-        await check_start(bus, "code_review", None, sent={"diff": "x" * 600_000}, user_id="ada")
+        await check_start(bus, "code_review", None, sent={"diff": "x" * 600_000}, user=ADA)
 
 
 def test_the_message_is_part_of_the_input_unless_the_schema_forbids_it() -> None:

@@ -360,7 +360,7 @@ class Api:
         wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)
         viewer = viewer_of(who, waits=query.waits_for is not None)
         after = ListPosition.parse(query.after) if query.after is not None else None
-        async with self._turns.of(who.user_id):
+        async with self._turns.of(who.tenant_user):
             return await self._approvals.list.page(viewer, wanted, after, limit=query.limit)
 
     async def _visible(self, request: Request) -> ApprovalRecord:

@@ -33,6 +33,7 @@ from penstock.events import TERMINAL
 from penstock.expressions import TooMuch
 from penstock.lookups import look_until
 from penstock.off_loop import OFF_LOOP
+from penstock.turns import TenantUser
 from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.inbox.listing import ApprovalList
 from penstock_approvals.lifecycle.deadlines import Deadlines
@@ -229,7 +230,7 @@ class Approvals:
         With `ask`, people are asked even if the policy would decide. `until` is the time until
         which the run waits; None if it waits for ever.
         """
-        ruling = await self._ruling(await self._question(record, run))
+        ruling = await self._ruling(await self._question(record, run), run.tenant_user)
         for result in ruling.results:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
@@ -247,12 +248,12 @@ class Approvals:
             return asked
         return await self.records.get(record.approval_id) or asked
 
-    async def _ruling(self, question: Question) -> Ruling:
+    async def _ruling(self, question: Question, user: TenantUser) -> Ruling:
         policy = self._policies.current
         try:
             return policy.outcome_of(question, LOOP_STEPS)
         except TooMuch:
-            return await OFF_LOOP.run(question.user, partial(policy.outcome_of, question))
+            return await OFF_LOOP.run(user, partial(policy.outcome_of, question))
 
     async def _question(self, record: ApprovalRecord, run: RunRecord) -> Question:
         protocol = "workflow" if record.target == WORKFLOWS else ""

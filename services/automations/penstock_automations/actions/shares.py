@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+from penstock.turns import Level, TenantUser
+
 # Seconds after which a published job counts no longer as coming: another process has it.
 COMING_S: Final = 1.0
 MAX_COMING: Final = 64  # how many jobs of one owner stand before another owner's in DELIVERIES
@@ -19,21 +21,31 @@ class Shares:
 
     An owner gets a place while the owner has fewer places than are free. So a single owner can have
     half of the places, two owners a third each, and there is always a place for one more owner.
+    Owners with a tenant divide the places that the tenant could take by the same rule.
     """
 
     def __init__(self, places: int) -> None:
         self._free = places
-        self._taken: Counter[str] = Counter()
+        self._taken: Counter[Level] = Counter()
         # by owner: when jobs were published that no process is known to have got
-        self._coming: defaultdict[str, deque[float]] = defaultdict(deque)
+        self._coming: defaultdict[TenantUser, deque[float]] = defaultdict(deque)
         # by owner, in the order in which the places came: the tasks that wait for a place
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[TenantUser, deque[asyncio.Future[None]]] = {}
 
-    def room(self, owner: str) -> int:
+    def room(self, owner: TenantUser) -> int:
         """Return how many more places the owner could take now."""
-        return max((self._free - self._taken[owner] + 1) // 2, 0)
+        return max((self._free_for(owner) - self._taken[owner] + 1) // 2, 0)
 
-    def publishable(self, owner: str) -> int:
+    def _free_for(self, owner: TenantUser) -> int:
+        """Return how many places are free for the owner: all, or those that the tenant could take.
+
+        Owners without a tenant are no tenant together: they share with all.
+        """
+        if not owner.tenant:
+            return self._free
+        return (self._free - self._taken[owner.levels[0]] + 1) // 2
+
+    def publishable(self, owner: TenantUser) -> int:
         """Return how many more jobs of the owner should be published now."""
         coming, since = self._coming[owner], time.monotonic() - COMING_S
         while coming and coming[0] < since:
@@ -43,30 +55,31 @@ class Shares:
             del self._coming[owner]
         return max(min(self.room(owner), MAX_COMING) - count, 0)
 
-    def expect(self, owner: str) -> None:
+    def expect(self, owner: TenantUser) -> None:
         """Note that a job of the owner is being published, and will want a place."""
         self._coming[owner].append(time.monotonic())
 
-    def note_arrival(self, owner: str) -> None:
+    def note_arrival(self, owner: TenantUser) -> None:
         """Note that a job of the owner has come, and wants a place."""
         if coming := self._coming.get(owner):
             coming.popleft()
 
-    def take(self, owner: str) -> bool:
+    def take(self, owner: TenantUser) -> bool:
         """Take a place; return False if the owner can get none now."""
-        if self._taken[owner] >= self._free:
+        if self._taken[owner] >= self._free_for(owner):
             return False
-        self._taken[owner] += 1
+        self._taken.update(owner.levels)
         self._free -= 1
         return True
 
-    def give_back(self, owner: str) -> None:
-        """Give a place back. Owners with few places are first among those who wait."""
+    def give_back(self, owner: TenantUser) -> None:
+        """Give a place back. Tenants and owners with few places are first of those who wait."""
         self._free += 1
-        self._taken[owner] -= 1
-        if not self._taken[owner]:
-            del self._taken[owner]
-        for other in sorted(self._waiting, key=self._taken.__getitem__):
+        for level in owner.levels:
+            self._taken[level] -= 1
+            if not self._taken[level]:
+                del self._taken[level]
+        for other in sorted(self._waiting, key=self._order):
             waiting = self._waiting[other]
             while waiting and (waiting[0].done() or self.take(other)):
                 waiter = waiting.popleft()
@@ -75,12 +88,16 @@ class Shares:
             if not waiting:
                 del self._waiting[other]
 
+    def _order(self, owner: TenantUser) -> tuple[int, int]:
+        tenant, own = owner.levels
+        return (self._taken[tenant] if owner.tenant else 0, self._taken[own])
+
     @property
     def is_idle(self) -> bool:
         return not self._taken
 
     @asynccontextmanager
-    async def place(self, owner: str) -> AsyncIterator[None]:
+    async def place(self, owner: TenantUser) -> AsyncIterator[None]:
         """Wait for a place, and give it back when the context ends."""
         if owner in self._waiting or not self.take(owner):
             waiter = asyncio.get_running_loop().create_future()

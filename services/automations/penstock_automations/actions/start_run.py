@@ -89,7 +89,7 @@ class StartRunExecutor(ActionExecutor):
         async def started() -> Plan:
             plan = await self._plan(rule, job, occurrence)
             owner = rule.record.owner
-            user = RunUser(owner.user_id, owner.roles, plan.started_by or ())
+            user = RunUser(owner.user_id, owner.roles, plan.started_by or (), owner.tenant)
             await self._start(job, plan, user, traceparent=occurrence.traceparent)
             return plan
 
@@ -107,7 +107,9 @@ class StartRunExecutor(ActionExecutor):
         async def started() -> Plan:
             if record.status == "queued":
                 # The killed process may have ended before it published the command.
-                user = RunUser(record.user_id, record.roles or (), plan.started_by or ())
+                user = RunUser(
+                    record.user_id, record.roles or (), plan.started_by or (), record.tenant or ""
+                )
                 await self._start(job, plan, user, traceparent=None)
             return plan
 

@@ -36,7 +36,7 @@ RULE: Final[Json] = an_object(
     enabled=FLAG,
     all_users=FLAG,
     version={"type": "integer"},
-    owner=an_object(user_id=TEXT, roles=a_list(TEXT), scopes=a_list(TEXT)),
+    owner=an_object(user_id=TEXT, tenant=TEXT, roles=a_list(TEXT), scopes=a_list(TEXT)),
     source=one_of(("api", "file")),
     paused={"type": ["object", "null"]},
     created_at=TEXT,

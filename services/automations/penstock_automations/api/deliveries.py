@@ -397,7 +397,7 @@ class Deliveries:
             _ms(query.since, "since", -LAST_MS),
             _ms(query.until, "until", LAST_MS),
         )
-        async with self._turns.of(identity_of(request).user_id):
+        async with self._turns.of(identity_of(request).tenant_user):
             after = (place[0], place[1]) if place is not None else None
             return await self._deliveries.page(wanted, after, query.limit)
 

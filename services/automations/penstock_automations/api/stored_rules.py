@@ -141,7 +141,12 @@ def may_see_all_runs(owner: Owner) -> bool:
 
 def owner_of(who: Identity) -> Owner:
     """Return the caller as the owner of a rule, with the caller's present rights."""
-    return Owner(user_id=who.user_id, roles=sorted(who.roles), scopes=sorted(who.scopes))
+    return Owner(
+        user_id=who.user_id,
+        tenant=who.tenant,
+        roles=sorted(who.roles),
+        scopes=sorted(who.scopes),
+    )
 
 
 def matches_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from penstock.bus import Bus
 from penstock.events.examples import example
+from penstock.turns import TenantUser
 from penstock.validation import Part
 from penstock.web.answers import json_answer, while_connected
 from penstock.web.auth import identity_of
@@ -128,7 +129,7 @@ class Trials:
             raise Problem(422, f"type: the rule waits for {', '.join(types)}")
         if rule.record.rule.action.kind != "webhook":
             raise Problem(409, "only a webhook can be tested; a dry run shows what would match")
-        tested = self._tested(identity_of(request).user_id, rule, type_)
+        tested = self._tested(identity_of(request).tenant_user, rule, type_)
         return await while_connected(request.receive, tested)
 
     @serves(
@@ -151,11 +152,11 @@ class Trials:
         since = time_of(body.since, "since")
         if rule.record.rule.trigger != "subjects":
             raise Problem(409, f"the rule has a {rule.record.rule.trigger}: it waits for no events")
-        tried = self._tried(identity_of(request).user_id, rule, since, body.limit)
+        tried = self._tried(identity_of(request).tenant_user, rule, since, body.limit)
         return await while_connected(request.receive, tried)
 
-    async def _tested(self, user_id: str, rule: CompiledRule, type_: str) -> Response:
-        async with self._turns.of(user_id):
+    async def _tested(self, user: TenantUser, rule: CompiledRule, type_: str) -> Response:
+        async with self._turns.of(user):
             job, occurrence = sample(rule, type_, self._bus.clock.stamp())
             request, attempted = await self._webhooks.test(rule, job, occurrence)
         hidden = dict.fromkeys(request.headers, HIDDEN)
@@ -177,9 +178,9 @@ class Trials:
         )
 
     async def _tried(
-        self, user_id: str, rule: CompiledRule, since: datetime, limit: int
+        self, user: TenantUser, rule: CompiledRule, since: datetime, limit: int
     ) -> Response:
-        async with self._turns.of(user_id):
+        async with self._turns.of(user):
             found = await dry_run(self._bus, rule, since, limit)
         return json_answer(
             {

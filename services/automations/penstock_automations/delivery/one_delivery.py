@@ -206,8 +206,8 @@ class Delivery:
 
     async def _rule_of_call(self, call: CallJob) -> CompiledRule | Failed:
         self._record.name = call.workflow
-        user_id = await waiting_user(self._bus, call)
-        if user_id is None:
+        user = await waiting_user(self._bus, call)
+        if user is None:
             text = "the workflow's run has ended before the call was delivered"
             return Failed("run_ended", text)
         if call.give_up_at is not None and self._bus.clock.time() >= call.give_up_at:
@@ -216,12 +216,12 @@ class Delivery:
                 text += f"; the last attempt failed: {self._record.last.text}"
             return Failed("gave_up", text)
         try:
-            return rule_of_call(call, self._parts.call_secrets, user_id)
+            return rule_of_call(call, self._parts.call_secrets, user)
         except CallRefused as refused:
             return Failed(refused.code, str(refused))
 
     async def _attempt_with_place(self, rule: CompiledRule) -> Result:
-        owner, places = rule.record.owner.user_id, self._parts.places
+        owner, places = rule.record.owner.user, self._parts.places
         places.note_arrival(owner)
         if not places.take(owner):
             return AttemptDeferred(self._parts.times.reserve_wait_s(owner, time.monotonic()))

@@ -12,6 +12,7 @@ from penstock.bus.state.deadletters import DeadLetter, letter_about
 from penstock.runs.calls import Called, CallError, CallJob, called_subject
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
+from penstock.turns import TenantUser
 from penstock_automations.delivery.records import DeliveryRecord
 from penstock_automations.jobs.job import EventSource, Job
 
@@ -153,10 +154,10 @@ async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) 
     await bus.publisher.publish(Message(called_subject(call.run_id), payload, headers))
 
 
-async def waiting_user(bus: Bus, call: CallJob) -> str | None:
+async def waiting_user(bus: Bus, call: CallJob) -> TenantUser | None:
     """Return the owner of the workflow's run; None if the run has ended. If the run's record is
-    missing, the run counts as open, and the result is an empty text. Raises BusError."""
+    missing, the run counts as open, and the owner's name is empty. Raises BusError."""
     record = await bus.bucket("runs").load(call.run_id, RunRecord)
     if record is None:
-        return ""
-    return None if record.status in ENDED else record.user_id
+        return TenantUser("", "")
+    return None if record.status in ENDED else record.tenant_user

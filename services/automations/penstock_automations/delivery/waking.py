@@ -79,7 +79,7 @@ class Waking:
 
     async def _wake(self, rule: CompiledRule, is_deleted: bool) -> None:
         await asyncio.sleep(SETTLE_S)
-        rule_id, uid, owner = rule.id, rule.record.uid, rule.record.owner.user_id
+        rule_id, uid, owner = rule.id, rule.record.uid, rule.record.owner.user
 
         def is_wanted(job: Job) -> bool:
             return job.uid == uid and (is_deleted or job.deferrals > 0)

@@ -19,6 +19,7 @@ import orjson
 from penstock.bus import Bus, Stored, subjects
 from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.write.schedules import schedule
+from penstock.turns import TenantUser
 from penstock_automations.jobs.return_times import ReturnTimes
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ DUE_TTL_S: Final = 8 * 86_400.0
 class Waiting:
     """Events of one owner's runs that wait to be matched. `sequences` are those in the stream."""
 
+    tenant: str
     owner: str
     stream: str
     sequences: tuple[int, ...]
@@ -52,7 +54,8 @@ class Waiting:
         try:
             fields = orjson.loads(payload)
             sequences = tuple(map(int, fields["sequences"]))
-            return cls(str(fields["owner"]), str(fields["stream"]), sequences)
+            tenant, owner = str(fields.get("tenant", "")), str(fields["owner"])
+            return cls(tenant, owner, str(fields["stream"]), sequences)
         except (LookupError, TypeError) as error:
             raise ValueError(f"not a list of waiting events: {error!r}") from error
 
@@ -64,7 +67,7 @@ class Backlog:
         self,
         bus: Bus,
         match: Callable[[Stored], Awaitable[None]],
-        has_room: Callable[[str], bool],
+        has_room: Callable[[TenantUser], bool],
         give_up: GiveUp,
     ) -> None:
         """`has_room` returns whether more events of an owner can be matched now."""
@@ -74,11 +77,11 @@ class Backlog:
         self._give_up = give_up
         self._times = ReturnTimes(EVENTS_PER_S)
 
-    async def put(self, owner: str, stream: str, sequences: Sequence[int]) -> None:
+    async def put(self, owner: TenantUser, stream: str, sequences: Sequence[int]) -> None:
         """Have these events come again. Each second, `EVENTS_PER_S` events of an owner come. After
         a repeated call, the events come twice, which does no harm. Raises BusError."""
         for begin in range(0, len(sequences), AT_MOST):
-            waiting = Waiting(owner, stream, tuple(sequences[begin : begin + AT_MOST]))
+            waiting = Waiting(*owner, stream, tuple(sequences[begin : begin + AT_MOST]))
             count = len(waiting.sequences)
             wait_s = self._times.reserve_wait_s(owner, time.monotonic(), count=count)
             # Messages that begin with the same event may name others after it, so each message has
@@ -96,8 +99,9 @@ class Backlog:
         except ValueError as error:
             await self._give_up(stored, error)
             return
-        if not self._has_room(waiting.owner):  # so the events need not be read
-            await self.put(waiting.owner, waiting.stream, waiting.sequences)
+        owner = TenantUser(waiting.tenant, waiting.owner)
+        if not self._has_room(owner):  # so the events need not be read
+            await self.put(owner, waiting.stream, waiting.sequences)
             return
         events = await asyncio.gather(
             *(self._bus.at(waiting.stream, each) for each in waiting.sequences)

@@ -120,7 +120,7 @@ async def _tried(bus: Bus, facts: Facts, rule: CompiledRule, stored: Stored) -> 
             why, reason = _why(rule, of_run, body, Budget(LOOP_STEPS))
         except TooMuch:
             slowly = partial(_why, rule, of_run, body, Budget())
-            why, reason = await OFF_LOOP.run(rule.record.owner.user_id, slowly)
+            why, reason = await OFF_LOOP.run(rule.record.owner.user, slowly)
     except TooMuch as error:
         return Shown(run_id, sequence, type_, "failed", f"the condition is given up: {error}")
     except (ObjectGone, ValueError, KeyError, TypeError) as error:

@@ -70,9 +70,7 @@ class Evaluations:
         before = budget.steps
         share.steps -= before  # other evaluations of this user may run meanwhile
         try:
-            return await OFF_LOOP.run(
-                rule.record.owner.user_id, lambda: matched(rule, event, budget)
-            )
+            return await OFF_LOOP.run(rule.record.owner.user, lambda: matched(rule, event, budget))
         except TooMuch:
             reason = f"the condition failed: it takes more than {before} steps; make it shorter"
             return Match(rule, reason)

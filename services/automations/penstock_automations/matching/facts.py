@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from penstock.bus import Bus
 from penstock.bus.records import RunRecord
+from penstock.turns import TenantUser
 
 MAX_KNOWN = 10_000
 
@@ -21,6 +22,11 @@ class RunFacts:
     owner: str
     rules: tuple[str, ...] = ()
     depth: int = 0
+    tenant: str = ""
+
+    @property
+    def user(self) -> TenantUser:
+        return TenantUser(self.tenant, self.owner)
 
 
 class Facts:
@@ -48,7 +54,8 @@ class Facts:
         if record is None:
             return None
         rules = tuple(record.automations or ())
-        facts = RunFacts(record.user_id, rules, max(record.depth or 0, len(rules)))
+        depth = max(record.depth or 0, len(rules))
+        facts = RunFacts(record.user_id, rules, depth, record.tenant or "")
         self._known[run_id] = facts
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)

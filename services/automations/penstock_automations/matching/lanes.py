@@ -1,7 +1,7 @@
 """Keeps events that take long to match out of the way of other users' events.
 
 Each user has a lane. The events of a lane are matched one after another, and all lanes are matched
-side by side. Together, they get half of the event loop's time.
+side by side, of each tenant one at a time. Together, they get half of the event loop's time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from penstock.turns import TenantUser
 
 T = TypeVar("T")
 
@@ -24,21 +27,22 @@ class Lanes(Generic[T]):
 
     def __init__(self, handle: Callable[[T], Awaitable[None]]) -> None:
         self._handle = handle
-        self._waiting: dict[str, deque[T]] = {}
+        self._waiting: dict[TenantUser, deque[T]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worked_s = 0.0  # since the last pause
         self._pausing = asyncio.Lock()
+        self._tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def is_busy(self, owner: str) -> bool:
+    def is_busy(self, owner: TenantUser) -> bool:
         return owner in self._waiting
 
-    def is_full(self, owner: str) -> bool:
+    def is_full(self, owner: TenantUser) -> bool:
         return len(self._waiting.get(owner, ())) >= MAX_WAITING
 
-    def is_half_free(self, owner: str) -> bool:
+    def is_half_free(self, owner: TenantUser) -> bool:
         return len(self._waiting.get(owner, ())) <= MAX_WAITING // 2
 
-    def add(self, owner: str, item: T) -> None:
+    def add(self, owner: TenantUser, item: T) -> None:
         """Have an event handled after the user's earlier events. The lane must not be full."""
         waiting = self._waiting.get(owner)
         if waiting is not None:
@@ -50,13 +54,17 @@ class Lanes(Generic[T]):
         task.add_done_callback(self._tasks.discard)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until a lane may work on the event loop. Nothing is awaited within the context."""
-        while self._worked_s > TURN_S:
-            async with self._pausing:
-                if self._worked_s > TURN_S:
-                    await asyncio.sleep(self._worked_s)
-                    self._worked_s = 0.0
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait until a lane of this tenant may work on the event loop. Nothing is awaited within
+        the context."""
+        # Without this lock, a tenant with a hundred lanes would get a hundred turns for each turn
+        # of another tenant.
+        async with self._tenants.setdefault(tenant, asyncio.Lock()):
+            while self._worked_s > TURN_S:
+                async with self._pausing:
+                    if self._worked_s > TURN_S:
+                        await asyncio.sleep(self._worked_s)
+                        self._worked_s = 0.0
         begun = time.perf_counter()
         try:
             yield
@@ -68,7 +76,7 @@ class Lanes(Generic[T]):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _work(self, owner: str) -> None:
+    async def _work(self, owner: TenantUser) -> None:
         waiting = self._waiting[owner]
         while waiting:
             await self._handle(waiting[0])

@@ -20,6 +20,7 @@ from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock.expressions import Budget, TooMuch
+from penstock.turns import TenantUser, Turns
 from penstock_automations.actions.shares import Shares
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Between, Order
@@ -36,12 +37,14 @@ from penstock_automations.matching.rule_matches import (
     matched,
     may_act,
 )
-from penstock_automations.matching.turns import Turns
 from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
 
 log = logging.getLogger(__name__)
 
+# How many events a user has matched in one turn. Neighbours are often of one run, and an ordered
+# rule's jobs of one run are stored by one write.
+IN_TURN: Final = 10
 # The seconds that one user's events in a batch may take before the user's later events go to the
 # user's lane, and the seconds after which other tasks of the process may run.
 TURN_S: Final = 0.02
@@ -116,11 +119,11 @@ class _Batch:
 
     quick: list[_Work] = field(default_factory=list)
     done: list[_Arrival] = field(default_factory=list)
-    full: defaultdict[tuple[str, str], list[_Arrival]] = field(
+    full: defaultdict[tuple[TenantUser, str], list[_Arrival]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    used_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    jobs: Counter[str] = field(default_factory=Counter)
+    used_s: defaultdict[TenantUser, float] = field(default_factory=lambda: defaultdict(float))
+    jobs: Counter[TenantUser] = field(default_factory=Counter)
 
 
 class Matcher:
@@ -154,7 +157,7 @@ class Matcher:
         self._facts = Facts(bus)
         self._lanes = Lanes(self._match_slowly)
         self.backlog = Backlog(bus, self.handle, self._lanes.is_half_free, give_up)
-        self._arrived: Turns[_Arrival] = Turns()
+        self._arrived: Turns[_Arrival] = Turns(IN_TURN)
         self._matching: asyncio.Task[None] | None = None
 
     async def handle(self, stored: Stored) -> None:
@@ -164,7 +167,8 @@ class Matcher:
         run_id = subjects.run_id_of(stored.subject)
         # The first events of a run have a queue of their own, until the run's owner is known.
         facts = self._facts.known(run_id)
-        self._arrived.add(facts.owner if facts is not None else run_id, arrival)
+        user = facts.user if facts is not None else TenantUser("", run_id)
+        self._arrived.add(user, arrival)
         if self._matching is None:
             self._matching = asyncio.create_task(self._match_arrived())
         await arrival.result
@@ -214,7 +218,7 @@ class Matcher:
             log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
             batch.done.append(arrival)
             return
-        owner = facts.owner
+        owner = facts.user
         if self._lanes.is_full(owner):
             batch.full[owner, events_for(run_id)].append(arrival)
             return
@@ -238,7 +242,7 @@ class Matcher:
         else:
             batch.done.append(arrival)
 
-    def _is_publishable(self, owner: str, jobs: Sequence[Job], batch: _Batch) -> bool:
+    def _is_publishable(self, owner: TenantUser, jobs: Sequence[Job], batch: _Batch) -> bool:
         """Return False if so many jobs of the owner stand before the jobs of others already."""
         count = self._count_of(owner, jobs)
         if count and batch.jobs[owner] >= self._places.publishable(owner):
@@ -250,7 +254,7 @@ class Matcher:
         jobs = [job for each in batch.quick for job in each.jobs]
         unfinished = await self._store_jobs(jobs, self._between_quickly)
         for each in batch.quick:
-            owner = each.event.facts.owner
+            owner = each.event.facts.user
             if not any(job.ordered and job.order_key in unfinished for job in each.jobs):
                 batch.done.append(each.arrival)
             elif self._lanes.is_full(owner):
@@ -290,7 +294,7 @@ class Matcher:
             rules = [rule for rule in self._candidates(event) if event.may_fire(rule)]
             found = await self._matched_in_turns(rules, event)
             jobs = [job_of(event, match) for match in found]
-            owner = event.facts.owner
+            owner = event.facts.user
             while self._count_of(owner, jobs) and not self._places.publishable(owner):
                 await asyncio.sleep(ROOM_CHECK_S)
             await self._store_jobs(jobs, self._between_in_turns)
@@ -303,7 +307,7 @@ class Matcher:
         found = []
         for rule in rules:
             try:
-                async with self._lanes.turn():
+                async with self._lanes.turn(event.facts.tenant):
                     match = matched(rule, event.variable, Budget(LOOP_STEPS))
             except TooMuch:
                 match = await self._evaluations.matched_off_loop(rule, event.variable)
@@ -337,18 +341,18 @@ class Matcher:
                 telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
         return unfinished
 
-    def _owner_of(self, job: Job) -> str:
+    def _owner_of(self, job: Job) -> TenantUser:
         rule = self._rules.get(job.rule)
-        return rule.record.owner.user_id if rule is not None else ""
+        return rule.record.owner.user if rule is not None else TenantUser("", "")
 
-    def _count_of(self, owner: str, jobs: Sequence[Job]) -> int:
+    def _count_of(self, owner: TenantUser, jobs: Sequence[Job]) -> int:
         """Count the jobs of the owner's rules. Of ordered jobs, few are published at once."""
         return sum(not job.ordered and self._owner_of(job) == owner for job in jobs)
 
     def _entries(self, jobs: Iterable[Job]) -> Iterator[Awaitable[None]]:
         """Yield a write for each job. A job whose owner has no room now is scheduled. In
         DELIVERIES, it would only stand before the jobs of other owners."""
-        room: dict[str, int] = {}
+        room: dict[TenantUser, int] = {}
         for job in jobs:
             owner = self._owner_of(job)
             room[owner] = room.get(owner, self._places.room(owner)) - 1

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from penstock.runs.calls import CALLS, CallJob
 from penstock.settings import ConfigurationError
+from penstock.turns import TenantUser
 from penstock.validation import Part
 from penstock_automations.rules.actions import Action, HeaderAuth, Webhook, WebhookAuth
 from penstock_automations.rules.check import problems_of
@@ -69,6 +70,7 @@ def _reasons(error: ValidationError, model: type[Part]) -> str:
 
 
 MAX_HEADERS: Final = 20
+_NOBODY: Final = TenantUser("", "")
 
 
 class CallRefused(Exception):
@@ -80,9 +82,9 @@ class CallRefused(Exception):
 
 
 def rule_of_call(
-    call: CallJob, secrets: Mapping[str, CallSecret], user_id: str = ""
+    call: CallJob, secrets: Mapping[str, CallSecret], user: TenantUser = _NOBODY
 ) -> CompiledRule:
-    """Return a rule whose action is the call. `user_id` is the owner of the workflow's run. Raises
+    """Return a rule whose action is the call. `user` is the owner of the workflow's run. Raises
     CallRefused if the URL, a header or the secret cannot be used."""
     try:
         for name, value in call.headers.items():
@@ -98,7 +100,11 @@ def rule_of_call(
     name = call.workflow or "workflow"
     rule = Rule.model_construct(id=CALLS, name=name, action=Action(webhook=webhook))
     record = RuleRecord.model_construct(
-        rule=rule, uid=CALLS, owner=Owner(user_id=user_id), created_at="", updated_at=""
+        rule=rule,
+        uid=CALLS,
+        owner=Owner(user_id=user.user_id, tenant=user.tenant),
+        created_at="",
+        updated_at="",
     )
     return CompiledRule(record, 0, frozenset(), None)
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from penstock.bus.records import Record
 from penstock.expressions import Condition, Conditions, ExpressionError
+from penstock.turns import TenantUser
 from penstock_automations.rules.cron import Cron
 from penstock_automations.rules.model import Rule
 
@@ -32,8 +33,13 @@ class Owner(Record):
     """
 
     user_id: str
+    tenant: str = Field("", description="Empty without one")
     roles: list[str] = Field([])
     scopes: list[str] = Field([])
+
+    @property
+    def user(self) -> TenantUser:
+        return TenantUser(self.tenant, self.user_id)
 
     def has_scope(self, scope: str) -> bool:
         return scope in self.scopes

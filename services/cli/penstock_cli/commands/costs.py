@@ -19,18 +19,20 @@ _COUNTS = {"calls": "calls", "read": "input_tokens", "written": "output_tokens"}
 def costs(
     api: Api,
     output: Output,
-    by: Annotated[str, typer.Option(help="agent, user, model, day or session.")] = "agent",
+    by: Annotated[str, typer.Option(help="agent, user, tenant, model, day or session.")] = "agent",
     since: Annotated[str | None, typer.Option(help="The first day (UTC), as 2026-11-01.")] = None,
     until: Annotated[
         str | None, typer.Option(help="The first day (UTC) that no longer counts.")
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Runs of this agent only.")] = None,
     user: Annotated[str | None, typer.Option(help="Runs of this user only.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Runs of this tenant only.")] = None,
     model: Annotated[str | None, typer.Option(help="This model only.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="The largest number of lines.")] = 100,
 ) -> None:
     """Show what runs used and cost: your own, or all of them for an administrator."""
-    chosen = {"since": since, "until": until, "agent": agent, "user": user, "model": model}
+    days = {"since": since, "until": until}
+    chosen = days | {"agent": agent, "user": user, "tenant": tenant, "model": model}
     found, more = api.costs(limit, by=by, **chosen)
     output.listing(
         found,

@@ -36,6 +36,10 @@ def make_token(
         list[str] | None,
         typer.Option(help="A role of the user, for the policy of approvals; may be repeated."),
     ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="The user's tenant, for services with PENSTOCK_AUTH_TENANT_CLAIM."),
+    ] = None,
     lifetime: Annotated[
         Any,
         typer.Option(
@@ -55,7 +59,7 @@ def make_token(
         raise typer.BadParameter("no service accepts this user in a token", param_hint="--user")
     output = Output(as_json)
     with configuration(output):
-        _make(output, user, scopes, lifetime, role or [])
+        _make(output, user, scopes, lifetime, role or [], tenant)
 
 
 def parse_scopes(texts: Sequence[str]) -> list[str]:
@@ -67,7 +71,12 @@ def parse_scopes(texts: Sequence[str]) -> list[str]:
 
 
 def _make(
-    output: Output, user: str, scopes: Sequence[str], lifetime_s: int, roles: Sequence[str] = ()
+    output: Output,
+    user: str,
+    scopes: Sequence[str],
+    lifetime_s: int,
+    roles: Sequence[str],
+    tenant: str | None,
 ) -> None:
     """Write a token to stdout, and its limits to stderr. Raises ConfigurationError."""
     config = AuthConfig(**read_settings(AuthSettings).model_dump())
@@ -79,6 +88,10 @@ def _make(
         claims["scope"] = " ".join(scopes)
     if roles:
         claims |= _nested(config.roles_claim, list(roles))
+    if tenant is not None:
+        if config.tenant_claim is None:
+            raise ConfigurationError("--tenant: PENSTOCK_AUTH_TENANT_CLAIM is not set")
+        claims |= _nested(config.tenant_claim, tenant)
     if config.issuer is not None:
         claims["iss"] = config.issuer
     if config.audience is not None:

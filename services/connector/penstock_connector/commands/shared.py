@@ -31,7 +31,7 @@ MAX_SHOWN_CHARACTERS: Final = 50_000
 
 # The fields that both a start command and the run's record have.
 _OF_RECORD: Final = {
-    *("run_id", "agent", "session_id", "user_id", "message"),
+    *("run_id", "agent", "session_id", "user_id", "tenant", "message"),
     *("parent_run_id", "step_id", "workflow_depth"),
 }
 
@@ -133,6 +133,8 @@ class CommandContext:
             if agent.drop:
                 facts["drop"] = agent.drop
             facts |= self.runner.upstream(agent).facts_of_open(agent, command)
+        if command.tenant:
+            facts["tenant"] = command.tenant
         if command.idempotency_key:
             facts["idempotency_key"] = command.idempotency_key
         if command.traceparent:

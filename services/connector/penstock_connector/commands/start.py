@@ -146,11 +146,12 @@ class StartHandler:
         async with self._reading, attempts.at("read", stored):
             order: Order | None = await orders.of_start(stored)
         assert order is not None
-        user_id, run_id = order.command.user_id, order.run_id
+        assert isinstance(order.command, StartCommand)
+        user, run_id = order.command.tenant_user, order.run_id
         if not self._queue.is_free:
             order = None  # this frees memory: a request may be large, and many starts may wait
         async with (
-            self._queue.turn(user_id, run_id, stored.sequence),
+            self._queue.turn(user, run_id, stored.sequence),
             attempts.at("begin", stored),
         ):
             await self._begin(order or await orders.of_start(stored))

@@ -28,6 +28,7 @@ BUCKET: Final = "costs"
 COLUMNS: Final[Mapping[str, str]] = {
     "agent": "agent",
     "user": "owner",
+    "tenant": "tenant",
     "model": "model",
     "day": "day",
     "session": "session",
@@ -36,7 +37,7 @@ COUNTS: Final = (
     *("calls", "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens"),
     *("cached_input_tokens", "cache_write_tokens", "without_price", "estimated"),
 )
-_NAMES: Final = ("agent", "owner", "model", "day", "session", "currency")
+_NAMES: Final = ("agent", "owner", "tenant", "model", "day", "session", "currency")
 _ALL: Final = ("key", "n", "seq", *_NAMES, "micros", *COUNTS)
 _PUT: Final = (
     f"INSERT INTO costs({', '.join(_ALL)}) VALUES ({', '.join('?' * len(_ALL))}) "
@@ -138,7 +139,8 @@ class CostRows(IndexRows):
             return []
         rows: list[tuple[Any, ...]] = []
         for n, row in enumerate(record.rows):
-            names = (record.agent, record.user_id, row.model, row.day, record.session_id)
+            tenant = record.tenant or ""
+            names = (record.agent, record.user_id, tenant, row.model, row.day, record.session_id)
             currency = self._id(row.currency) if row.currency is not None else None
             counts = [getattr(row, name) for name in COUNTS]
             ids = map(self._id, names)

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 import orjson
@@ -18,7 +17,7 @@ from penstock.bus.messages import FIRST
 from penstock.bus.streams import events_of
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock.web.read_scheduler import ReadScheduler
+from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.feed import Feed, Feeds
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import ancestors_of
@@ -212,12 +211,12 @@ class SessionFromStart(Source):
     frames depend on all earlier events need this source."""
 
     def __init__(
-        self, bus: Bus, many: ManyRunViews, session: Session, turns: ReadScheduler, deliver: Deliver
+        self, bus: Bus, many: ManyRunViews, session: Session, turn: Turn, deliver: Deliver
     ) -> None:
         self.on_failure = ignore_failure
         self._bus = bus
         self._stream = events_of(session.shard)
-        self._turn = partial(turns.of, session.owner)
+        self._turn = turn
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
         # The live events that wait until all stored events are delivered; None after that.

@@ -102,6 +102,7 @@ class Ledger:
             agent=run.agent,
             user_id=run.user_id,
             session_id=run.session_id,
+            tenant=run.tenant,
             parent_run_id=run.parent_run_id,
         )
 

@@ -323,6 +323,7 @@ class RunFold:
             _present(
                 agent=self.facts["agent"],
                 user_id=self.facts.get("user_id", "anonymous"),
+                tenant=self.facts.get("tenant"),
                 message=self.facts.get("message"),
                 workflow=self.facts.get("workflow"),
                 idempotency_key=self.facts.get("idempotency_key"),

@@ -24,7 +24,7 @@ WRITER = "normalizer"  # the writer of source frames that end a run
 HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
 # The fields of a run's record that are used if the run's `open` frame is missing.
 _FACTS = {
-    *("agent", "session_id", "user_id", "message"),
+    *("agent", "session_id", "user_id", "tenant", "message"),
     *("parent_run_id", "step_id", "workflow_depth"),
 }
 

@@ -47,7 +47,7 @@ async def read_definition(request: Request) -> Loaded:
     content = await read_body(request, MAX_BYTES)
     try:
         # Loading a hostile definition takes a second or two.
-        return await OFF_LOOP.run(identity_of(request).user_id, partial(load, content))
+        return await OFF_LOOP.run(identity_of(request).tenant_user, partial(load, content))
     except InvalidDefinition as error:
         raise invalid_definition(error) from None
 

@@ -57,6 +57,7 @@ class Children:
                         str(command.get("user_id", "anonymous")),
                         command.get("roles") or (),
                         command.get("started_by") or (),
+                        command.get("tenant") or "",
                     ),
                     input=child.input,
                     run_id=child.child,

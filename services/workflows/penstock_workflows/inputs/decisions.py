@@ -26,6 +26,7 @@ from penstock.bus import Bus, FenceConflict, OutcomeUnknown, subjects
 from penstock.bus.shards import new_run_id
 from penstock.off_loop import OFF_LOOP
 from penstock.tracing import spans
+from penstock.turns import TenantUser
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.perform import Performer
 from penstock_workflows.effects.step_span import span_of
@@ -278,11 +279,11 @@ class Decisions:
         )
 
 
-def _owner_of(run: RunInMemory, cause: Input) -> str:
+def _owner_of(run: RunInMemory, cause: Input) -> TenantUser:
     command = cause.command if isinstance(cause, StartInput) else {}
     if run.state is not None:
         command = run.state.started.command
-    return str(command.get("user_id") or "")
+    return TenantUser.of(command)
 
 
 def _cause_of_end(end: End) -> str:

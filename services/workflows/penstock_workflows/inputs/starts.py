@@ -45,10 +45,10 @@ class Starts:
             # input.
             if command.version is None:
                 given = await checked_input(
-                    found, command.input, command.message, user_id=command.user_id
+                    found, command.input, command.message, user=command.tenant_user
                 )
             # The plan of a large definition takes a second to make. It is kept for the decisions.
-            await OFF_LOOP.run(command.user_id, partial(plan_of_json, found.definition))
+            await OFF_LOOP.run(command.tenant_user, partial(plan_of_json, found.definition))
             definition = found.definition
         except Problem as problem:
             code = _CODES.get(problem.status, "not_started")
@@ -82,6 +82,7 @@ def unstarted_input_of(
         agent=record.agent,
         session_id=record.session_id,
         user_id=record.user_id,
+        tenant=record.tenant,
         message=record.message,
         parent_run_id=record.parent_run_id,
         step_id=record.step_id,
@@ -112,6 +113,8 @@ def _open(command: StartCommand, agent: object, workflow: str) -> dict[str, Any]
     }
     if isinstance(agent, WorkflowAgent) and agent.name:
         facts["agent_name"] = agent.name
+    if command.tenant:
+        facts["tenant"] = command.tenant
     if command.idempotency_key:
         facts["idempotency_key"] = command.idempotency_key
     if command.traceparent:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from penstock.bus import RawWriter
 from penstock.off_loop import OFF_LOOP
+from penstock.turns import TenantUser
 from penstock_workflows.definition import InvalidDefinition
 from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.plan import plan_of_json
@@ -189,8 +190,8 @@ async def fold_new_records(
         command, definition = records[0].command, records[0].definition
         try:
             if definition is not None:
-                owner = str(command.get("user_id") or "")
-                await OFF_LOOP.run(owner, partial(plan_of_json, definition))
+                user = TenantUser.of(command)
+                await OFF_LOOP.run(user, partial(plan_of_json, definition))
         except (ValidationError, InvalidDefinition) as error:
             run.unreadable = str(error)
     if run.unreadable is not None:

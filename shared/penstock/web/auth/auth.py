@@ -54,10 +54,19 @@ class Auth:
         self.services = services
         self.csrf = csrf.Csrf.of(config)
         self.connections = OpenCounts(
-            "connections", config.max_connections_per_user, "connections open at a time"
+            "connections",
+            config.max_connections_per_user,
+            "connections open at a time",
+            config.tenant_limits,
         )
-        self.streams = OpenCounts("streams", config.max_streams_per_user, "streams open at a time")
-        self.requests = Requests(config.max_requests_per_s, config.max_requests_burst)
+        self.streams = OpenCounts(
+            "streams", config.max_streams_per_user, "streams open at a time", config.tenant_limits
+        )
+        self.requests = Requests(
+            config.max_requests_per_s,
+            config.max_requests_burst,
+            tenant_limits=config.tenant_limits,
+        )
         self._look_again_s = look_again_s
         self._verifier = _verifier(config)
         self._cookie = credential_cookie(config)
@@ -152,6 +161,7 @@ class Auth:
             claims.expires_at,
             session=hashlib.sha256(credential.value.encode()).hexdigest(),
             roles=claims.roles,
+            tenant=claims.tenant,
         )
 
     async def _of_stream_token(self, credential: Credential) -> Identity:
@@ -214,6 +224,7 @@ def _verifier(config: AuthConfig) -> Verifier | None:
         "leeway_s": config.leeway_s,
         "default_scopes": frozenset(config.default_scopes or DEFAULT) - {"none"},
         "roles_claim": config.roles_claim,
+        "tenant_claim": config.tenant_claim,
     }
     if config.jwt_secret is not None:
         return Verifier(Secret(config.jwt_secret), config.pinned, **rules)

@@ -38,6 +38,8 @@ class AuthConfig:
     hosts: tuple[str, ...] = ()
     default_scopes: tuple[str, ...] = ()
     roles_claim: str = "roles"
+    tenant_claim: str | None = None
+    tenant_limits: int = 20
 
     @property
     def is_configured(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
+from penstock.turns import TenantUser
 from penstock.web.auth.grants import ANONYMOUS as ANONYMOUS_SCOPES
 from penstock.web.auth.grants import EVERYBODY, Grant, Permission, ServiceGrant
 from penstock.web.problems import Problem
@@ -23,12 +24,18 @@ STREAMS: Final = "streams"
 
 
 class RunUser(NamedTuple):
-    """The user of a run, the user's roles, and who is behind the run besides, as in `RunRecord`.
-    Nothing has a default: a caller that is left out could approve what its own run asks for."""
+    """The user of a run, the user's roles, who is behind the run besides, and the tenant, as in
+    `RunRecord`. Nothing has a default: a caller that is left out could approve what its own run
+    asks for, and a run without its tenant would not count for it."""
 
     user_id: str
     roles: Sequence[str]
     started_by: Sequence[str]
+    tenant: str
+
+    @property
+    def tenant_user(self) -> TenantUser:
+        return TenantUser(self.tenant, self.user_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,16 @@ class Identity:
     # Given by the issuer of the JWT or by the maker of the service token.
     roles: frozenset[str] = frozenset()
     service: ServiceGrant | None = None  # the limits of a service token
+    tenant: str = ""  # empty without one; of a token, that of the token's maker
 
     @property
     def token_id(self) -> str | None:
         granted = self.grant or self.service
         return granted.token_id if granted is not None else None
+
+    @property
+    def tenant_user(self) -> TenantUser:
+        return TenantUser(self.tenant, self.user_id)
 
     def has_scope(self, permission: Permission) -> bool:
         return permission in self.scopes
@@ -76,14 +88,15 @@ class Identity:
         """Return the user of a run that the caller starts, and who is behind the run besides.
 
         Behind it are the caller, and the maker of the caller's service token, who knows the token,
-        too; nobody if callers are not authenticated. Only the caller's own roles are known.
+        too; nobody if callers are not authenticated. Only the caller's own roles are known. The
+        run counts for the caller's tenant, whoever its user is.
         """
         roles = tuple(sorted(self.roles)) if user_id == self.user_id else ()
         if self.kind == "anonymous":
-            return RunUser(user_id, roles, ())
+            return RunUser(user_id, roles, (), self.tenant)
         maker = self.service.made_by if self.service is not None else None
         behind = tuple(name for name in (self.user_id, maker) if name not in (None, user_id))
-        return RunUser(user_id, roles, behind)
+        return RunUser(user_id, roles, behind, self.tenant)
 
 
 ANONYMOUS: Final = Identity(ANONYMOUS_USER, ANONYMOUS_SCOPES, "anonymous")

@@ -23,6 +23,8 @@ _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
 # Surrogates are excluded, because a lone surrogate (`\ud800` in JSON) cannot be encoded as UTF-8.
 _SUBJECT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 
+_TENANT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,128}")
+
 _REASONS: Final[dict[type[jwt.PyJWTError], str]] = {
     jwt.ExpiredSignatureError: "the token has expired",
     jwt.ImmatureSignatureError: "the token is not valid yet",
@@ -67,6 +69,7 @@ class Claims:
     scopes: frozenset[str]
     expires_at: float
     roles: frozenset[str] = frozenset()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,11 @@ class Verifier:
         leeway_s: float = 0.0,
         default_scopes: frozenset[str] = DEFAULT,
         roles_claim: str = "roles",
+        tenant_claim: str | None = None,
     ) -> None:
         """`default_scopes` has the scopes of a token without a scope claim."""
         self._roles_claim = roles_claim
+        self._tenant_claim = tenant_claim
         self._default_scopes = default_scopes
         self._keys = keys
         self._algorithms = frozenset(algorithms)
@@ -170,6 +175,7 @@ class Verifier:
             granted_scopes(claims, self._default_scopes),
             float(int(claims["exp"])) + self._leeway_s,
             roles_of(claims, self._roles_claim),
+            tenant_of(claims, self._tenant_claim),
         )
 
     async def close(self) -> None:
@@ -197,6 +203,20 @@ def roles_of(claims: Mapping[str, Any], path: str) -> frozenset[str]:
     found = _at(claims, path)
     values = found if isinstance(found, list) else [found]
     return frozenset(each for each in values if isinstance(each, str) and each)
+
+
+def tenant_of(claims: Mapping[str, Any], path: str | None) -> str:
+    """Return the tenant in the claim at this path; an empty text without such a claim.
+
+    Raises Problem 401 for any other claim: if it was ignored, its user would spend what is limited
+    for the tenant as a user without a tenant.
+    """
+    tenant = _at(claims, path) if path is not None else None
+    if tenant is None:
+        return ""
+    if not (isinstance(tenant, str) and _TENANT.fullmatch(tenant)):
+        raise invalid_token("the tenant in the token is no text of 1 to 128 characters")
+    return tenant
 
 
 def _at(value: Any, path: str) -> Any:

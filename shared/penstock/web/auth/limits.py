@@ -1,4 +1,5 @@
-"""Limits the connections, streams, and requests per second of each user in each process.
+"""Limits the connections, streams, and requests per second of each user and of each tenant, in
+each process.
 
 Nothing is counted for `anonymous`, because many people may be `anonymous`. A limit of 0 means no
 limit.
@@ -10,9 +11,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from penstock.telemetry import LIMITED
+from penstock.turns import Level, TenantUser
 from penstock.web.auth.identity import STREAMS, Identity
 from penstock.web.problems import Problem
 
@@ -29,37 +31,58 @@ def limit_refusal(limit: Limit, reason: str, retry_s: int = RETRY_S) -> Problem:
     return Problem(429, reason, {"retry-after": str(retry_s)}, limit=limit)
 
 
-class OpenCounts:
-    """Counts the open connections of each user, or the open streams."""
+class Limited(NamedTuple):
+    """Whom a limit is for: the user, or all users of the tenant, who have it `times` times."""
 
-    def __init__(self, limit: Limit, most: int, what: str) -> None:
+    level: Level
+    name: str
+    times: int = 1
+
+
+def limited(user: TenantUser, tenant_limits: int) -> list[Limited]:
+    """Return whom limits are for if this user asks. `tenant_limits` is the setting."""
+    tenant, own = user.levels
+    found = [Limited(own, "this user")]
+    if user.tenant and tenant_limits:
+        found.append(Limited(tenant, "this tenant", tenant_limits))
+    return found
+
+
+class OpenCounts:
+    """Counts the open connections of each user and tenant, or the open streams."""
+
+    def __init__(self, limit: Limit, most: int, what: str, tenant_limits: int = 0) -> None:
         self._limit: Limit = limit
         self._most = most
         self._what = what
-        self._open: Counter[str] = Counter()
+        self._tenant_limits = tenant_limits
+        self._open: Counter[Level] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
         """Count one more connection or stream. The returned function removes it from the count.
         Raises Problem 429 at the limit."""
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
-        user_id = identity.user_id
-        if self._open[user_id] >= self._most:
-            raise limit_refusal(
-                self._limit, f"this user has {self._most} {self._what} already; end some"
-            )
-        self._open[user_id] += 1
+        counted = limited(identity.tenant_user, self._tenant_limits)
+        for level, name, times in counted:
+            if self._open[level] >= (most := self._most * times):
+                raise limit_refusal(
+                    self._limit, f"{name} has {most} {self._what} already; end some"
+                )
+        for level, *_ in counted:
+            self._open[level] += 1
 
         def give_back() -> None:
-            self._open[user_id] -= 1
-            if not self._open[user_id]:
-                del self._open[user_id]
+            for level, *_ in counted:
+                self._open[level] -= 1
+                if not self._open[level]:
+                    del self._open[level]
 
         return give_back
 
 
 class Requests:
-    """Limits requests with a token bucket for each user.
+    """Limits requests with a token bucket for each user and each tenant.
 
     A user may send `burst` requests at once, and `rate` requests per second in the long run.
 
@@ -67,30 +90,39 @@ class Requests:
     """
 
     def __init__(
-        self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic
+        self,
+        rate: float,
+        burst: int,
+        clock: Callable[[], float] = time.monotonic,
+        tenant_limits: int = 0,
     ) -> None:
         self._rate = rate
         self._burst = max(burst, 1)
         self._clock = clock
-        # maps a user to the time at which the user's bucket is full again
-        self._full_at: dict[str, float] = {}
+        self._tenant_limits = tenant_limits
+        # the times at which the buckets are full again
+        self._full_at: dict[Level, float] = {}
 
     def take(self, identity: Identity) -> None:
         """Count one request. Raises Problem 429 if the bucket is empty."""
         if identity.kind == "anonymous" or not self._rate:
             return
         now = self._clock()
-        full_at = max(self._full_at.get(identity.user_id, now), now) + 1 / self._rate
-        lacking_s = full_at - now - self._burst / self._rate
-        if lacking_s > 1e-9:
-            raise limit_refusal(
-                "requests",
-                f"more than {self._rate:g} requests a second of this user; send fewer",
-                math.ceil(lacking_s),
-            )
+        full_at: dict[Level, float] = {}
+        for level, name, times in limited(identity.tenant_user, self._tenant_limits):
+            rate = self._rate * times
+            full_at[level] = max(self._full_at.get(level, now), now) + 1 / rate
+            # the burst is `times` times larger, too
+            lacking_s = full_at[level] - now - self._burst / self._rate
+            if lacking_s > 1e-9:
+                raise limit_refusal(
+                    "requests",
+                    f"more than {rate:g} requests a second of {name}; send fewer",
+                    math.ceil(lacking_s),
+                )
         if len(self._full_at) >= MAX_BUCKETS:
-            self._full_at = {user: at for user, at in self._full_at.items() if at > now}
-        self._full_at[identity.user_id] = full_at
+            self._full_at = {level: at for level, at in self._full_at.items() if at > now}
+        self._full_at |= full_at
 
     def __len__(self) -> int:
         return len(self._full_at)

@@ -43,6 +43,7 @@ class ServiceToken:
     rules: tuple[str, ...] = ()
     on_behalf_of: tuple[str, ...] = ()
     created_by: str
+    tenant: str = ""  # of the user who made the token
     created_at: float
     expires_at: float
     last_used_at: float | None = None  # to a minute
@@ -62,6 +63,7 @@ class ServiceToken:
             self.expires_at,
             roles=frozenset(self.roles),
             service=ServiceGrant(self.id, *limits, made_by=self.created_by),
+            tenant=self.tenant,
         )
 
 
@@ -108,6 +110,7 @@ class ServiceTokens:
             id=secret.id,
             name=name,
             created_by=owner.user_id,
+            tenant=owner.tenant,
             created_at=now,
             expires_at=now + lifetime_s,
             **lists,

@@ -49,6 +49,7 @@ class StreamToken:
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     users: tuple[str, ...] = ()  # `Grant` describes this field.
+    tenant: str = ""  # of the user
     last_used_at: float | None = None  # to a minute
 
 
@@ -107,6 +108,7 @@ class StreamTokens:
             runs=tuple(runs),
             sessions=tuple(sessions),
             users=tuple(dict.fromkeys(users)),
+            tenant=owner.tenant,
         )
         await self._records.add(secret, token)
         return secret.text, token
@@ -126,7 +128,14 @@ class StreamTokens:
             users=record.users,
             name=record.name,
         )
-        return Identity(record.user_id, STREAM_TOKEN, "stream_token", record.expires_at, grant)
+        return Identity(
+            record.user_id,
+            STREAM_TOKEN,
+            "stream_token",
+            record.expires_at,
+            grant,
+            tenant=record.tenant,
+        )
 
     async def listed(
         self, identity: Identity, after: tuple[float, str] = FIRST, limit: int = MAX_PER_USER
@@ -181,7 +190,7 @@ class StreamTokens:
     ) -> list[StreamToken]:
         """Return tokens of a user, or of all users if `user_id` is None. The reads of different
         callers are done in turns."""
-        async with self._turns.of(who.user_id):
+        async with self._turns.of(who.tenant_user):
             with self._records.reaching():
                 stored = await self._bucket.page(user_id, after, self.now(), limit)
         records = self._records.valid(stored)

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from penstock.runs.calls import CALLS
+from penstock.turns import TenantUser
 from penstock_automations.actions.executor import AttemptDeferred
 from penstock_automations.actions.shares import Shares
 from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
@@ -40,7 +41,7 @@ class Endpoint:
     way or wait for their turn. `concurrency` may change while requests are under way.
     """
 
-    def __init__(self, rule: str, owner: str, url: str) -> None:
+    def __init__(self, rule: str, owner: TenantUser, url: str) -> None:
         self.rule = rule
         self.owner = owner
         self.url = url
@@ -134,8 +135,8 @@ class Endpoints:
     def of(self, rule: CompiledRule, webhook: Webhook) -> Endpoint:
         """Return the endpoint of a rule, with the webhook's present limits; the calls of one user
         to one host have one endpoint."""
-        url, owner = origin(webhook.url), rule.record.owner.user_id
-        key = f"{rule.id} {owner if rule.id == CALLS else rule.record.uid} {url}"
+        url, owner = origin(webhook.url), rule.record.owner.user
+        key = f"{rule.id} {owner.user_id if rule.id == CALLS else rule.record.uid} {url}"
         endpoint = self._known.get(key)
         if endpoint is None:
             endpoint = self._known[key] = Endpoint(rule.id, owner, url)

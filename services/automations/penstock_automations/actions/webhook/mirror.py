@@ -82,7 +82,7 @@ class Mirror:
         record = EndpointRecord(
             endpoint=endpoint.url,
             rule=endpoint.rule,
-            owner=endpoint.owner,
+            owner=endpoint.owner.user_id,
             process=self._pod,
             state=_NAMES[breaker.state],
             failures=breaker.failures,

@@ -173,7 +173,7 @@ class Sessions(Handlers):
         by_id = {each.id: each for each in agents if component in (None, each.id, each.agent)}
         sessions, name = self._edge.session_list, query.get("session_name", "")
         find = partial(sessions.named, name=name.casefold()) if name else sessions.page
-        async with self._edge.turns.of(who.user_id):
+        async with self._edge.turns.of(who.tenant_user):
             listed, count = await find(
                 owner,
                 list(by_id),

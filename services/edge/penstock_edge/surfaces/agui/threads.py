@@ -83,7 +83,7 @@ class Threads(Handlers):
     async def events(self, request: Request) -> ASGIApp:
         """Order the lines of each frame as agent-runs-sse.md does: `id`, `event`, `data`."""
         session = await self._session(request, request.query_params.get("agent"))
-        view = self._view(session, Audience(RUNS), Sse(id_first=True))
+        view = self._view(request, session, Audience(RUNS), Sse(id_first=True))
         return await self._stream(request, session, view, await self._start(request, session))
 
     @serves(
@@ -101,7 +101,7 @@ class Threads(Handlers):
         position = await self._position(request, session)
         end = (await start_of_new_run(edge.bus, session.shard)).start
         source = await edge.many.prepared(session)
-        view = self._view(session, Audience(RUNS), PageItems())
+        view = self._view(request, session, Audience(RUNS), PageItems())
         body = await page_of(edge, request, view, position, source=source, end=end)
         return json_response({"threadId": session.session_id, **body})
 
@@ -133,7 +133,7 @@ class Threads(Handlers):
             raise Problem(422, "prelude: must be 1 or 0")
         framing = Sse(switch(request, "names", default=False))
         audience = Audience(STRICT, query.get("protocolVersion"))
-        view = self._view(session, audience, framing)
+        view = self._view(request, session, audience, framing)
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
             return await self._stream(request, session, view, await self._start(request, session))
         # The end of the prelude is read before `_start`. If a run ends between the two calls, the
@@ -212,7 +212,10 @@ class Threads(Handlers):
                 await encode(bus, view, encoding, stored)
         return prelude(turns.current, (), memory) if turns.current else ()
 
-    def _view(self, session: Session, audience: Audience, framing: Framing) -> View:
+    def _view(
+        self, request: Request, session: Session, audience: Audience, framing: Framing
+    ) -> View:
         edge = self._edge
-        source = partial(SessionFromStart, edge.bus, edge.many, session, edge.turns)
+        turn = edge.turns.for_caller(identity_of(request))
+        source = partial(SessionFromStart, edge.bus, edge.many, session, turn)
         return edge.agui.of_thread(session.key, audience, framing, source, session.shard)

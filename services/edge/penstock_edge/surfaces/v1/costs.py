@@ -38,7 +38,13 @@ DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1000
 DATE: Final = {"type": "string", "format": "date"}
 # Maps the parameters that choose runs to keys of `COLUMNS`.
-_FILTERS: Final = {"agent": "agent", "user": "user", "model": "model", "session_id": "session"}
+_FILTERS: Final = {
+    "agent": "agent",
+    "user": "user",
+    "tenant": "tenant",
+    "model": "model",
+    "session_id": "session",
+}
 
 
 class CostSums(Handlers):
@@ -71,6 +77,7 @@ class CostSums(Handlers):
                 Parameter("until", "The first day (UTC) that no longer counts", DATE),
                 by.AGENT,
                 Parameter("user", "Only runs of this user"),
+                Parameter("tenant", "Only runs of this tenant"),
                 Parameter("model", "Only this model"),
                 by.OF_SESSION,
                 by.limit(MAX_LIMIT),
@@ -92,7 +99,7 @@ class CostSums(Handlers):
         limit = number(query.get("limit"), "limit", DEFAULT_LIMIT, MAX_LIMIT)
         wanted = {key: query[name] for name, key in _FILTERS.items() if name in query}
         since, until = _day(query, "since"), _day(query, "until")
-        async with self._edge.turns.of(who.user_id):
+        async with self._edge.turns.of(who.tenant_user):
             found = await self._edge.cost_list.grouped(group, who.owners, wanted, since, until)
         total = Costs()
         for costs in found.values():

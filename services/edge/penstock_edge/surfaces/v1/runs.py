@@ -205,7 +205,7 @@ class Runs(Handlers):
         owners = who.owners
         if (user := query.get("user_id")) is not None:
             owners = frozenset({user}) if owners is None else owners & {user}
-        async with self._edge.turns.of(who.user_id):
+        async with self._edge.turns.of(who.tenant_user):
             runs, more = await self._edge.run_list.page(
                 owners, who.may_see_runs_of, wanted, before, limit
             )
