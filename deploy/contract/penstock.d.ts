@@ -325,7 +325,7 @@ export interface LifecycleCancelled extends Envelope {
     action: "cancelled";
   };
   data: {
-    /** The reason: `user_stop`, `superseded`, `shutdown` or `approval_expired`. */
+    /** The reason: `user_stop`, `superseded` (a later start of the session interrupted the run), `shutdown` or `approval_expired`. */
     reason: string;
     /** The user who cancelled the run. */
     by?: string | null;

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "cancel": ("runs", "cancel"),
     "token": ("token", "make_token"),
     "runs": ("runs", "app"),
+    "queue": ("queue", "app"),
     "costs": ("costs", "costs"),
     "approvals": ("approvals", "app"),
     "tokens": ("tokens", "app"),

@@ -17,6 +17,7 @@ from penstock.settings import Config
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.runs.agui_leg_ids import AguiLegIds
 from penstock_edge.runs.cancel import Canceller
+from penstock_edge.runs.when_busy import BusySessions
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.cost_list import CostList, Costs
 from penstock_edge.sources.feed import Feeds
@@ -85,6 +86,7 @@ class Edge:
                 shards,
                 callers_known=settings.auth.requires_credentials,
                 max_runs_per_root=settings.max_runs_per_root,
+                for_busy_session=BusySessions(bus, run_list),
             ),
             canceller=Canceller(bus, settings.cancel_wait_s),
             many=many,

@@ -14,6 +14,8 @@ from penstock.turns import TenantUser
 
 RunStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 ClaimState = Literal["held", "cancelled"]
+# What happens to a start while a run of its session is open (decision 0326).
+WhenBusy = Literal["queue", "refuse", "interrupt", "steer"]
 # The ways by which a decision can come.
 Channel = Literal[
     "api",
@@ -58,6 +60,9 @@ class StartCommand(Record):
     message: str = ""
     input: dict[str, Any] | None = Field(None, description="Further fields for the upstream")
     body: str | None = Field(None, description="The upstream's request body, sent verbatim")
+    interrupts: list[str] | None = Field(
+        None, description="Runs of the session that are cancelled before this one begins"
+    )
     callers_known: bool | None = Field(
         None, description="Whether callers are authenticated: then sessions are kept apart upstream"
     )

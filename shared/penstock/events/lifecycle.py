@@ -191,7 +191,8 @@ class Cancelled(Data, title="Run cancelled"):
         example={"reason": "user_stop", "by": "ada", "confirmed": True},
     )
     reason: str = Field(
-        description="The reason: `user_stop`, `superseded`, `shutdown` or `approval_expired`."
+        description="The reason: `user_stop`, `superseded` (a later start of the session "
+        "interrupted the run), `shutdown` or `approval_expired`."
     )
     by: str | None = Field(default=None, description="The user who cancelled the run.")
     step: str | None = Field(default=None, description="The step that was running.")

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -26,7 +26,13 @@ from penstock.bus import (
     StreamFull,
     subjects,
 )
-from penstock.bus.records import MAX_SESSION_RUNS, RunRecord, SessionRecord, StartCommand
+from penstock.bus.records import (
+    MAX_SESSION_RUNS,
+    RunRecord,
+    SessionRecord,
+    StartCommand,
+    WhenBusy,
+)
 from penstock.bus.shards import new_run_id
 from penstock.bus.state.run_trees import RunTrees, Stopped
 from penstock.bus.subjects import session_key
@@ -113,6 +119,7 @@ class Start:
     request: bytes = b""
     # called with the run's id before the command is published
     prepare: Callable[[str], Awaitable[object]] | None = None
+    when_busy: WhenBusy = "queue"
     # The shard of the session, from `Starter.shard_for`. If the shard is None, the starter looks up
     # the shard.
     shard: int | None = None
@@ -124,10 +131,21 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The record of a run; `new` is False if an earlier request with the same key created it."""
+    """The record of a run; `new` is False if an earlier request with the same key created it, and
+    was not refused."""
 
     record: RunRecord
     new: bool
+
+
+class ForBusySession(Protocol):
+    """Looks for open runs of a start's session."""
+
+    async def __call__(
+        self, command: StartCommand, when_busy: WhenBusy, agent: AgentConfig
+    ) -> StartCommand:
+        """Return the command to publish. The run's record exists already, so that of two starts at
+        the same time, one sees the other. Raises Problem 409 if the start is refused."""
 
 
 class Starter:
@@ -141,7 +159,10 @@ class Starter:
         *,
         callers_known: bool,
         max_runs_per_root: int,
+        for_busy_session: ForBusySession | None = None,
     ) -> None:
+        """`for_busy_session` is asked for starts that do not simply queue."""
+        self._for_busy_session = for_busy_session
         self._bus = bus
         self._trees = RunTrees(bus)
         self._max_runs_per_root = max_runs_per_root
@@ -220,9 +241,8 @@ class Starter:
             )
 
     async def _start(self, start: Start, run_id: str) -> Started:
-        new = True
         if start.key is not None and start.run_id is None:
-            run_id, new = await self._first_of(start, run_id)
+            run_id = await self._first_of(start, run_id)
         command = _command(start, run_id, self._bus.clock.stamp()).model_copy(
             update={"callers_known": self._callers_known}
         )
@@ -233,15 +253,13 @@ class Starter:
                 command.user_id, command.session_id, subjects.shard_of(run_id)
             )
         record, revision = await self._record(command, start)
-        if start.run_id is not None:
-            new = revision is not None
         # An earlier attempt may have failed before it published the command. So a repeated request
         # publishes the command again. A second command for one run does no harm, because a run is
         # claimed only once.
         is_checked = command.workflow is None or command.version is not None
         if record.status == "queued" and is_checked:
             await self._command(start, command, revision)
-        return Started(record, new)
+        return Started(record, new=revision is not None)
 
     async def _command(self, start: Start, command: StartCommand, revision: int | None) -> None:
         """Prepare the run, and publish its command.
@@ -252,6 +270,9 @@ class Starter:
         deleted, because the earlier request may have published the command.
         """
         try:
+            if start.when_busy != "queue":
+                assert self._for_busy_session is not None, "only the edge has such starts"
+                command = await self._for_busy_session(command, start.when_busy, start.agent)
             if start.prepare is not None:
                 await start.prepare(command.run_id)
             if command.workflow is not None:
@@ -276,23 +297,23 @@ class Starter:
             run_id = orjson.loads(entry.value)["run_id"] if entry is not None else None
         return None if run_id is None else await self._bus.bucket("runs").load(run_id, RunRecord)
 
-    async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
-        """Return the id of the run that the key's first request started, and whether it is
-        `run_id`. Raises Problem 409 if the key was used with another request before, 503 if the
-        key has expired."""
+    async def _first_of(self, start: Start, run_id: str) -> str:
+        """Return the id of the run of the key's first request, which is `run_id` if there was no
+        request before. Raises Problem 409 if the key was used with another request before, 503 if
+        the key has expired."""
         bucket = self._bus.bucket("idempotency")
         key = _key_of(start)
         digest = hashlib.sha256(start.request).hexdigest()
         value = orjson.dumps({"run_id": run_id, "sha256": digest})
         if await bucket.create(key, value) is not None:
-            return run_id, True
+            return run_id
         entry = await bucket.get(key)
         if entry is None:
             raise Problem(503, "the idempotency key has just expired; try again")
         first = orjson.loads(entry.value)
         if first["sha256"] != digest:
             raise Problem(409, "this idempotency key came with another request before")
-        return str(first["run_id"]), False
+        return str(first["run_id"])
 
     async def _record(self, command: StartCommand, start: Start) -> tuple[RunRecord, int | None]:
         """Create the run's record, unless there is one already. Return it with its revision, which

@@ -73,11 +73,12 @@ def test_while_tracing_is_off_the_agent_server_gets_the_clients_context() -> Non
     assert spans.of_leg(CLIENT, "r1", 1) == CLIENT
     opening = Call("http://127.0.0.1:9", {}, b"", traceparent=CLIENT)
     reattaching = Call("http://127.0.0.1:9", {"accept": "text/event-stream"}, b"")
-    headers = headers_of(AGENT, reattaching, opening)
+    headers = headers_of(AGENT, reattaching, opening, run_id="r1", leg=2)
     assert headers["traceparent"] == CLIENT
     assert headers["authorization"] == "Bearer x"
     assert headers["accept"] == "text/event-stream"
-    assert "traceparent" not in headers_of(AGENT, reattaching, None)
+    assert headers["idempotency-key"] == "r1-2"
+    assert "traceparent" not in headers_of(AGENT, reattaching, None, run_id="r1", leg=2)
 
 
 def test_milestones_are_kept_only_while_tracing_is_on_and_are_bounded() -> None:

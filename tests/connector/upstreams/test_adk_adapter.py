@@ -108,6 +108,7 @@ async def test_a_message_becomes_a_streaming_request() -> None:
         "newMessage": {"role": "user", "parts": [{"text": "hello"}]},
         "streaming": True,
         "stateDelta": {"k": 1},
+        "customMetadata": {"idempotency_key": "run-1-1"},
     }
 
 

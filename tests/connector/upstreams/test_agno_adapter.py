@@ -94,8 +94,8 @@ async def test_a_start_is_a_form_with_our_run_id(
     call = await AgnoUpstream(client).start(agent(kind), start_command())
     assert call.url == f"http://agno:7777{path}"
     assert call.headers["content-type"] == "application/x-www-form-urlencoded"
-    background = {} if kind == "workflow" else {"background": "true"}
-    assert form(call) == background | {
+    further = {"background": "true", "metadata": '{"idempotency_key":"run-1-1"}'}
+    assert form(call) == (further if kind != "workflow" else {}) | {
         "message": "Grüße \u2028 & = +",
         "stream": "true",
         "session_id": "s-1",

@@ -131,6 +131,10 @@ HOW: dict[str, list[How]] = {
     "GET /v1/costs": [How()],
     "GET /v1/events": [How(headers=PAGE)],
     "GET /v1/sessions/{session_id}/events": [How(403, query=ALICE, headers=PAGE)],
+    "GET /v1/sessions/{session_id}/queue": [How(403, query=ALICE)],
+    # The run has ended, so it does not wait.
+    "POST /v1/sessions/{session_id}/queue/{run_id}/move": [How(404, 409)],
+    "DELETE /v1/sessions/{session_id}/queue/{run_id}": [How(404, 409)],
     # executions-sse.md
     "POST /api/service/v1/executions/trigger": [How()],
     "POST /api/service/v1/executions/cancel": [How(404, 409, body={"runId": "{run_id}"})],

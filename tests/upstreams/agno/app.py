@@ -20,6 +20,7 @@ from agno.workflow.condition import Condition
 from agno.workflow.router import Router
 
 from fakemodel import FakeModel
+from payments import send_money
 
 VER = md.version("agno")
 V3 = VER.startswith("3.")
@@ -30,7 +31,8 @@ def ran(tool: str, run_context: Optional[RunContext], **args) -> None:
     path = os.environ.get("TOOL_LOG")
     if path:
         with open(path, "a") as log:
-            log.write(json.dumps({"tool": tool, "args": args, "session": run_context and run_context.session_id}) + "\n")
+            key = ((run_context and run_context.metadata) or {}).get("idempotency_key")
+            log.write(json.dumps({"tool": tool, "args": args, "session": run_context and run_context.session_id, "key": key}) + "\n")
 
 def list_documents() -> dict:
     """List documents."""
@@ -103,7 +105,7 @@ def run_shell(command: str) -> str:
     return "never called"
 
 ctl = [create_document, delete_document, confirm_bad, send_email, run_shell]
-plain = [list_documents, json_tool, list_tool, add, bad_tool, retry_tool, stop_tool, slow_tool, custom_tool]
+plain = [list_documents, json_tool, list_tool, add, bad_tool, retry_tool, stop_tool, slow_tool, custom_tool, send_money]
 extra = []
 try:
     from agno.tools.user_control_flow import UserControlFlowTools

@@ -27,11 +27,13 @@ _ENDED = frozenset({"completed", "failed", "cancelled"})
 Answer = Callable[[Mapping[str, Any]], list[Item] | None]
 
 
-def start(api: Api, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
+def start(
+    api: Api, agent: str, message: str, session_id: str | None, when_busy: str
+) -> dict[str, Any]:
     """Start a run of an agent and return its record. If the agent is unknown and a stored workflow
     has the name, the error says how to start it."""
     try:
-        return api.start(agent, message, session_id)
+        return api.start(agent, message, session_id, when_busy)
     except ApiError as error:
         if error.status != NOT_FOUND or not _is_workflow(api, agent):
             raise
@@ -192,11 +194,17 @@ def run(
     session: Session = None,
     answer: YesOrNo = None,
     wait: Wait = None,
+    when_busy: Annotated[
+        str,
+        typer.Option(
+            help="What happens while a run of the session is open: queue, refuse or interrupt."
+        ),
+    ] = "queue",
 ) -> int:
     """Start a run and follow it. Ctrl-C ends only this command; the run continues."""
     wait = output.is_interactive if wait is None else wait
     follower = Follower(api, output, answer=answer_of(answer, output), wait=wait)
-    run_id = start(api, agent, message, session)["run_id"]
+    run_id = start(api, agent, message, session, when_busy)["run_id"]
     return follower.follow(run_id)
 
 

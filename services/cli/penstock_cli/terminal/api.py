@@ -91,11 +91,13 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
+    def start(
+        self, agent: str, message: str, session_id: str | None, when_busy: str = "queue"
+    ) -> dict[str, Any]:
         """Start a run. A retry sends the same idempotency key, so that no second run starts."""
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
-            body["session_id"] = session_id
+            body |= {"session_id": session_id, "when_busy": when_busy}
         return self.call("POST", "/v1/runs", body=body)
 
     def run(self, run_id: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ the leg over.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from enum import Enum
 from typing import Final
 
 from penstock import log_fields
-from penstock.bus import BusError, Retry, Stored
-from penstock.bus.records import CancelCommand, Claim, StartCommand
+from penstock.bus import BusError, Message, Retry, Stored
+from penstock.bus.records import ENDED, CancelCommand, Claim, StartCommand
+from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import run_id_of
 from penstock_connector.commands.fair_queue import FairQueue
 from penstock_connector.commands.session_order import EarlierStart, SessionOrder
@@ -28,6 +30,8 @@ from penstock_connector.state.connectors import Liveness
 log = logging.getLogger(__name__)
 
 READ_AT_ONCE: Final = 64  # the most commands that are read at the same time
+INTERRUPTING_S: Final = 0.2  # seconds before the next check whether interrupted runs have ended
+CANCEL_AGAIN_S: Final = 5  # seconds after which an interrupted run that is open is cancelled again
 # Seconds that a start waits for an earlier start of its session at another connector. After
 # TAKE_UP_S, this connector begins the earlier start itself if it has a free leg. After
 # TAKE_UP_ANYWAY_S, this connector begins the earlier start even without a free leg, because the
@@ -147,6 +151,7 @@ class StartHandler:
             order: Order | None = await orders.of_start(stored)
         assert order is not None
         assert isinstance(order.command, StartCommand)
+        await self._interrupt(order.command)
         user, run_id = order.command.tenant_user, order.run_id
         if not self._queue.is_free:
             order = None  # this frees memory: a request may be large, and many starts may wait
@@ -155,6 +160,28 @@ class StartHandler:
             attempts.at("begin", stored),
         ):
             await self._begin(order or await orders.of_start(stored))
+
+    async def _interrupt(self, command: StartCommand) -> None:
+        """End the runs that this start interrupts; raise Retry while one of them is open.
+
+        The cancels are commands, and this start waits in COMMANDS meanwhile. So another connector
+        goes on if this one dies at any place.
+        """
+        run_id, stores = command.run_id, self._stores
+        # A start with a claim has begun, or was itself cancelled while it waited.
+        if not command.interrupts or await stores.claims.read(run_id) is not None:
+            return
+        records = await asyncio.gather(*map(stores.runs.record, command.interrupts))
+        is_open = [record is not None and record.status not in ENDED for record in records]
+        for interrupted in itertools.compress(command.interrupts, is_open):
+            cancel = CancelCommand(run_id=interrupted, by=command.user_id, reason="superseded")
+            subject = command_subject("connector", "cancel", interrupted)
+            # NATS ignores a second message with an id, so most checks add no cancel.
+            attempt = int(self._context.bus.clock.time()) // CANCEL_AGAIN_S
+            headers = {"Nats-Msg-Id": f"{run_id} interrupts {interrupted} {attempt}"}
+            await self._context.bus.publisher.publish(Message(subject, cancel.dump(), headers))
+        if any(is_open):
+            raise Retry(INTERRUPTING_S)
 
     async def _begin(self, order: Order) -> None:
         assert isinstance(order.command, StartCommand)

@@ -9,7 +9,7 @@ from penstock.settings import ServerAgent
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
 from penstock_connector.legs.outcome import Outcome
-from penstock_connector.upstreams.base import Call
+from penstock_connector.upstreams.base import Call, leg_key
 
 # The steps that a leg has reached, such as the first bytes of the answer. Each step has its time,
 # in nanoseconds since 1970.
@@ -25,13 +25,21 @@ def with_milestone(milestones: Milestones, reached: str) -> Milestones:
     return (*milestones, (reached, time.time_ns()))
 
 
-def headers_of(agent: ServerAgent, call: Call, opening: Call | None) -> dict[str, str]:
+def headers_of(
+    agent: ServerAgent, call: Call, opening: Call | None, *, run_id: str, leg: int
+) -> dict[str, str]:
     """Return the headers of a request; `opening` is the call that has the leg's trace context."""
     traceparent = opening.traceparent if opening is not None else None
     traced = {"traceparent": traceparent} if traceparent is not None else {}
     # The agent server must not compress the body. The body is stored byte for byte, and the readers
     # of RAW parse the stored bytes as an event stream.
-    return {"accept-encoding": "identity", **traced, **agent.headers, **call.headers}
+    return {
+        "accept-encoding": "identity",
+        **traced,
+        **agent.headers,
+        **call.headers,
+        "idempotency-key": leg_key(run_id, leg),
+    }
 
 
 def span_of(

@@ -157,7 +157,7 @@ class LegStream:
         request = client.build_request(
             call.method,
             call.url,
-            headers=headers_of(spec.agent, call, self._call),
+            headers=headers_of(spec.agent, call, self._call, run_id=spec.run_id, leg=spec.number),
             content=call.content,
         )
         self._asked_at = time.monotonic() if not reattached else None

@@ -68,13 +68,15 @@ class SessionQueue:
             if not record.thread_id:
                 record.thread_id = thread_id
             if mine not in record.queue:
-                # Two connectors may join in an order that differs from the order of their commands,
-                # so the waiting legs are sorted by command. The first leg may be running already,
-                # so it stays first.
-                waiting = sorted(
-                    [*record.queue[1:], mine], key=lambda queued_leg: queued_leg.sequence
-                )
-                record.queue = [*record.queue[:1], *waiting]
+                # Two connectors may join in an order that differs from the order of their commands.
+                # So a leg goes behind the last one whose command is earlier, wherever the user has
+                # moved that one. The first leg may be running already, so it stays first.
+                earlier = [
+                    n
+                    for n, queued_leg in enumerate(record.queue)
+                    if n == 0 or queued_leg.sequence <= mine.sequence
+                ]
+                record.queue.insert(earlier[-1] + 1 if earlier else 0, mine)
             if lists_open_runs:
                 others = (each for each in record.open if each != mine.run_id)
                 record.open = [*others, mine.run_id]

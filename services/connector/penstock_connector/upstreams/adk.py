@@ -15,6 +15,7 @@ import httpx
 import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.dialects.adk.vocabulary import IDEMPOTENCY_KEY
 from penstock.settings import AdkAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import (
@@ -22,6 +23,7 @@ from penstock_connector.upstreams.base import (
     ReattachState,
     Upstream,
     UpstreamRefused,
+    leg_key,
     segment,
 )
 
@@ -69,6 +71,7 @@ class AdkUpstream(Upstream[AdkAgent]):
                 **_session(agent, command),
                 "newMessage": {"role": "user", "parts": [{"text": command.message}]},
                 "streaming": True,
+                **_metadata(leg_key(command.run_id, 1), command.input),
             }
             content = orjson.dumps(body)
         streaming = bool(body.get("streaming", False))
@@ -93,6 +96,7 @@ class AdkUpstream(Upstream[AdkAgent]):
             **_session(agent, command),
             "newMessage": {"role": "user", "parts": parts},
             "streaming": pause.fold.get("facts", {}).get("streaming", True),
+            **_metadata(leg_key(command.run_id, command.leg)),
         }
         invocation_id = pause.resume.get("invocation_id")
         # ADK 1.16 refuses an `invocationId` if its app is not resumable. A client that names the
@@ -197,6 +201,12 @@ def _session_url(agent: AdkAgent, user_id: str, session_id: str) -> str:
         f"{agent.url}/apps/{segment(agent.agent)}/users/{segment(user_id)}"
         f"/sessions/{segment(session_id)}"
     )
+
+
+def _metadata(key: str, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """Return the field in which tools read the leg's key; servers before 2.x ignore it."""
+    own = (given or {}).get("customMetadata")
+    return {"customMetadata": {**(own if isinstance(own, dict) else {}), IDEMPOTENCY_KEY: key}}
 
 
 def _session(agent: AdkAgent, command: StartCommand | ContinueCommand) -> dict[str, Any]:

@@ -19,7 +19,14 @@ import orjson
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Call, CancelAnswer, ReattachState, Upstream, segment
+from penstock_connector.upstreams.base import (
+    Call,
+    CancelAnswer,
+    ReattachState,
+    Upstream,
+    leg_key,
+    segment,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +55,7 @@ class AgnoUpstream(Upstream[AgnoAgent]):
             "session_id": command.session_id,
             "user_id": command.user_id,
             "run_id": command.run_id,
+            **_metadata(agent, leg_key(command.run_id, 1), command.input),
         }
         return _call(f"{_base(agent)}/runs", fields, command.run_id, command.session_id)
 
@@ -62,6 +70,7 @@ class AgnoUpstream(Upstream[AgnoAgent]):
             **_background(agent),
             "session_id": session_id,
             "user_id": command.user_id,
+            **_metadata(agent, leg_key(command.run_id, command.leg)),
             **_answers(resume, {item.item_id: item for item in command.items}),
         }
         url = f"{_base(agent)}/runs/{segment(run_id)}/continue"
@@ -137,6 +146,16 @@ def _background(agent: AgnoAgent) -> dict[str, str]:
     # If a background workflow pauses, Agno 3.1.10 ends the stream without an event about the pause.
     # So workflows run in the foreground.
     return {} if agent.kind == "workflow" else {"background": "true"}
+
+
+def _metadata(
+    agent: AgnoAgent, key: str, given: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the field in which tools of agents and teams read the leg's key."""
+    if agent.kind == "workflow":
+        return {}
+    own = (given or {}).get("metadata")
+    return {"metadata": {**(own if isinstance(own, dict) else {}), "idempotency_key": key}}
 
 
 def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> Call:

@@ -135,6 +135,12 @@ class UpstreamRefused(Exception):
         self.detail = detail
 
 
+def leg_key(run_id: str, leg: int) -> str:
+    """Return the key that tells a leg from every other one: all requests of a leg have the same
+    key, so that a tool can refuse a second effect."""
+    return f"{run_id}-{leg}"
+
+
 def segment(text: str) -> str:
     """Quote an id from outside as one segment of a URL's path; `..` cannot leave the path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

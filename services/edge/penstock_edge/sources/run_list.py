@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord, RunStatus
+from penstock.bus.records import ENDED, RunRecord, RunStatus
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows, number_of
 from penstock.bus.subjects import is_run_id
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = "runs"
 STATUSES: Final = {status: code for code, status in enumerate(get_args(RunStatus))}
+_OPEN: Final = tuple(code for status, code in STATUSES.items() if status not in ENDED)
 MAX_BELOW: Final = 2000  # about as many runs below a run are looked for
 _AFTER_ALL: Final = b"\xff" * 16
 _PUT: Final = (
@@ -49,6 +50,14 @@ class Row(NamedTuple):
     updated: int
     sequence: int
     parent: int
+
+
+class OpenRun(NamedTuple):
+    """A run that has not ended. `revision` is that of its record."""
+
+    run_id: str
+    status: str
+    revision: int
 
 
 class RunRows(IndexRows):
@@ -110,6 +119,17 @@ class RunRows(IndexRows):
         if len(keys) == limit:
             return keys, keys[-1]
         return keys, next_before
+
+    def open_of_session(self, user_id: str, agent: str, session_id: str) -> list[OpenRun]:
+        """Return the session's open runs, the oldest first, as far as the index knows."""
+        marks = ", ".join("?" * len(_OPEN))
+        rows = self.rows(
+            "SELECT key, status, seq FROM runs INDEXED BY runs_by_session WHERE session = ? AND "
+            f"owner = ? AND agent = ? AND status IN ({marks}) ORDER BY key",
+            (*map(number_of, (session_id, user_id, agent)), *_OPEN),
+        )
+        names = {code: name for name, code in STATUSES.items()}
+        return [OpenRun(run_id_of(key), names[status], seq) for key, status, seq in rows]
 
     def below(self, run_id: str) -> list[str]:
         found: list[str] = []

@@ -2,6 +2,7 @@ import asyncio
 import json
 import os
 import time
+import penstock_payments
 from google.adk.tools import FunctionTool, LongRunningFunctionTool, ToolContext
 from google.genai import types
 
@@ -45,7 +46,8 @@ def ran(tool, tool_context, **args):
     path = os.environ.get('TOOL_LOG')
     if path:
         with open(path, 'a') as log:
-            log.write(json.dumps({'tool': tool, 'args': args, 'session': tool_context.session.id}) + '\n')
+            log.write(json.dumps({'tool': tool, 'args': args, 'session': tool_context.session.id,
+                                  'key': getattr(tool_context, 'custom_metadata', {}).get('idempotency_key')}) + '\n')
 
 
 def delete_file(path: str, tool_context: ToolContext) -> dict:
@@ -99,7 +101,8 @@ def need_auth(what: str, tool_context: ToolContext) -> dict:
 
 def all_tools():
     t = [get_weather, explode, slow_tool, LongRunningFunctionTool(start_export),
-         FunctionTool(delete_file, require_confirmation=True), wire_money, set_state, save_report, need_auth]
+         FunctionTool(delete_file, require_confirmation=True), wire_money, set_state, save_report, need_auth,
+         penstock_payments.send_money]
     try:
         from google.adk.tools import request_input
         t.append(request_input)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from penstock import start_fields
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord, RunStatus
+from penstock.bus.records import RunRecord, RunStatus, WhenBusy
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start
@@ -82,6 +82,13 @@ class StartRequest(BaseModel):
     user_id: Id | None = None
     input: dict[str, Any] | None = None
     idempotency_key: Key | None = None
+    when_busy: WhenBusy = Field(
+        "queue",
+        description="What happens while a run of the session is open (queued, running or paused). "
+        "`queue`: the new run waits for its turn. `refuse`: 409. `interrupt`: the open runs are "
+        "cancelled, then the new run begins with their messages, followed by its own. `steer`: the "
+        "open run takes the message, where its agent server can; none can today, so 409",
+    )
 
 
 DEFAULT_LIMIT = 50  # the number of runs on a page if the client names no limit
@@ -164,6 +171,7 @@ class Runs(Handlers):
             key=_key(request, asked),
             request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
             origin=Origin(depth=depth),
+            when_busy=asked.when_busy,
         )
         if not streams:
             started = await edge.starter.start(start)

@@ -16,6 +16,7 @@ from penstock.dialects.adk.decode.frames import (
 from penstock.dialects.adk.decode.redaction import redacted
 from penstock.dialects.adk.decode.steps import Steps
 from penstock.dialects.adk.decode.tools import TRANSFER, Tools
+from penstock.dialects.adk.vocabulary import IDEMPOTENCY_KEY
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import array, has_content, obj, string
 from penstock.dialects.snapshots import AS_IS, Snapshots, Table
@@ -90,8 +91,14 @@ class Constants(Snapshots):
         rest: JsonObject = {}
         if raw.get("modelVersion") not in (None, self._model):
             self._model = rest["modelVersion"] = raw["modelVersion"]
-        if raw.get("customMetadata") not in (None, self._metadata):
-            self._metadata = rest["customMetadata"] = raw["customMetadata"]
+        metadata = raw.get("customMetadata")
+        if isinstance(metadata, dict):
+            # ADK copies the request's metadata, so also the leg's key, to every event.
+            metadata = {
+                name: metadata[name] for name in metadata if name != IDEMPOTENCY_KEY
+            } or None
+        if metadata not in (None, self._metadata):
+            self._metadata = rest["customMetadata"] = metadata
         return rest
 
 
