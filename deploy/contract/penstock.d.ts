@@ -6,7 +6,7 @@
 //   const isType = <T extends EventType>(event: Envelope, type: T): event is EventOf<T> =>
 //     `${event.event.category}.${event.event.action}` === type;
 
-/** What a model call cost, when it was made. */
+/** What a call of a model or of a tool cost, when it was made. */
 export interface Cost {
   /** The cost in millionths of the currency. */
   micros: number;
@@ -509,6 +509,8 @@ export interface LlmToolResult extends Envelope {
     duration_s?: number | null;
     /** The message that contains the result. */
     message_id?: string | null;
+    /** What the call cost, if the operator has set a price. */
+    cost?: Cost | null;
   };
 }
 

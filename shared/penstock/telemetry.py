@@ -53,7 +53,8 @@ BUILD = Gauge("penstock_build_info", "1, with the versions as labels", ["version
 RUNS = Counter("penstock_runs_total", "Runs that have ended", ["agent", "outcome"])
 COST = Counter(
     "penstock_cost",
-    "What models cost, in units of the currency, as far as their prices are known",
+    "What calls of models and tools (label `model`) cost, in units of the currency, as far as "
+    "their prices are known",
     ["agent", "model", "currency"],
 )
 COST_UNKNOWN = Counter(

@@ -38,6 +38,9 @@ def test_streamed_text_grows_on_one_line_and_what_follows_begins_a_new_one() -> 
     ) == [("Hello ", ""), ("world", ""), ("\n", ""), ("completed\n", "dim")]
 
 
+COST = {"micros": 403, "currency": "EUR"}
+
+
 def used(micros: int | None, currency: str = "EUR") -> dict[str, Any]:
     cost = None if micros is None else {"micros": micros, "currency": currency}
     return event("llm.usage", {"input_tokens": 400, "output_tokens": 7, "cost": cost})
@@ -47,6 +50,16 @@ def used(micros: int | None, currency: str = "EUR") -> dict[str, Any]:
     ("calls", "line"),
     [
         ([used(None)], "400 tokens read, 7 written"),
+        (
+            [
+                used(597),
+                event(
+                    "llm.tool_result",
+                    {"tool": "t", "tool_call_id": "c", "outcome": "ok", "result": 1, "cost": COST},
+                ),
+            ],
+            "400 tokens read, 7 written, cost 0.001 EUR",
+        ),
         ([used(597), used(403)], "800 tokens read, 14 written, cost 0.001 EUR"),
         (
             [used(1_500_000), used(7, "USD"), used(None)],

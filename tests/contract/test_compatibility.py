@@ -61,7 +61,7 @@ def demand(schema: Schema) -> None:
 
 
 def demand_a_new_field(schema: Schema) -> None:
-    data(schema)["properties"]["cost"] = {"type": "number"}
+    data(schema)["properties"]["weight"] = {"type": "number"}
     data(schema)["required"].append("cost")
 
 
@@ -133,7 +133,7 @@ def test_a_change_that_breaks_is_told_with_its_place(
 
 
 def add_an_optional_field(schema: Schema) -> None:
-    data(schema)["properties"]["cost"] = {"type": "number"}
+    data(schema)["properties"]["weight"] = {"type": "number"}
 
 
 def add_an_optional_field_elsewhere(schema: Schema) -> None:

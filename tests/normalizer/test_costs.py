@@ -14,7 +14,7 @@ from penstock.bus import Bus, Stored
 from penstock.bus.records import CostRecord
 from penstock_edge.sources.cost_list import CostList
 from penstock_normalizer.costs.ledger import Ledger
-from penstock_normalizer.costs.sums import MAX_ROWS, add_events
+from penstock_normalizer.costs.sums import MAX_ROWS, add_model_calls
 from support.drive.normalizing import FAST, Run, bus_to, normalizer
 from support.drive.waiting import eventually
 from support.fakes.raw import agno
@@ -88,6 +88,47 @@ async def test_a_record_is_the_sum_of_the_events(nats_server: NatsServer, tmp_pa
     }
 
 
+def tool_call(number: int, tool: str) -> bytes:
+    call = {"tool_call_id": f"t{number}", "tool_name": tool, "tool_args": {}}
+    return agno("ToolCallStarted", tool=call) + agno(
+        "ToolCallCompleted", tool={**call, "result": "x"}
+    )
+
+
+async def test_calls_of_tools_with_a_price_are_costs_of_their_tenant_too(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: EUR\nprices: [{tool: search, tenant: acme, per_call: 0.01}]\n")
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url, prices=prices):
+        run = Run(bus)
+        await run.open(user_id="ada", tenant="acme")
+        calls = [tool_call(number, "search") for number in range(3)]
+        await run.bytes(agno("RunStarted") + b"".join(calls) + tool_call(3, "free") + call())
+        await run.bytes(agno("RunCompleted", content="x"))
+        await run.end()
+        events = await run.until("lifecycle.completed")
+        results = [each for each in events if each.headers["ce-type"] == "llm.tool_result"]
+        data = [orjson.loads(each.payload)["data"] for each in results]
+        assert [each.get("cost", {}).get("micros") for each in data] == [10_000] * 3 + [None]
+
+        async def whole() -> CostRecord | None:
+            found = await costs_of(bus, run)
+            return found if found is not None and len(found.rows) == 2 else None
+
+        record = await eventually(whole, 30, "the costs of the run")
+        assert record.tenant == "acme"
+        tools = {row.tool: (row.tool_calls, row.micros) for row in record.rows}
+        assert tools == {"search": (3, 30_000), "": (0, 0)}
+        ledgers = [Ledger(bus, gather_s=0) for _ in range(2)]
+        await asyncio.gather(*(each.add(one) for each in ledgers for one in [*results, *results]))
+        assert await costs_of(bus, run) == record
+        by_tool = await CostList(bus).grouped("tool", None, {"tenant": "acme"}, None, None)
+    assert by_tool["search"].micros == {"EUR": 30_000}
+    assert by_tool["search"].counts["tool_calls"] == 3
+    assert by_tool[""].counts["calls"] == 1
+
+
 async def test_events_that_come_twice_and_in_any_order_are_added_once(
     nats_server: NatsServer,
 ) -> None:
@@ -101,7 +142,7 @@ async def test_events_that_come_twice_and_in_any_order_are_added_once(
         events = await usage_of(run)
         whole = await costs_of(bus, run)
         await bus.bucket("costs").delete(run.run_id)
-        ledgers = [Ledger(bus) for _ in range(3)]
+        ledgers = [Ledger(bus, gather_s=0.01) for _ in range(3)]
         disorder = [*reversed(events), *events, *events[3:5]]
         await asyncio.gather(
             *(ledgers[n % 3].add(each) for n, each in enumerate(disorder)),
@@ -115,8 +156,8 @@ def test_an_event_that_was_published_again_after_a_loss_is_added_once() -> None:
     data = {"input_tokens": 3, "reported": "call", "estimated": False, "cost": None}
     event = {"sequence": 5, "timestamp": "2026-11-26T10:00:00.000Z", "data": data}
     record = CostRecord(run_id="r", agent="a", user_id="u", session_id="s")
-    once = add_events(record, [event], last=70)
-    again = add_events(once, [event], last=90)
+    once = add_model_calls(record, [event], last=70)
+    again = add_model_calls(once, [event], last=90)
     assert again.rows == once.rows
     assert again.last == 90
 
@@ -131,7 +172,7 @@ def test_a_record_does_not_grow_with_the_names_that_a_server_makes_up() -> None:
         }
         for n in range(1, 2 * MAX_ROWS)
     ]
-    added = add_events(record, events, last=1)
+    added = add_model_calls(record, events, last=1)
     assert len(added.rows) == MAX_ROWS + 1
     assert sum(row.input_tokens for row in added.rows) == 2 * MAX_ROWS - 1
 

@@ -16,7 +16,7 @@ from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.prices import prices
 from penstock_normalizer.prices.prices import Prices
 from penstock_normalizer.prices.public import PublicPrices
-from penstock_normalizer.prices.table import InvalidPrices, read_table
+from penstock_normalizer.prices.table import Call, InvalidPrices, read_table
 from support.fakes.raw import RUN_ID, Frames, agno
 
 AT = "2026-11-26T10:00:00.000Z"
@@ -38,13 +38,20 @@ def used(model: str = "gpt-5", provider: str | None = "OpenAI", **counts: int) -
     return {"model": model, **({"provider": provider} if provider else {}), **counts}
 
 
-def micros(text: str, usage: dict[str, Any], agent: str = "assistant", day: str = AT) -> int | None:
-    cost = read_table(text).cost(usage, agent, day[:10])
+def micros(
+    text: str, data: dict[str, Any], agent: str = "assistant", day: str = AT, **more: Any
+) -> int | None:
+    call = {"agent": agent, "tenant": "", "since": AT, "timestamp": day, **more}
+    cost = read_table(text).cost(Call(data, **call))
     return None if cost is None else cost["micros"]
 
 
+def cost_by(made: Prices, data: dict[str, Any]) -> dict[str, Any] | None:
+    return made.cost_of("llm.usage", data, {"agent": "a"}, AT, AT)
+
+
 def test_the_cost_is_an_integer_of_micro_units_and_names_its_price() -> None:
-    cost = read_table(TABLE).cost(used(), "assistant", AT[:10])
+    cost = read_table(TABLE).cost(Call(used(), "assistant", "", AT, AT))
     # 500 * 1.25 + 500 * 0.125 + 100 * 10, in millionths
     assert cost == {"micros": 1688, "currency": "EUR", "source": "table", "version": "7"}
 
@@ -62,6 +69,29 @@ def test_a_part_without_a_price_costs_what_the_whole_costs() -> None:
     assert micros(text, usage) == 10 + 15 * 2 + 5 * 3
 
 
+def test_a_tenant_may_have_its_own_price() -> None:
+    text = "prices: [{tenant: acme, per_call: 1}, {tenant: um*, per_call: 2}, {per_call: 3}]"
+    found = [micros(text, used(), tenant=tenant) for tenant in ("acme", "umbrella", "", "x")]
+    assert found == [1_000_000, 2_000_000, 3_000_000, 3_000_000]
+
+
+def test_a_model_on_an_own_machine_costs_its_time() -> None:
+    text = "prices: [{model: llama*, per_hour: 3.6, per_call: 0.5}]"
+    usage = used("llama-4") | {"reported": "call"}
+    assert micros(text, usage, day="2026-11-26T10:00:02.500Z") == 500_000 + 2_500
+    assert micros(text, usage, since="2026-11-26T11:00:00.000Z") == 500_000, "clocks differ"
+    assert micros(text, used("llama-4") | {"reported": "run"}) is None, "not one call alone"
+
+
+def test_a_tool_has_a_price_for_each_call_that_has_run() -> None:
+    text = "prices: [{tool: search_*, per_call: 0.01}, {per_call: 9}]"
+    for outcome, expected in {"ok": 10_000, "error": 10_000, "rejected": None}.items():
+        result = {"tool": "search_web", "outcome": outcome}
+        assert micros(text, result, is_tool=True) == expected
+    assert micros(text, {"tool": "other", "outcome": "ok"}, is_tool=True) is None
+    assert micros(text, used()) == 9_000_000, "a row of tools is for no model"
+
+
 def test_tokens_of_which_only_the_sum_is_known_have_no_price() -> None:
     assert micros(TABLE, used(total_tokens=9)) is None
 
@@ -74,7 +104,9 @@ def test_a_call_is_rounded_once() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("prices: [{model: m}]", "line 1: prices.0: needs `per_million` or `per_call`"),
+        ("prices: [{model: m}]", "line 1: prices.0: needs `per_million`, `per_call` or `per_h"),
+        ("prices: [{tool: t}]", "prices.0: a row with `tool` has `per_call`"),
+        ("prices: [{tool: t, per_call: 1, model: m}]", "and nothing of a model"),
         ("prices:\n- {per_call: -1}", "line 2: prices.0.per_call: must be a number from 0"),
         ("prices:\n- {per_call: 1.0000001}", "prices.0.per_call: has more than 6 decimal places"),
         ("prices: [{per_call: 1, modle: m}]", "prices.0.modle: there is no such field"),
@@ -109,7 +141,7 @@ async def test_a_changed_table_is_in_force_without_a_restart_and_a_wrong_one_is_
 
     async def costs(amount: int) -> None:
         async with asyncio.timeout(10):
-            while (made.cost_of(used(), "a", AT) or {})["micros"] != amount:
+            while (cost_by(made, used()) or {})["micros"] != amount:
                 await asyncio.sleep(0.01)
 
     path.write_text("prices: [{per_call: 2}]")
@@ -140,7 +172,7 @@ def test_the_own_table_goes_before_public_prices(tmp_path: Path) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text("prices: [{model: fake-1, per_call: 1}]")
     made = Prices(path)
-    own, public = (made.cost_of(used(model), "a", AT) for model in ("fake-1", "gpt-5"))
+    own, public = (cost_by(made, used(model)) for model in ("fake-1", "gpt-5"))
     assert own is not None
     assert public is not None
     assert (own["source"], public["source"]) == ("table", "genai-prices")
@@ -171,3 +203,30 @@ def test_a_cost_that_an_agent_claims_does_not_count() -> None:
     value = {"input_tokens": 3, "reported": "call", "estimated": False, "cost": claimed}
     [data] = events_of(agno("CustomEvent", name="llm.usage", value=value), None)
     assert data["cost"] is None
+
+
+def test_a_call_lasts_at_most_since_the_call_before_it_or_since_the_legs_begin() -> None:
+    asked: list[tuple[str, str, str]] = []
+
+    def cost_of(type_: str, data: Any, facts: Any, since: str, until: str) -> None:
+        asked.append((type_, since[17:19], until[17:19]))
+
+    frames = Frames()
+    fold = RunFold(RUN_ID, DECODERS, cost_of=cost_of)
+    tool = {"tool_call_id": "t1", "tool_name": "search", "tool_args": {}}
+    bodies = [
+        agno("RunStarted"),
+        agno("ModelRequestCompleted", **CALL),
+        agno("ToolCallStarted", tool=tool),
+        agno("ToolCallCompleted", tool={**tool, "result": "x"}),
+        agno("ModelRequestCompleted", **CALL),
+    ]
+    fed = [frames.open(), *map(frames.bytes, bodies)]
+    for second, frame in enumerate(fed):
+        frame.received = f"2026-11-26T10:00:{second:02}.000Z"
+        fold.feed(frame)
+    assert asked == [
+        ("llm.usage", "00", "02"),
+        ("llm.tool_result", "02", "04"),
+        ("llm.usage", "04", "05"),
+    ]

@@ -25,6 +25,7 @@ SEQUENCE = "Penstock-Sequence"
 RAW_POSITION = "Penstock-Raw"
 FIRST = "Penstock-First"
 RAW_FIRST = "Penstock-Raw-First"
+COST = "Penstock-Cost"  # of an `llm.tool_result` that has a cost
 # Headers of an edge's answer to a subscriber's request for a large event.
 LARGE_PARTS = "Penstock-Parts"
 LARGE_ERROR = "Penstock-Error"  # its values: gone, invalid, unavailable

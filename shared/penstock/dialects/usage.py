@@ -15,6 +15,7 @@ from penstock.dialects.base import MAX_COUNT, JsonObject, JsonValue
 from penstock.dialects.json import string
 
 USAGE: Final = "llm.usage"
+TOOL_RESULT: Final = "llm.tool_result"  # has a cost, too, if calls of the tool have a price
 _PARTS: Final = ("reasoning_tokens", "cached_input_tokens", "cache_write_tokens")
 _LIMIT: Final = MAX_COUNT // 4  # a field adds up to three counts, and must be below MAX_COUNT
 

@@ -193,6 +193,17 @@ class ToolProgress(Data, title="Tool progressed"):
     )
 
 
+class Cost(Model):
+    """What a call of a model or of a tool cost, when it was made."""
+
+    micros: int = Field(ge=0, description="The cost in millionths of the currency.")
+    currency: str = Field(description="The currency: ISO 4217, such as `USD`.")
+    source: str = Field(
+        description="Where the price is from: `table`, the operator's, or `genai-prices`."
+    )
+    version: str = Field(description="The version of the prices.")
+
+
 class ToolResult(Data, title="Tool answered"):
     """A tool call ended. There is at most one event for each call."""
 
@@ -223,17 +234,9 @@ class ToolResult(Data, title="Tool answered"):
     message_id: str | None = Field(
         default=None, description="The message that contains the result."
     )
-
-
-class Cost(Model):
-    """What a model call cost, when it was made."""
-
-    micros: int = Field(ge=0, description="The cost in millionths of the currency.")
-    currency: str = Field(description="The currency: ISO 4217, such as `USD`.")
-    source: str = Field(
-        description="Where the price is from: `table`, the operator's, or `genai-prices`."
+    cost: Cost | None = Field(
+        default=None, description="What the call cost, if the operator has set a price."
     )
-    version: str = Field(description="The version of the prices.")
 
 
 class Used(Data, title="Tokens used"):

@@ -12,14 +12,21 @@ from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
 from penstock_cli.terminal.render import money
 
-_COUNTS = {"calls": "calls", "read": "input_tokens", "written": "output_tokens"}
+_COUNTS = {
+    "calls": "calls",
+    "tool calls": "tool_calls",
+    "read": "input_tokens",
+    "written": "output_tokens",
+}
 
 
 @client
 def costs(
     api: Api,
     output: Output,
-    by: Annotated[str, typer.Option(help="agent, user, tenant, model, day or session.")] = "agent",
+    by: Annotated[
+        str, typer.Option(help="agent, user, tenant, model, tool, day or session.")
+    ] = "agent",
     since: Annotated[str | None, typer.Option(help="The first day (UTC), as 2026-11-01.")] = None,
     until: Annotated[
         str | None, typer.Option(help="The first day (UTC) that no longer counts.")
@@ -28,11 +35,12 @@ def costs(
     user: Annotated[str | None, typer.Option(help="Runs of this user only.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Runs of this tenant only.")] = None,
     model: Annotated[str | None, typer.Option(help="This model only.")] = None,
+    tool: Annotated[str | None, typer.Option(help="Calls of this tool only.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="The largest number of lines.")] = 100,
 ) -> None:
     """Show what runs used and cost: your own, or all of them for an administrator."""
     days = {"since": since, "until": until}
-    chosen = days | {"agent": agent, "user": user, "tenant": tenant, "model": model}
+    chosen = days | {"agent": agent, "user": user, "tenant": tenant, "model": model, "tool": tool}
     found, more = api.costs(limit, by=by, **chosen)
     output.listing(
         found,

@@ -74,7 +74,8 @@ class _Text:
 
 @dataclass(slots=True)
 class _Used:
-    """The sum of events `llm.usage`. `micros` maps a currency to millionths of it."""
+    """The sum of events `llm.usage` and of the costs of tools. `micros` maps a currency to
+    millionths of it."""
 
     read: int = 0
     written: int = 0
@@ -84,12 +85,14 @@ class _Used:
     def add(self, data: Data) -> None:
         self.read += data.get("input_tokens") or 0
         self.written += data.get("output_tokens") or 0
-        cost = data.get("cost")
-        if cost is None:
+        if data.get("cost") is None:
             self.without_price += 1
         else:
-            currency = cost["currency"]
-            self.micros[currency] = self.micros.get(currency, 0) + cost["micros"]
+            self.add_cost(data["cost"])
+
+    def add_cost(self, cost: Data) -> None:
+        currency = cost["currency"]
+        self.micros[currency] = self.micros.get(currency, 0) + cost["micros"]
 
     @property
     def anything(self) -> bool:
@@ -127,6 +130,8 @@ class View:
         pieces = self._rendered(name, event)
         if name == "llm.usage":
             self._used.add(event["data"])
+        elif name == "llm.tool_result" and (cost := event["data"].get("cost")) is not None:
+            self._used.add_cost(cost)
         if name in _ENDS and not event.get("subrun") and self._used.anything:
             pieces += self._line((self._used.line(), "dim"), None)
         return pieces

@@ -1,7 +1,7 @@
 """Adds up what runs used and cost, from an index in memory of the bucket `costs`.
 
-The index has a row for each run, day, model and currency. By estimate, a row needs 200 bytes, so
-100 MB for half a million of them.
+The index has a row for each run, day, model or tool, and currency. By estimate, a row needs 200
+bytes, so 100 MB for half a million of them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ COLUMNS: Final[Mapping[str, str]] = {
     "user": "owner",
     "tenant": "tenant",
     "model": "model",
+    "tool": "tool",
     "day": "day",
     "session": "session",
 }
 COUNTS: Final = (
-    *("calls", "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens"),
+    *("calls", "tool_calls", "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens"),
     *("cached_input_tokens", "cache_write_tokens", "without_price", "estimated"),
 )
-_NAMES: Final = ("agent", "owner", "tenant", "model", "day", "session", "currency")
+_NAMES: Final = ("agent", "owner", "tenant", "model", "tool", "day", "session", "currency")
 _ALL: Final = ("key", "n", "seq", *_NAMES, "micros", *COUNTS)
 _PUT: Final = (
     f"INSERT INTO costs({', '.join(_ALL)}) VALUES ({', '.join('?' * len(_ALL))}) "
@@ -140,7 +141,10 @@ class CostRows(IndexRows):
         rows: list[tuple[Any, ...]] = []
         for n, row in enumerate(record.rows):
             tenant = record.tenant or ""
-            names = (record.agent, record.user_id, tenant, row.model, row.day, record.session_id)
+            names = (
+                *(record.agent, record.user_id, tenant),
+                *(row.model, row.tool, row.day, record.session_id),
+            )
             currency = self._id(row.currency) if row.currency is not None else None
             counts = [getattr(row, name) for name in COUNTS]
             ids = map(self._id, names)

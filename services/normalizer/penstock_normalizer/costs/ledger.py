@@ -3,7 +3,7 @@
 A record names the last event that it has. Whoever handles an event adds all events of the run from
 there up to this event, in their order, and writes the record if nobody else has. So an event that
 is delivered twice, out of order, or to several processes is added once, and a process that is
-killed leaves nothing half done.
+killed leaves nothing half done. Calls of models and calls of tools are two such sequences.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from penstock.bus import Bus, Consumer, Loss, Stored, streams
+from penstock.bus import Bus, Consumer, Loss, Stored, messages, streams
 from penstock.bus.read.direct import between, read
 from penstock.bus.records import CostRecord
 from penstock.bus.subjects import run_id_of
 from penstock.bus.write import objects
-from penstock.dialects.usage import USAGE
-from penstock_normalizer.costs.sums import add_events
+from penstock.dialects.usage import TOOL_RESULT, USAGE
+from penstock_normalizer.costs.sums import add_model_calls, add_tool_calls
 from penstock_normalizer.runs.run_index import RunIndex
 
 BUCKET: Final = "costs"
 CONSUMER: Final = Consumer(
-    stream=streams.EVENTS, durable="normalizer-costs", subjects=(f"{USAGE}.*",)
+    stream=streams.EVENTS,
+    durable="normalizer-costs",
+    subjects=(f"{USAGE}.*", f"{TOOL_RESULT}.*"),
+    at_once=512,  # most of these handlers wait for `GATHER_S`
 )
-
-
+# The seconds before an event is added: with the later events of its run, which are then there.
+GATHER_S: Final = 0.5
 # The number of runs whose records are remembered: a record is then not read before it is written.
 REMEMBERED: Final = 1000
 
@@ -37,8 +40,9 @@ REMEMBERED: Final = 1000
 class Ledger:
     """Adds published events to the records of their runs' costs."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, gather_s: float = GATHER_S) -> None:
         self._bus = bus
+        self._gather_s = gather_s
         self._bucket = bus.bucket(BUCKET)
         self._index = RunIndex(bus)
         # By run: the record and its revision, as this process has last seen them.
@@ -52,23 +56,32 @@ class Ledger:
             self._seen.clear()
 
     async def add(self, stored: Stored) -> None:
-        """Add an `llm.usage`, unless the record has it.
+        """Add an `llm.usage`, or an `llm.tool_result` that has a cost, unless the record has it.
 
         Raises:
             BusError: the bus does not answer; the call can be repeated.
             ValueError: the run has no record, so its user is not known.
         """
         run_id = run_id_of(stored.subject)
+        is_tool = stored.subject.startswith(TOOL_RESULT)
+        if is_tool and messages.COST not in stored.headers:
+            return
+        await asyncio.sleep(self._gather_s)
         async with self._locks.setdefault(run_id, asyncio.Lock()):
             while True:
                 if run_id in self._seen:
                     record, revision = self._seen.pop(run_id)
                 else:
                     record, revision = await self._read(run_id)
-                if record.last < stored.sequence:
-                    events = await self._events(run_id, record.last, stored)
-                    bodies = [await self._body(each) for each in events]
-                    record = add_events(record, bodies, max(stored.sequence, events[-1].sequence))
+                last = record.last_tool if is_tool else record.last
+                if last < stored.sequence:
+                    events = await self._events(run_id, last, stored)
+                    last = max(stored.sequence, events[-1].sequence)
+                    if is_tool:
+                        priced = [each for each in events if messages.COST in each.headers]
+                        record = add_tool_calls(record, await self._bodies(priced), last)
+                    else:
+                        record = add_model_calls(record, await self._bodies(events), last)
                     written = await self._bucket.update(run_id, record.dump(), revision)
                     if written is None:
                         continue  # another process has written the record
@@ -106,6 +119,5 @@ class Ledger:
             parent_run_id=run.parent_run_id,
         )
 
-    async def _body(self, stored: Stored) -> dict[str, Any]:
-        body: dict[str, Any] = orjson.loads(await objects.unwrap(self._bus, stored.payload))
-        return body
+    async def _bodies(self, events: list[Stored]) -> list[dict[str, Any]]:
+        return [orjson.loads(await objects.unwrap(self._bus, each.payload)) for each in events]

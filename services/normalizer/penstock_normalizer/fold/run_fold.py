@@ -22,7 +22,7 @@ import orjson
 
 from penstock.bus.messages import RawFrame
 from penstock.dialects.base import AgentFacts, Decoder, Draft, JsonObject, Pause, Source
-from penstock.dialects.usage import USAGE
+from penstock.dialects.usage import TOOL_RESULT, USAGE
 from penstock.dialects.workflow import PROTOCOL, WRITER
 from penstock.events import TERMINAL, is_epilogue
 from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
@@ -36,16 +36,19 @@ from penstock_normalizer.fold.service_events import is_allowed, is_of_workflow
 
 log = logging.getLogger(__name__)
 
-# The cost of an `llm.usage`, from its data, the agent's id and the time: None if it is not known.
-CostOf = Callable[[JsonObject, str, str], JsonObject | None]
+# Returns the `cost` of a call, or None if its price is not known: from the type and the data of its
+# `llm.usage` or `llm.tool_result`, the payload of the run's first `open`, the earliest time at
+# which it can have begun, and the time of its end.
+CostOf = Callable[[str, JsonObject, JsonObject, str, str], JsonObject | None]
 
 # maps a protocol to the function that makes its decoder
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
+_CALLS = frozenset({USAGE, TOOL_RESULT})
 _SLICE_BYTES = 64 * 1024  # the size in bytes of the slices in which a body is parsed
 
 
-def no_cost(used: JsonObject, agent: str, timestamp: str) -> None:
+def no_cost(*_: object) -> None:
     return None
 
 
@@ -94,6 +97,8 @@ class RunFold:
     _pause: Pause | None = None
     # the payloads of the parts, while a frame comes in parts
     _parts: list[bytes] = field(default_factory=list)
+    # the time of the leg's begin, or of its last call of a model or a tool
+    _called_at: str = ""
 
     @property
     def approval_id(self) -> str | None:
@@ -274,6 +279,7 @@ class RunFold:
     # The state of the run
 
     def _begin_response(self, frame: RawFrame) -> _Response:
+        self._called_at = self.timestamp
         self._response = _Response(frame.connection, Parser(self.max_frame_bytes))
         return self._response
 
@@ -343,10 +349,8 @@ class RunFold:
     def _placed(self, draft: Draft) -> CanonicalEvent:
         """Return the draft as the run's next event; an error event if it cannot be encoded."""
         sequence = self.sequence + 1
-        if draft.type == USAGE:
-            # A cost that an agent's author has put into a custom event does not count.
-            cost = self.cost_of(draft.data, self.facts.get("agent", ""), self.timestamp)
-            draft.data = {**draft.data, "cost": cost}
+        if draft.type in _CALLS:
+            self._price(draft)
         try:
             event = canonical_event(
                 draft,
@@ -361,6 +365,13 @@ class RunFold:
             return self._placed_instead(draft, str(error))
         self.sequence = sequence
         return event
+
+    def _price(self, draft: Draft) -> None:
+        since, self._called_at = self._called_at or self.timestamp, self.timestamp
+        cost = self.cost_of(draft.type, draft.data, self.facts, since, self.timestamp)
+        if draft.type == USAGE or cost is not None:
+            # A cost that an agent's author has put into a custom event does not count.
+            draft.data = {**draft.data, "cost": cost}
 
     def _placed_instead(self, draft: Draft, text: str) -> CanonicalEvent:
         if draft.type in TERMINAL:

@@ -7,9 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.dialects.base import JsonObject
+from penstock.dialects.usage import USAGE
 from penstock.settings import ConfigurationError
 from penstock_normalizer.prices.public import PublicPrices
-from penstock_normalizer.prices.table import InvalidPrices, PriceTable, Usage, read_table
+from penstock_normalizer.prices.table import Call, InvalidPrices, PriceTable, read_table
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +19,8 @@ CHECK_S: Final = 5.0  # seconds between two looks at the table's file
 
 
 class Prices:
-    """Computes the cost of model calls. A changed table is in force within `CHECK_S` seconds.
+    """Computes the cost of calls of models and tools. A changed table is in force within `CHECK_S`
+    seconds.
 
     Costs of events that are published already do not change. Raises ConfigurationError if the table
     cannot be read, or is no table.
@@ -38,19 +41,23 @@ class Prices:
         except ImportError:
             self._public = None
 
-    def cost_of(self, used: Usage, agent: str, timestamp: str) -> dict[str, Any] | None:
-        """Return the `cost` of an `llm.usage` at this time; None if its price is not known. A
-        failure of the package of public prices must not end the run, so it is logged."""
+    def cost_of(
+        self, type_: str, data: JsonObject, facts: JsonObject, since: str, timestamp: str
+    ) -> dict[str, Any] | None:
+        """Do what `CostOf` of the fold says. A failure of the package of public prices must not end
+        the run, so it is logged."""
+        is_tool = type_ != USAGE
         if self._table is not None:
-            cost = self._table.cost(used, agent, timestamp[:10])
+            agent, tenant = facts.get("agent", ""), facts.get("tenant") or ""
+            cost = self._table.cost(Call(data, agent, tenant, since, timestamp, is_tool))
             if cost is not None:
                 return cost
-        if self._public is None:
+        if self._public is None or is_tool:
             return None
         try:
-            return self._public.cost(used, timestamp)
+            return self._public.cost(data, timestamp)
         except Exception:
-            log.exception("the public price of model %s cannot be computed", used.get("model"))
+            log.exception("the public price of model %s cannot be computed", data.get("model"))
             return None
 
     async def follow(self) -> None:

@@ -1,7 +1,8 @@
-"""The operator's table of prices: a YAML document, and the cost of a call by it. Pure.
+"""The operator's table of prices: a YAML document, and the cost of a call of a model or a tool by
+it. Pure.
 
 Money is an integer of micro-units of its currency (0.000001 EUR). A price is for a million tokens,
-so it is an integer of micro-units, too, and the cost of a call is rounded once.
+so it is an integer of micro-units, too, and each part of a cost is rounded once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final
@@ -23,8 +24,28 @@ from penstock.yaml_lines import REPEATED_KEY, line_of, repeated_keys
 MICROS: Final = 1_000_000
 SOURCE: Final = "table"
 _LIMIT: Final = 1_000_000  # the highest price, in units
+_HOUR_MS: Final = 3_600_000
 
-Usage = Mapping[str, Any]  # the data of an `llm.usage`
+# The outcomes of tool calls that cost something: the tool has run.
+_HAS_RUN: Final = frozenset({"ok", "error", "partial"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a model, with the data of its `llm.usage`, or of a tool (`is_tool`), with the data
+    of its `llm.tool_result`. The call took place between `since` and `timestamp` (RFC 3339)."""
+
+    data: Mapping[str, Any]
+    agent: str
+    tenant: str
+    since: str
+    timestamp: str
+    is_tool: bool = False
+
+    @property
+    def duration_ms(self) -> int:
+        begun, ended = map(datetime.fromisoformat, (self.since, self.timestamp))
+        return max(round((ended - begun).total_seconds() * 1000), 0)
 
 
 def _micros(value: object) -> int:
@@ -52,7 +73,7 @@ class PerMillion(Part):
     cache_write: Amount | None = None  # default: as `input`
     reasoning: Amount | None = None  # default: as `output`
 
-    def cost(self, used: Usage) -> int | None:
+    def cost(self, used: Mapping[str, Any]) -> int | None:
         """Return micro-units; None if the tokens read and written are not known."""
         read, written = used.get("input_tokens"), used.get("output_tokens")
         if read is None or written is None:
@@ -65,40 +86,65 @@ class PerMillion(Part):
         ):
             if price is not None:
                 total += used.get(name, 0) * (price - within)
-        return (max(total, 0) + MICROS // 2) // MICROS
+        return _divided(max(total, 0), MICROS)
 
 
 class Price(Part):
-    """One row: which calls it is for, and their prices. `*` in a name stands for any text."""
+    """One row: which calls it is for, and their prices. `*` in a name stands for any text. A row
+    with `tool` is for calls of tools, a row without is for calls of models."""
 
     provider: str = "*"
     model: str = "*"
+    tool: str | None = None
     agent: str = "*"
+    tenant: str = "*"
     from_: date | None = Field(None, alias="from")
     currency: str | None = Field(None, pattern=r"^[A-Z]{3}$")
     per_million: PerMillion | None = None
     per_call: Amount | None = None
+    per_hour: Amount | None = None
 
     @model_validator(mode="after")
     def _has_price(self) -> Price:
-        if self.per_million is None and self.per_call is None:
-            raise ValueError("needs `per_million` or `per_call`")
+        if self.tool is not None:
+            of_model = {"provider", "model", "per_million", "per_hour"} & self.model_fields_set
+            if of_model or self.per_call is None:
+                raise ValueError("a row with `tool` has `per_call`, and nothing of a model")
+        elif self.per_million is None and self.per_call is None and self.per_hour is None:
+            raise ValueError("needs `per_million`, `per_call` or `per_hour`")
         return self
 
-    def fits(self, used: Usage, agent: str, day: str) -> bool:
-        """Return whether the row is for this call; `day` is the date of the call, as YYYY-MM-DD."""
+    def fits(self, call: Call) -> bool:
+        names = (
+            [(call.data.get("tool"), self.tool)]
+            if self.tool is not None
+            else [(call.data.get("model"), self.model), (call.data.get("provider"), self.provider)]
+        )
         return (
-            fnmatchcase(used.get("model") or "", self.model)
-            and fnmatchcase(used.get("provider") or "", self.provider)
-            and fnmatchcase(agent, self.agent)
-            and (self.from_ is None or self.from_.isoformat() <= day)
+            call.is_tool == (self.tool is not None)
+            and all(
+                fnmatchcase(name or "", pattern)
+                for name, pattern in (*names, (call.agent, self.agent), (call.tenant, self.tenant))
+            )
+            and (self.from_ is None or self.from_.isoformat() <= call.timestamp[:10])
         )
 
-    def cost(self, used: Usage) -> int | None:
-        if self.per_million is None:
-            return self.per_call
-        tokens = self.per_million.cost(used)
-        return None if tokens is None else tokens + (self.per_call or 0)
+    def cost(self, call: Call) -> int | None:
+        """Return micro-units; None if the tokens or the time of a single call are not known."""
+        total = self.per_call or 0
+        if self.per_million is not None:
+            if (tokens := self.per_million.cost(call.data)) is None:
+                return None
+            total += tokens
+        if self.per_hour is not None:
+            if call.data.get("reported") != "call":
+                return None
+            total += _divided(self.per_hour * call.duration_ms, _HOUR_MS)
+        return total
+
+
+def _divided(amount: int, by: int) -> int:
+    return (amount + by // 2) // by
 
 
 class Document(Part):
@@ -116,11 +162,14 @@ class PriceTable:
     document: Document
     version: str
 
-    def cost(self, used: Usage, agent: str, day: str) -> dict[str, Any] | None:
-        """Return the `cost` of an `llm.usage`; None if no row fits, or tokens are not known."""
+    def cost(self, call: Call) -> dict[str, Any] | None:
+        """Return the `cost` of a call; None if no row fits, or what it is computed from is not
+        known."""
+        if call.is_tool and call.data.get("outcome") not in _HAS_RUN:
+            return None
         for price in self.document.prices:
-            if price.fits(used, agent, day):
-                micros = price.cost(used)
+            if price.fits(call):
+                micros = price.cost(call)
                 if micros is None:
                     return None
                 currency = price.currency or self.document.currency

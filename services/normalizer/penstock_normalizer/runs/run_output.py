@@ -27,7 +27,7 @@ from penstock.bus.messages import header_lines
 from penstock.bus.write import fence, objects
 from penstock.bus.write.publisher import MAX_BATCH
 from penstock.dialects.base import JsonObject
-from penstock.dialects.usage import USAGE
+from penstock.dialects.usage import TOOL_RESULT, USAGE
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
@@ -35,7 +35,7 @@ from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.run_index import unix_s
-from penstock_normalizer.runs.usage_metrics import count_usage
+from penstock_normalizer.runs.usage_metrics import count_cost, count_usage
 
 
 class EventHeaders:
@@ -70,8 +70,11 @@ class EventHeaders:
         # No value of these lines can contain a line end. The values are numbers, the run's id, the
         # event's type, which is also a part of the subject, and a time from a header of RAW.
         sequence = event.sequence
+        cost = ""
+        if event.type == TOOL_RESULT and event.data.get("cost") is not None:
+            cost = f"{messages.COST}: 1\r\n"
         return (
-            f"{self._common}{messages.SEQUENCE}: {sequence}\r\n"
+            f"{self._common}{cost}{messages.SEQUENCE}: {sequence}\r\n"
             f"{messages.RAW_POSITION}: {raw_sequence}\r\nce-id: {self._run_id}.{sequence}\r\n"
             f"ce-type: {event.type}\r\nce-time: {event.timestamp}\r\n"
         ).encode()
@@ -255,6 +258,8 @@ class RunOutput:
         for each, _ in batch:
             if each.type == USAGE:
                 count_usage(fold.facts.get("agent", ""), each.data)
+            elif each.type == TOOL_RESULT and each.data.get("cost") is not None:
+                count_cost(fold.facts.get("agent", ""), each.data["tool"], each.data["cost"])
         if len(batch) == 1:
             _counter(event.type).inc()
         else:

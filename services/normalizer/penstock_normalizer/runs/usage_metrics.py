@@ -10,6 +10,12 @@ from penstock.dialects.base import JsonObject
 _KINDS: Final = {"input": "input_tokens", "output": "output_tokens"}
 
 
+def count_cost(agent: str, called: str, cost: JsonObject) -> None:
+    """Count the `cost` of a published event; `called` is the name of the model or tool."""
+    labels = telemetry.agent_label(agent), telemetry.model_label(called), cost["currency"]
+    telemetry.COST.labels(*labels).inc(cost["micros"] / 1_000_000)
+
+
 def count_usage(agent: str, used: JsonObject) -> None:
     """Count the data of one published `llm.usage`."""
     model = telemetry.model_label(used.get("model") or "")
@@ -17,8 +23,7 @@ def count_usage(agent: str, used: JsonObject) -> None:
     if cost is None:
         telemetry.COST_UNKNOWN.labels(model).inc()
     else:
-        label = telemetry.agent_label(agent)
-        telemetry.COST.labels(label, model, cost["currency"]).inc(cost["micros"] / 1_000_000)
+        count_cost(agent, used.get("model") or "", cost)
     if used["reported"] != "call":
         return  # the histogram is of single calls
     for kind, name in _KINDS.items():

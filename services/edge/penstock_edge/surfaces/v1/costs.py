@@ -43,6 +43,7 @@ _FILTERS: Final = {
     "user": "user",
     "tenant": "tenant",
     "model": "model",
+    "tool": "tool",
     "session_id": "session",
 }
 
@@ -56,11 +57,11 @@ class CostSums(Handlers):
             method="GET",
             path="/v1/costs",
             summary="What the caller's runs used and cost",
-            description="The sums of the events `llm.usage`, by the names of `by`, in their order. "
-            "`cost_micros` maps each currency to millionths of it; `without_price` counts events "
-            "whose price is not known, `estimated` those whose tokens are estimates. `total` is "
-            "of all pages. An event is in the sums some milliseconds after it is published. Sums "
-            "are kept for 400 days.",
+            description="The sums of the events `llm.usage`, and of `llm.tool_result` with a cost, "
+            "by the names of `by`, in their order. `cost_micros` maps each currency to millionths "
+            "of it; `without_price` counts events whose price is not known, `estimated` those "
+            "whose tokens are estimates. `total` is of all pages. An event is in the sums about a "
+            "second after it is published. Sums are kept for 400 days.",
             answers={
                 200: Answer(
                     "A page; as CSV with one line for each name",
@@ -79,6 +80,7 @@ class CostSums(Handlers):
                 Parameter("user", "Only runs of this user"),
                 Parameter("tenant", "Only runs of this tenant"),
                 Parameter("model", "Only this model"),
+                Parameter("tool", "Only calls of this tool"),
                 by.OF_SESSION,
                 by.limit(MAX_LIMIT),
                 Parameter("after", "`next` of the page before"),
