@@ -29,6 +29,7 @@ node: ## Make the Node packages that some tests use, where there is Node
 	@deploy/node.sh .penstock/node/restart tests/cli/node
 	@deploy/node.sh .penstock/node/copilotkit tests/copilotkit
 	@deploy/node.sh .penstock/node/console tests/console/node
+	@deploy/node.sh .penstock/node/vercel tests/clients/vercel/node
 
 agui-client: ## Make the real AG-UI clients that check our streams, where there is Node
 	@for version in v1 v059; do \

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from penstock import sse
+from penstock.dialects.vercel import DONE
 from penstock.settings import Config
 from penstock.sse import Frame
 from penstock_edge.service import EdgeService
@@ -24,7 +25,7 @@ from penstock_edge.views.dialects import DIALECTS
 from support.drive.pipeline import PIPELINE, TERMINAL, Event, Pipeline, pipeline
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
-from support.recorded import agui_rules
+from support.recorded import agui_rules, vercel_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -269,6 +270,24 @@ def agno(bodies: Sequence[Body], legs: int) -> Told:
     )
 
 
+VERCEL_ENDS: Final = {"finish": "completed", "error": "failed", "abort": "cancelled"}
+
+
+def vercel(bodies: Sequence[Body], legs: int) -> Told:
+    """Read a UI message stream, in which each leg is a step; all but the last end in questions."""
+    assert vercel_rules.faults(bodies) == []
+    types = [body["type"] for body in bodies]
+    assert types.count("start") == types.count("start-step") == types.count("finish-step") == legs
+    outputs = {"tool-output-available", "tool-output-error", "tool-output-denied"}
+    return Told(
+        VERCEL_ENDS[types[-1]],
+        vercel_rules.joined(bodies, "text-delta"),
+        vercel_rules.joined(bodies, "reasoning-delta"),
+        sorted(vercel_rules.tools(bodies)),
+        sum(type in outputs for type in types),
+    )
+
+
 # For each dialect, the function that checks the order and the end of a stream and reads it.
 READERS: Final[Mapping[str, Callable[[Sequence[Body], int], Told]]] = {
     "canonical": executions,
@@ -278,6 +297,7 @@ READERS: Final[Mapping[str, Callable[[Sequence[Body], int], Told]]] = {
     "agui+runs": agui,
     "adk": adk,
     "agno": agno,
+    "vercel": vercel,
 }
 
 
@@ -352,10 +372,7 @@ async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
         assert OUTCOMES[scenario.decision] in results
 
     legs = 2 if scenario.decision else 1
-    told = {
-        dialect: read([json.loads(frame.data) for frame in streams[dialect]], legs)
-        for dialect, read in READERS.items()
-    }
+    told = {dialect: read(_bodies(streams[dialect]), legs) for dialect, read in READERS.items()}
     whole = told["canonical"]
     assert whole.end == scenario.ends
     assert told == dict.fromkeys(READERS, whole)
@@ -371,6 +388,10 @@ async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
     }
     ends = {dialect: frames[-1].id for dialect, frames in streams.items()}
     assert await reader.read_all(ends) == {dialect: [] for dialect in DIALECTS}
+
+
+def _bodies(frames: Sequence[Frame]) -> list[Body]:
+    return [json.loads(frame.data) for frame in frames if frame.data != DONE]
 
 
 def told_by(frames: Sequence[Frame]) -> list[tuple[bytes, str | None]]:

@@ -33,6 +33,7 @@ from penstock_edge.surfaces.agui import Agui
 from penstock_edge.surfaces.executions import Executions
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1 import V1
+from penstock_edge.surfaces.vercel import Vercel
 
 
 def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
@@ -71,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 # To add a surface, add the surface's folder, and its class to this tuple.
-SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui)
+SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, Vercel)
 
 
 class EdgeService(Service):

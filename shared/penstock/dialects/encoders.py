@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.dialects import canonical, executions, unified
+from penstock.dialects import canonical, executions, unified, vercel
 from penstock.dialects.adk import encode as adk
 from penstock.dialects.agno import encode as agno
 from penstock.dialects.base import ClientDialect
@@ -20,4 +20,5 @@ CLIENT_DIALECTS: Final[Mapping[str, ClientDialect]] = {
     "unified": unified.DIALECT,
     "adk": adk.DIALECT,
     "agno": agno.DIALECT,
+    "vercel": vercel.DIALECT,
 }

@@ -16,14 +16,17 @@ from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.dialects.base import Encoder
 from penstock.dialects.unified import UnifiedEncoder
+from penstock.dialects.vercel import SDKS, VercelEncoder
 from penstock.events import parse, typed_data
-from support.recorded.canonical import recorded_runs, run, samples
+from support.recorded import vercel_rules
+from support.recorded.canonical import event, recorded_runs, run, samples
 
 ENCODERS: dict[str, Callable[[], Encoder]] = {
     "unified": UnifiedEncoder,
     "adk": AdkEncoder,
     "adk streaming": lambda: AdkEncoder(streaming=True),
     "adk legacy": LegacyEncoder,
+    "vercel": VercelEncoder,
     "agno agent": AgnoEncoder,
     "agno team": lambda: AgnoEncoder("team"),
     "agno workflow": lambda: AgnoEncoder("workflow"),
@@ -80,6 +83,17 @@ def test_unified_messages_are_well_formed_whatever_comes(events: list[dict[str, 
                     ended.add(payload["message_id"])
                 case "run_error" | "run_interrupted" | "session_ended":
                     assert not opened
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+@given(events=st.lists(st.sampled_from(EVENTS), max_size=30))
+def test_the_ai_sdks_client_accepts_the_stream_whatever_comes(
+    sdk: str, events: list[dict[str, Any]]
+) -> None:
+    encoder = VercelEncoder(SDKS[sdk])
+    end = event("lifecycle.completed", {"summary": "x"})
+    chunks = [orjson.loads(frame.data) for each in [*events, end] for frame in encoder.feed(each)]
+    assert vercel_rules.faults(chunks, sdk) == []
 
 
 @given(st.lists(st.sampled_from(EVENTS), max_size=30))

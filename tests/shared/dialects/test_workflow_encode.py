@@ -14,6 +14,7 @@ from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.base import Encoder
 from penstock.dialects.executions import ExecutionsEncoder
 from penstock.dialects.unified import UnifiedEncoder
+from penstock.dialects.vercel import VercelEncoder
 from penstock.events.envelope import parse
 from support.drive.agui_out import AUDIENCES, STRICT_1, of_type
 from support.drive.agui_out import encoded as agui
@@ -40,6 +41,8 @@ def encoder_of(dialect: str) -> Encoder:
             return AdkEncoder(streaming=True)
         case "unified":
             return UnifiedEncoder()
+        case "vercel":
+            return VercelEncoder()
         case _:
             return ExecutionsEncoder()
 
@@ -62,7 +65,7 @@ def test_each_event_is_one_of_the_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("dialect", ["agno", "adk", "agui", "unified", "executions"])
+@pytest.mark.parametrize("dialect", ["agno", "adk", "agui", "unified", "executions", "vercel"])
 def test_a_workflows_run_gives_its_golden_frames(dialect: str, name: str) -> None:
     lines = [orjson.dumps(body).decode() for body in encoded(dialect, name)]
     check(GOLDEN / dialect / f"workflow_{name}.jsonl", lines)

@@ -81,6 +81,10 @@ AGUI = {
     "state": {},
     "forwardedProps": {},
 }
+VERCEL = {
+    "id": "c-{new}",
+    "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
+}
 RULE = {
     "id": "{new}",
     "subjects": ["lifecycle.completed"],
@@ -179,6 +183,10 @@ HOW: dict[str, list[How]] = {
     f"GET {_THREAD}/history": [How(403, query=ALICE)],
     "POST /agui/{agent}": [How(body=AGUI)],
     "GET /agui/{agent}/threads/{thread_id}/events": [How(403, query=IDLE)],
+    # the Vercel AI SDK
+    "POST /vercel/{agent}": [How(body=VERCEL)],
+    "GET /vercel/{agent}/{chat}/stream": [How(403, query=ALICE)],
+    "POST /vercel/{agent}/{chat}/stop": [How(403, 409, query=ALICE)],
     # approvals
     "GET /v1/approvals": [How()],
     "GET /v1/approvals/events": [How(headers=PAGE)],

@@ -108,6 +108,7 @@ class Secured:
         names = {"app": "assistant", "user": "alice", "id": agent, "new": str(uuid_utils.uuid7())}
         names |= {"run_id": run.run_id, "session": run.session_id, "session_id": run.session_id}
         names |= {"artifact": "report.txt", "agent": agent, "thread_id": run.session_id}
+        names["chat"] = run.session_id
         if "{approval_id}" in row.route:
             names["approval_id"] = await self.approval(run)
         if "{link_id}" in row.route and tokens:

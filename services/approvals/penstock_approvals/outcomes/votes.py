@@ -21,7 +21,7 @@ from penstock_approvals.policy.model import NEEDS_VALUE
 
 # The channels whose clients get the digest and must send the digest back. The protocols of agent
 # servers cannot carry a digest, so answers in these protocols have none.
-SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "cli"})
+SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "vercel", "cli"})
 
 # The greatest number of votes. Without this limit, people who change arguments in turns could vote
 # for ever.

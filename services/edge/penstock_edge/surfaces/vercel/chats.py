@@ -1,0 +1,257 @@
+"""Serves chats to `useChat` of the Vercel AI SDK: start, answer, resume and stop (decision 0312).
+
+A chat is a session, and one run is one assistant message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from penstock import sse
+from penstock.bus.records import ApprovalRecord, RunRecord
+from penstock.dialects import vercel
+from penstock.dialects.approvals import parse_question_id
+from penstock.events.catalogue import TERMINAL
+from penstock.runs.start import Start
+from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.web.auth import Identity, identity_of, require
+from penstock.web.bodies import ignore_body, read_body, require_json
+from penstock.web.operation import (
+    FLAG,
+    NULLABLE,
+    TEXT,
+    Operation,
+    Parameter,
+    an_object,
+    in_path,
+    json,
+    one_of,
+    serves,
+)
+from penstock.web.problems import Problem
+from penstock_edge.runs.pauses import approval_in_session
+from penstock_edge.sources.locate import lifecycle_of
+from penstock_edge.sources.sessions import Session, newest_run
+from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.agents import agent_by_id
+from penstock_edge.surfaces.bodies import json_response, workflow_input
+from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.legs import Answer, Reply, decide, first_leg, next_leg, replay
+from penstock_edge.surfaces.query import cursor_of
+from penstock_edge.surfaces.session_start import session_of
+from penstock_edge.surfaces.surface import Handlers
+from penstock_edge.surfaces.vercel import request as chat_request
+from penstock_edge.surfaces.vercel.request import Chat, ChatRequest, decided, responses_of
+from penstock_edge.views.encoded_leg import LegForm
+from penstock_edge.views.framing import Sse
+from penstock_edge.views.items import type_of
+from penstock_edge.views.upstream_frames import INTERRUPTED
+
+VERCEL: Final = "vercel"
+# The SDK's client sends no cursor, so a stream that ends before its run must end in an error.
+FRAMING: Final = Sse(named=False, is_resumable=False)
+CUT: Final = [sse.encode(vercel.error(INTERRUPTED).data), sse.encode(vercel.DONE)]
+
+
+def _form(sdk: str) -> LegForm[vercel.VercelEncoder]:
+    return LegForm(
+        (f"sdk={sdk}",),
+        VERCEL,
+        vercel.encoder(sdk),
+        FRAMING.event,
+        lambda encoder: CUT,
+        FRAMING,
+        vercel.DONE,
+        vercel.HEADERS,
+    )
+
+
+FORMS: Final = {sdk: _form(sdk) for sdk in vercel.SDKS}
+SDK: Final = Parameter("sdk", "The major version of the client's package `ai`", one_of(vercel.SDKS))
+CHAT_ID: Final = in_path("chat", "The chat's id, which is the session's id")
+_chats = partial(Operation, tag=VERCEL)
+
+
+class Chats(Handlers):
+    """Has the handlers of /vercel/{agent}."""
+
+    @serves(
+        _chats(
+            method="POST",
+            path="/vercel/{agent}",
+            summary="Start a run, or answer a pause, and stream the leg as a UI message",
+            answers={200: by.STREAMED},
+            scopes=(),
+            any_scope=("start", "decide"),
+            parameters=(by.AGENT_ID, SDK),
+            body=ChatRequest,
+            example={
+                "id": "chat-1",
+                "trigger": "submit-message",
+                "messages": [
+                    {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}
+                ],
+            },
+            description="Only the last message counts. A user's message starts a run, which needs "
+            "the scope `start`. An assistant's message answers a pause by its parts in the state "
+            "`approval-responded` with the digest of the request, which needs `decide`.",
+            refusals=(404, 409, 410),
+        )
+    )
+    async def post(self, request: Request) -> ASGIApp:
+        edge, who = self._edge, identity_of(request)
+        agent = agent_by_id(edge.config, request.path_params["agent"])
+        form = _form_of(request)
+        edge.streams.require_room(request.scope)
+        require_json(request)
+        body = await read_body(request, edge.settings.max_body_bytes)
+        chat = chat_request.parse(body)
+        responses = responses_of(chat)
+        if not responses:
+            require(who, "start")
+            return await self._start(who, agent, chat, body, form)
+        require(who, "decide")
+        reply = await self._reply(who, agent, chat.request.id, responses)
+        leg = await next_leg(edge, reply)
+        await decide(edge, who, VERCEL, reply, user_id=who.user_id)
+        return await edge.stream(leg.view(form), leg.position)
+
+    async def _start(
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        chat: Chat,
+        body: bytes,
+        form: LegForm[vercel.VercelEncoder],
+    ) -> ASGIApp:
+        """For a repeated request, stream the run of the first one. A message that is generated
+        again is no repetition: the client removes the earlier answer, and wants another."""
+        edge, asked = self._edge, chat.request
+        text, key = chat_request.text_of(chat), None
+        if asked.trigger == "submit-message":
+            digest = hashlib.sha256(body).hexdigest()
+            key = orjson.dumps([VERCEL, agent.id, asked.id, digest]).decode()
+        else:
+            await self._require_ended(Session(who.user_id, asked.id, (agent.id,), any_agent=False))
+        given = None
+        if isinstance(agent, WorkflowAgent):
+            given = workflow_input(asked.input, "input")
+        user = who.run_user(who.user_id)
+        start = Start(agent, text, asked.id, user, input=given, key=key, request=body)
+        started, leg = await first_leg(edge, start)
+        if not started.new:
+            return await edge.stream(*await replay(edge, started.record, form, None))
+        return await edge.stream(leg.view(form), leg.position)
+
+    async def _require_ended(self, session: Session) -> None:
+        newest = await newest_run(self._edge.bus, session)
+        if newest is None:
+            return
+        lifecycle = await lifecycle_of(self._edge.bus, newest.run_id)
+        if lifecycle is None or type_of(lifecycle) not in TERMINAL:
+            text = "has not ended, so its message cannot be generated again: stop it first"
+            raise Problem(409, f"run {newest.run_id} {text}")
+
+    async def _reply(
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        chat_id: str,
+        responses: Sequence[chat_request.Response],
+    ) -> Reply:
+        """Return the answers to pending approvals, if there are any: a client repeats the answers
+        to earlier pauses. The approvals service compares the digests."""
+        found: list[tuple[ApprovalRecord, RunRecord | None, str, chat_request.Response]] = []
+        for response in responses:
+            approval_id, item_id = parse_question_id(response.id)
+            approval, root = await approval_in_session(
+                self._edge.bus, who, agent, chat_id, approval_id, awaited=True
+            )
+            if approval is None or item_id is None:
+                raise Problem(404, f"there is no approval request {shortened(response.id)!r}")
+            found.append((approval, root, item_id, response))
+        found = [each for each in found if each[0].status == "pending"] or found[-1:]
+        answers: dict[str, Answer] = {}
+        for approval, _, item_id, response in found:
+            digest = response.descriptor.digest
+            answer = answers.setdefault(approval.approval_id, Answer(approval, digest=digest))
+            if answer.digest != digest:
+                raise Problem(422, "messages: the answers to one pause have different digests")
+            answer.items.append(decided(response, item_id))
+        roots = {root.run_id: root for _, root, _, _ in found if root is not None}
+        if len(answers) > max(1, len(found) * bool(roots)) or len(roots) > 1:
+            raise Problem(422, "messages: the answers belong to pauses of different runs")
+        return Reply(list(answers.values()), next(iter(roots.values()), None))
+
+    @serves(
+        _chats(
+            method="GET",
+            path="/vercel/{agent}/{chat}/stream",
+            summary="The chat's newest message from its start, or from after a cursor",
+            description="The stream ends with the run, or with a pause that waits for an answer. "
+            "204 if there is no message, or if the client has all of it.",
+            answers=by.FOLLOWED,
+            scopes=("read",),
+            parameters=(by.AGENT_ID, CHAT_ID, SDK, by.USER, *by.CURSOR),
+            refusals=(404, 410),
+        )
+    )
+    async def resume(self, request: Request) -> ASGIApp:
+        edge, form = self._edge, _form_of(request)
+        session = await session_of(edge, request, "chat", request.path_params["agent"])
+        edge.streams.require_room(request.scope)
+        record, after = await newest_run(edge.bus, session), cursor_of(request)
+        if record is None:
+            return Response(status_code=204)
+        try:
+            return await edge.stream(*await replay(edge, record, form, after))
+        except Problem as problem:
+            if problem.status != 410 or after is not None:
+                raise
+            # The events have expired. Pages ask for the stream of every chat that they open.
+            return Response(status_code=204)
+
+    @serves(
+        _chats(
+            method="POST",
+            path="/vercel/{agent}/{chat}/stop",
+            summary="Cancel the chat's newest run: a client that leaves does not",
+            answers={
+                200: json(
+                    "The run is cancelled; `confirmed` is false if its agent server may go on",
+                    an_object(run_id=TEXT, status=TEXT, timestamp=NULLABLE, confirmed=FLAG),
+                ),
+                202: json("Not known yet", an_object(run_id=TEXT, status=TEXT)),
+            },
+            scopes=("start",),
+            parameters=(by.AGENT_ID, CHAT_ID, by.USER),
+            refusals=(404, 409),
+        )
+    )
+    async def stop(self, request: Request) -> ASGIApp:
+        edge = self._edge
+        await ignore_body(request)
+        session = await session_of(edge, request, "chat", request.path_params["agent"])
+        record = await newest_run(edge.bus, session)
+        if record is None:
+            raise Problem(404, f"there is no chat {shortened(session.session_id)}")
+        cancelled = await edge.canceller.cancel(record.run_id, identity_of(request))
+        body: dict[str, Any] = {"run_id": record.run_id, "timestamp": cancelled.at}
+        if cancelled.at is None:
+            return json_response(body | {"status": "cancelling"}, 202)
+        return json_response(body | {"status": "cancelled", "confirmed": cancelled.confirmed})
+
+
+def _form_of(request: Request) -> LegForm[vercel.VercelEncoder]:
+    sdk = request.query_params.get("sdk", vercel.DEFAULT_SDK)
+    if sdk not in FORMS:
+        raise Problem(422, f"sdk: must be one of {', '.join(FORMS)}")
+    return FORMS[sdk]
