@@ -184,6 +184,19 @@ POLICY_VERSION = MeasuredGauge(
 POLICIES_REFUSED = Counter(
     "penstock_policies_refused_total", "Policies that were refused for a mistake", ["source"]
 )
+BUDGETS_VERSION = MeasuredGauge("penstock_budgets_version", "The version of the budgets in force")
+BUDGETS_REFUSED = Counter(
+    "penstock_budgets_refused_total", "Documents of budgets refused for a mistake", ["source"]
+)
+BUDGET_ERRORS = Counter(
+    "penstock_budget_errors_total", "Conditions of budgets with an error, by budget", ["budget"]
+)
+BUDGET_REFUSALS = Counter(
+    "penstock_budget_refusals_total", "Starts that a budget has refused", ["budget"]
+)
+# By the name of the document that they are about.
+DOCUMENT_VERSIONS = {"policy": POLICY_VERSION, "budgets": BUDGETS_VERSION}
+DOCUMENTS_REFUSED = {"policy": POLICIES_REFUSED, "budgets": BUDGETS_REFUSED}
 POLICY_ERRORS = Counter(
     "penstock_policy_errors_total", "Conditions of the policy with an error, by rule", ["rule"]
 )

@@ -12,9 +12,10 @@ import orjson
 import pytest
 
 from penstock.bus import Retry
+from penstock.documents import store as document_store
+from penstock.documents.store import VersionConflict
 from penstock.settings import Config, ConfigurationError
 from penstock_approvals.service import ApprovalsService
-from penstock_approvals.store import policies
 from penstock_approvals.store.policies import Policies
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types
@@ -43,8 +44,8 @@ async def holds(penstock: Pipeline, version: int) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "CHECK_S", 0.05)
-    monkeypatch.setattr(policies, "RETRY_S", 0.05)
+    monkeypatch.setattr(document_store, "CHECK_S", 0.05)
+    monkeypatch.setattr(document_store, "RETRY_S", 0.05)
 
 
 async def test_a_stored_policy_replaces_the_files_without_a_restart(
@@ -136,7 +137,7 @@ async def test_of_two_policies_of_one_version_one_is_stored(fresh_nats: NatsServ
             note = {"outcome": "reject", "note": str(number)}
             try:
                 await store.apply({"version": 5, "default": note}, f"p{number}")
-            except policies.VersionConflict:
+            except VersionConflict:
                 return "conflict"
             return "stored"
 

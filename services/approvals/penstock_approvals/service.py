@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from penstock import telemetry
+from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscription, streams
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
@@ -21,10 +22,11 @@ from penstock.tracing import requests
 from penstock.web.operation import operations_of
 from penstock_approvals.api.approvals import Api
 from penstock_approvals.api.links import LinkRoutes
-from penstock_approvals.api.policy import PolicyApi
+from penstock_approvals.api.policy import BudgetsApi, PolicyApi
 from penstock_approvals.api.requests import Requests
 from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.trail import ApprovalAudit
+from penstock_approvals.budgets.ledger import CONSUMER, SWEEP_S, BudgetLedger
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.lifecycle.deadlines import DUE, approval_of
 from penstock_approvals.lifecycle.decisions import Approvals
@@ -51,7 +53,7 @@ class ApprovalsService(Service):
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
-    operations = operations_of(Api, LinkRoutes, PolicyApi)
+    operations = operations_of(Api, LinkRoutes, PolicyApi, BudgetsApi)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -65,6 +67,8 @@ class ApprovalsService(Service):
         self._approvals = Approvals(
             self.bus, context.pod, audit, self._policies, require_digest=settings.require_digest
         )
+        self._budgets = CurrentBudgets(self.bus)
+        self._budget_ledger = BudgetLedger(self.bus, self._budgets)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: list[Subscription] = []
         # requests over NATS that are handled now, and decisions that are being sent
@@ -76,12 +80,14 @@ class ApprovalsService(Service):
             Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote),
             LinkRoutes(self.bus, self._approvals, self._take_vote, public_url=url),
             PolicyApi(self._policies),
+            BudgetsApi(self._budgets),
             statuses={UnreadableRecord: 500},
         )
 
     async def start(self) -> None:
         """Begin to take decisions, and then to record requests."""
         await self._policies.load()
+        await self._budgets.load()
         for subject, handle in (
             ("decide.*", self._requests.on_vote),
             ("link.*", self._requests.on_link),
@@ -93,6 +99,8 @@ class ApprovalsService(Service):
             self._listening.append(listening)
         self.spawn("outbox", self._sweep)
         self.spawn("policy", self._policies.follow)
+        self.spawn("budgets", self._budgets.follow)
+        self.spawn("budget accounts", self._sweep_budgets)
         self.spawn("policy file", self._policies.watch_file)
         self.spawn("feed", self._feed.run)
         self.spawn("audit", self._keep_audit)
@@ -110,6 +118,7 @@ class ApprovalsService(Service):
         )
         self.consume(deadlines, self._on_due)
         self.consume(requests, self._approvals.on_event)
+        self.consume(CONSUMER, self._budget_ledger.on_event)
         self.consume_replays(self._approvals.on_event)
 
     async def _on_due(self, stored: Stored) -> None:
@@ -128,7 +137,10 @@ class ApprovalsService(Service):
             async with asyncio.timeout(self._settings.drain_s):
                 while self._tasks:  # a request's task may begin the task that sends its decision
                     await asyncio.wait(self._tasks)
-        await self.cancel("policy", "policy file", "outbox", "audit", "list", "feed")
+        await self.cancel(
+            *("policy", "policy file", "budgets", "budget accounts"),
+            *("outbox", "audit", "list", "feed"),
+        )
 
     async def _take_vote(self, approval_id: str, request: DecideRequest) -> DecideReply:
         await self._restore.after_losses()  # NATS may have lost an earlier decision
@@ -170,6 +182,14 @@ class ApprovalsService(Service):
                 await self._restore.after_losses()
             except BusError as error:
                 log.warning("the outbox is read again later: %s", error)
+
+    async def _sweep_budgets(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self._budget_ledger.sweep()
+            except BusError as error:
+                log.warning("the accounts of budgets are looked through later: %s", error)
 
     def _measure_pending(self) -> None:
         if not self._approvals.list.index.is_complete:

@@ -102,7 +102,7 @@ class AutomationsService(Service):
             tenant_limits=settings.auth.tenant_limits,
         )
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
-        starter = Starter(
+        self._starter = starter = Starter(
             self.bus,
             self._open_runs,
             shards,
@@ -186,6 +186,7 @@ class AutomationsService(Service):
         self.spawn("consumers", self._keep_consumers)
         self.spawn("schedules", self._schedules.keep)
         self.spawn("open runs", self._open_runs.follow)
+        self.spawn("budgets", self._starter.admission.budgets.follow)
         self.spawn("endpoints", self._mirror.run)
 
     @property

@@ -35,6 +35,7 @@ _COMMANDS: Final = {
     "workflows": ("workflow", "app"),
     "agents": ("agents", "app"),
     "policy": ("policy", "app"),
+    "budget": ("budget", "app"),
     "doctor": ("doctor", "doctor"),
     "deadletters": ("deadletters", "app"),
     "streams": ("streams", "app"),

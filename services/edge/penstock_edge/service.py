@@ -104,6 +104,7 @@ class EdgeService(Service):
         await self._large_events.start()
         self.spawn("maintain-streams", self._edge.hubs.maintain)
         self.spawn("open-runs", self._edge.open_runs.follow)
+        self.spawn("budgets", self._edge.starter.admission.budgets.follow)
         self.spawn("list-runs", self._edge.run_list.index.run)
         self.spawn("list-sessions", self._edge.session_list.index.run)
         self.spawn("list-costs", self._edge.cost_list.index.run)
@@ -118,7 +119,8 @@ class EdgeService(Service):
     async def stop(self) -> None:
         """End all streams between two frames, so that clients can reconnect with their cursors."""
         await self.cancel(
-            "maintain-streams", "open-runs", "list-runs", "list-sessions", "list-costs"
+            *("maintain-streams", "open-runs", "budgets"),
+            *("list-runs", "list-sessions", "list-costs"),
         )
         await self._large_events.stop()
         await self._edge.hubs.close()

@@ -61,7 +61,7 @@ class WorkflowsService(Service):
             settings.max_queued_runs_per_user,
             tenant_limits=settings.auth.tenant_limits,
         )
-        starter = Starter(
+        self._starter = starter = Starter(
             self.bus,
             self._open_runs,
             shards,
@@ -130,6 +130,7 @@ class WorkflowsService(Service):
         self.spawn("listens", self._listens.remove_unused_types)
         self.spawn("waiting inputs", self._count_waiting)
         self.spawn("open runs", self._open_runs.follow)
+        self.spawn("budgets", self._starter.admission.budgets.follow)
 
     async def drain(self, grace_s: float) -> None:
         await self.stop_consuming()

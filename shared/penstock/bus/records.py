@@ -220,6 +220,12 @@ class RunRecord(Record):
         description="The ids of the automation rules that led to this run, the first one first",
     )
     depth: int | None = Field(None, description="How many automation rules led to this run")
+    budgets: list[str] | None = Field(
+        None, description="The ids of the budgets that applied when the run was started"
+    )
+    ancestors: list[str] | None = Field(
+        None, description="The workflows' runs around the run, the outermost one first"
+    )
     unredacted: dict[str, str] | None = Field(
         None,
         description="The original `error` and `detail` of a failed run, where they were redacted: "
@@ -229,6 +235,43 @@ class RunRecord(Record):
     @property
     def tenant_user(self) -> TenantUser:
         return TenantUser(self.tenant or "", self.user_id)
+
+
+class AccountRun(Record):
+    """What one run has set aside and used of an account: amounts by dimension, money in
+    millionths, time in seconds."""
+
+    at: str = Field(description="When it was entered, RFC 3339")
+    reserved: dict[str, int] = {}
+    used: dict[str, int] = {}
+
+
+class BudgetAccount(Record):
+    """KV `budgets`, key `account.<hash>`: what is used of a budget by a run, a user, …, in one
+    window."""
+
+    budget: str = Field(description="The budget's id")
+    per: str
+    subject: str = Field(description="The run, the user, …, by its name")
+    begins_at: str | None = None
+    ends_at: str | None = Field(None, description="When the next window begins, RFC 3339")
+    used: dict[str, int] = Field({}, description="By runs that have ended")
+    runs: dict[str, AccountRun] = Field({}, description="The runs that are open")
+    settled: dict[str, str] = Field({}, description="Runs that have just ended, and when")
+
+
+class RunSpending(Record):
+    """KV `budgets`, key `run.<run>`: what a run has used, by the account that it counts for."""
+
+    run_id: str
+    last: int = Field(0, description="Stream sequence of the last event in it")
+    sequence: int = Field(0, description="The number of this event in the run")
+    accounts: dict[str, dict[str, int]] = {}
+    counted_to: str | None = Field(
+        None, description="The time up to which the run's time is counted; None while it waits"
+    )
+    ended: bool = False
+    settled: bool = Field(False, description="All accounts have what the ended run has used")
 
 
 class CostRow(Record):

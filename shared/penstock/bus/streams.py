@@ -45,7 +45,7 @@ DAY_S = 24 * HOUR_S
 
 # The version of the declarations below. Increase the version by one with every change of the
 # declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
-SCHEMA = 6
+SCHEMA = 7
 # The oldest schema whose services can work on streams of the schema `SCHEMA`.
 OLDEST = 1
 # The oldest schema whose services know shards. Services of an older schema would write the frames
@@ -222,6 +222,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
     ages_s = {
         "runs": retention.runs_max_age_s,  # the list of runs
         "costs": retention.costs_max_age_s,  # what each run used and cost
+        "budgets": retention.costs_max_age_s,  # what is used of budgets
         "sessions": forever,  # the runs of a session, and its queue
         "aliases": retention.runs_max_age_s,  # from foreign ids to run ids
         "idempotency": retention.idempotency_max_age_s,

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import orjson
 
 from penstock import log_fields
+from penstock.budgets.admission import Admission
+from penstock.budgets.document import RunFacts
 from penstock.bus import (
     RETRY_S,
     Bus,
@@ -164,6 +166,7 @@ class Starter:
         """`for_busy_session` is asked for starts that do not simply queue."""
         self._for_busy_session = for_busy_session
         self._bus = bus
+        self.admission = Admission(bus)
         self._trees = RunTrees(bus)
         self._max_runs_per_root = max_runs_per_root
         self._shards = shards
@@ -187,8 +190,8 @@ class Starter:
         Raises:
             Problem: 409 if the key was used with another request before; 422 if an id cannot be
                 part of a path of the agent server, or the input does not fit the workflow; 404 if
-                there is no such workflow; 429 if the user has too many runs; 508 if the root of
-                the run has led to too many runs.
+                there is no such workflow; 429 if the user has too many runs, or a budget has no
+                room; 508 if the root of the run has led to too many runs.
             AncestorStopped: a workflow that the run is inside of stops.
             OutcomeUnknown: the run may have been started; after any other BusError it was not.
         """
@@ -317,7 +320,24 @@ class Starter:
 
     async def _record(self, command: StartCommand, start: Start) -> tuple[RunRecord, int | None]:
         """Create the run's record, unless there is one already. Return it with its revision, which
-        is None if another request created the record."""
+        is None if another request created the record. Raises Problem 429 if a budget refuses
+        the run."""
+        runs, origin = self._bus.bucket("runs"), start.origin
+        facts = RunFacts(
+            command.run_id,
+            agent=command.agent,
+            user=command.user_id,
+            session_id=command.session_id,
+            tenant=start.user.tenant,
+            roles=start.user.roles,
+            depth=origin.depth,
+        )
+        if budgets := await self.admission.of(facts):
+            may_be_repeat = start.key is not None or start.run_id is not None
+            if may_be_repeat and (known := await runs.load(command.run_id, RunRecord)) is not None:
+                return known, None
+            # A workflow that was admitted may run its steps, so their runs are never refused.
+            await self.admission.enter(budgets, facts, always=origin.step_id is not None)
         record = RunRecord(
             run_id=command.run_id,
             agent=command.agent,
@@ -335,9 +355,10 @@ class Starter:
             workflow_depth=start.origin.workflow_depth,
             root_run_id=start.origin.root_run_id,
             automations=list(start.origin.automations) or None,
-            depth=start.origin.depth or None,
+            depth=origin.depth or None,
+            budgets=[budget.id for budget in budgets] or None,
+            ancestors=list(origin.ancestors) or None,
         )
-        runs = self._bus.bucket("runs")
         revision = await runs.create(command.run_id, record.dump())
         if revision is not None:
             return record, revision

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_approvals.policy.document import InvalidPolicy, parse
+from penstock.documents.reading import InvalidDocument
+from penstock_approvals.policy.document import parse
 
 RULE = """\
 version: 1
@@ -16,7 +17,7 @@ rules:
 
 
 def mistakes(text: str) -> list[str]:
-    with pytest.raises(InvalidPolicy) as refused:
+    with pytest.raises(InvalidDocument) as refused:
         parse(text)
     return [str(mistake) for mistake in refused.value.mistakes]
 

@@ -175,6 +175,7 @@ readiness:
 {{- define "penstock.paths" -}}
 /v1/approvals: approvals
 /v1/policy: approvals
+/v1/budgets: approvals
 /d: approvals
 /v1/automations: automations
 /v1/hooks: automations

@@ -1,50 +1,123 @@
-"""Serve the HTTP routes of the policy: show the current policy, and replace it."""
+"""Serve the HTTP routes of the policy and of the budgets: show the current document, and replace
+it."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.budgets.document import Budgets
+from penstock.budgets.model import BudgetsDocument
 from penstock.bus import BusError, Retry
+from penstock.documents.reading import InvalidDocument
+from penstock.documents.store import Documents, InForceT, Source, VersionConflict
 from penstock.web.answers import json_answer
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json
 from penstock.web.operation import Operation, json, serves
 from penstock.web.problems import Problem
-from penstock_approvals.policy.document import InvalidPolicy
-from penstock_approvals.policy.model import Document, Source
-from penstock_approvals.store.policies import Policies, VersionConflict
+from penstock_approvals.policy.model import Document
+from penstock_approvals.policy.rulings import Policy
 
 _operation = partial(Operation, tag="approvals")
 _EXAMPLE: dict[str, Any] = {
     "version": 1,
     "rules": [{"id": "read-only", "match": {"tool": "get_*"}, "outcome": "approve"}],
 }
+_BUDGETS_EXAMPLE: dict[str, Any] = {
+    "version": 1,
+    "budgets": [
+        {
+            "id": "user-day",
+            "per": "user",
+            "window": "day",
+            "limit": {"cost": "20 EUR"},
+            "reserve": "0.50 EUR",
+            "at": [{"share": 1.0, "do": "refuse"}],
+        }
+    ],
+}
 
 
-class CurrentPolicy(BaseModel):
-    """The current policy."""
+class _Current(BaseModel):
+    """The current document."""
 
-    version: int = Field(description="The policy's version; 0 if none was made")
+    version: int = Field(description="The document's version; 0 if none was made")
     source: Source = Field(description="`kv` (stored over HTTP), `file` or `builtin`")
-    digest: str = Field(description="SHA-256 of the policy, as in the records of approvals")
-    policy: dict[str, Any] = Field(description="The policy itself")
-    by: str | None = Field(None, description="Who has stored the policy")
-    at: str | None = Field(None, description="When the policy was stored, RFC 3339")
+    digest: str = Field(description="SHA-256 of the document, as in the records of approvals")
+    by: str | None = Field(None, description="Who has stored it")
+    at: str | None = Field(None, description="When it was stored, RFC 3339")
     refused: dict[Source, str] = Field(
-        {}, description="Why a newer policy does not hold, by its source"
+        {}, description="Why a newer one does not hold, by its source"
     )
 
 
-class PolicyApi:
-    """The handlers of the routes."""
+class CurrentPolicy(_Current):
+    """The current policy."""
 
-    def __init__(self, policies: Policies) -> None:
-        self._policies = policies
+    policy: dict[str, Any] = Field(description="The policy itself")
+
+
+class CurrentBudgets(_Current):
+    """The current budgets."""
+
+    budgets: dict[str, Any] = Field(description="The document itself")
+
+
+class _DocumentApi(Generic[InForceT]):
+    """Shows and replaces one document, which responses have under `name`."""
+
+    name: str
+    shown: type[_Current]
+
+    def __init__(self, documents: Documents[InForceT]) -> None:
+        self._documents = documents
+
+    async def _replace(self, request: Request) -> Response:
+        value = await read_json(request)
+        try:
+            await self._documents.apply(value, identity_of(request).user_id)
+        except InvalidDocument as error:
+            raise Problem(422, str(error)) from error
+        except VersionConflict as error:
+            raise Problem(409, str(error)) from error
+        except BusError as error:
+            text = f"the bus does not answer: {error}; show the {self.name}"
+            raise Problem(503, text) from error
+        return self._answer()
+
+    def _answer(self) -> Response:
+        documents = self._documents
+        try:
+            current = documents.current
+        except Retry:
+            reason = documents.refused.get("kv")
+            raise Problem(503, f"no {self.name} holds: {reason}") from None
+        stored = documents.stored if current.source == "kv" else None
+        document = current.document.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        shown = self.shown.model_validate(
+            {
+                "version": current.version,
+                "source": current.source,
+                "digest": current.digest,
+                self.name: document,
+                "by": stored.by if stored is not None else None,
+                "at": stored.at if stored is not None else None,
+                "refused": documents.refused,
+            }
+        )
+        return json_answer(shown.model_dump(mode="json", exclude_none=True))
+
+
+class PolicyApi(_DocumentApi[Policy]):
+    """The handlers of the policy's routes."""
+
+    name = "policy"
+    shown = CurrentPolicy
 
     @serves(
         _operation(
@@ -71,32 +144,38 @@ class PolicyApi:
         )
     )
     async def apply(self, request: Request) -> Response:
-        value = await read_json(request)
-        try:
-            await self._policies.apply(value, identity_of(request).user_id)
-        except InvalidPolicy as error:
-            raise Problem(422, str(error)) from error
-        except VersionConflict as error:
-            raise Problem(409, str(error)) from error
-        except BusError as error:
-            raise Problem(503, f"the bus does not answer: {error}; show the policy") from error
+        return await self._replace(request)
+
+
+class BudgetsApi(_DocumentApi[Budgets]):
+    """The handlers of the budgets' routes."""
+
+    name = "budgets"
+    shown = CurrentBudgets
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/budgets",
+            summary="The budgets that are in force",
+            answers={200: json("The budgets", CurrentBudgets)},
+            scopes=("administer",),
+        )
+    )
+    async def show_budgets(self, request: Request) -> Response:
         return self._answer()
 
-    def _answer(self) -> Response:
-        policies = self._policies
-        try:
-            current = policies.current
-        except Retry:
-            raise Problem(503, f"no policy holds: {policies.refused.get('kv')}") from None
-        stored = policies.stored if current.source == "kv" else None
-        document = current.document.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        shown = CurrentPolicy(
-            version=current.version,
-            source=current.source,
-            digest=current.digest,
-            policy=document,
-            by=stored.by if stored is not None else None,
-            at=stored.at if stored is not None else None,
-            refused=policies.refused,
+    @serves(
+        _operation(
+            method="PUT",
+            path="/v1/budgets",
+            summary="Replace the budgets by a document with a higher version",
+            answers={200: json("The budgets that are in force now", CurrentBudgets)},
+            scopes=("administer",),
+            body=BudgetsDocument,
+            example=_BUDGETS_EXAMPLE,
+            refusals=(409,),
         )
-        return json_answer(shown.model_dump(mode="json", exclude_none=True))
+    )
+    async def apply_budgets(self, request: Request) -> Response:
+        return await self._replace(request)

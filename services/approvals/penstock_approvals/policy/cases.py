@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from penstock_approvals.policy.model import Strict
+from penstock.documents.fields import Strict
 from penstock_approvals.policy.rulings import Question, Ruling
 
 

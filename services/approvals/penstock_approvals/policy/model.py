@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Final, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from penstock.bus.records import OnDeadline, PolicyOutcome
 from penstock.dialects.base import PauseKind
-from penstock.web.auth.grants import Permission
+from penstock.documents.fields import (
+    DecidersOf,
+    Duration,
+    Id,
+    Listed,
+    Name,
+    Names,
+    Strict,
+    Version,
+    require_unique,
+)
 
 KINDS: Final = frozenset(get_args(PauseKind))  # the kinds of items
 # The kinds of items that a person can only answer, because the upstreams' protocols have no form
@@ -18,42 +27,6 @@ ANSWERED_ONLY: Final = frozenset({"input", "feedback", "selection", "credential"
 NEEDS_VALUE: Final = ANSWERED_ONLY | {"external", "long_running"}
 MAX_RULES: Final = 1000
 MAX_NEED: Final = 100
-_DURATION: Final = re.compile(r"(\d{1,6})(s|m|h|d)")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _seconds(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = _DURATION.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("a duration is a number and s, m, h or d, such as 30m")
-    return int(match[1]) * _SECONDS[match[2]]
-
-
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Names = Annotated[
-    list[Name],
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
-    Field(min_length=1, max_length=1000),
-]
-# the seconds of a text such as `30m`, or a number of seconds
-Duration = Annotated[
-    int,
-    BeforeValidator(_seconds, json_schema_input_type=int | str),
-    Field(strict=True, ge=1, le=366 * 86400),
-]
-
-
-class Strict(BaseModel):
-    """The base of all parts of a policy. An unknown field is an error, because a rule with a
-    misspelt field would otherwise have no effect."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Match(Strict):
@@ -75,23 +48,6 @@ class Match(Strict):
             known = ", ".join(sorted(KINDS))
             raise ValueError(f"kind: {', '.join(unknown)} is unknown; the kinds are {known}")
         return self
-
-
-class DecidersOf(Strict):
-    """The people who may decide.
-
-    A person needs the scope. If the lists are not empty, the person also needs one of the roles or
-    one of the names.
-    """
-
-    scope: Permission = Field("decide", description="The scope that a decider needs.")
-    roles: list[Name] = Field([], description="A decider has one of these roles ...")
-    users: list[Name] = Field(
-        [], description="... or one of these names; `requester` is the user whose run asks."
-    )
-    excluded: list[Name] = Field(
-        [], alias="not", description="Who may not decide, such as `requester`."
-    )
 
 
 class EscalationStep(Strict):
@@ -123,9 +79,7 @@ class Terms(Strict):
         "reject", description="What the end of the deadline means: `reject`, `approve` or `leave`."
     )
     escalate: list[EscalationStep] = Field([], max_length=10)
-    edit: Annotated[
-        list[Name], BeforeValidator(_listed, json_schema_input_type=str | list[str])
-    ] = Field(
+    edit: Annotated[list[Name], Listed] = Field(
         [], description="The arguments that a decider may change, such as `args.memo` or `args.*`."
     )
 
@@ -154,7 +108,7 @@ class Rule(Terms):
     applies.
     """
 
-    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The rule's name in records.")
+    id: Id = Field(description="The rule's name in records.")
     match: Match = Field(Match(), description="What the rule is about.")
     when: str | None = Field(None, min_length=1, description="A condition in CEL.")
     outcome: PolicyOutcome = Field(description="`approve`, `reject` or `ask`.")
@@ -176,9 +130,7 @@ _ASKING: Final = frozenset({"deciders", "need", "deadline", "on_deadline", "esca
 class Document(Strict):
     """A policy. It has rules in the order of their priority, and terms for all other items."""
 
-    version: int = Field(
-        strict=True, ge=1, le=2**53, description="A number that grows with every change."
-    )
+    version: Version = Field(description="A number that grows with every change.")
     default: Terms = Field(
         Terms(edit=["*"]), description="What holds for items that no rule matches."
     )
@@ -186,13 +138,10 @@ class Document(Strict):
 
     @model_validator(mode="after")
     def _check_ids(self) -> Self:
-        ids = [rule.id for rule in self.rules]
-        if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
-            raise ValueError(f"rules: these ids are used twice: {', '.join(twice)}")
+        require_unique([rule.id for rule in self.rules], "rules")
         return self
 
 
-Source = Literal["builtin", "file", "kv"]
 # The policy that applies if there is no other: the user of the run decides, and may edit the
 # arguments.
 BUILTIN: Final = Document.model_construct(version=0, default=Terms(edit=["*"]), rules=[])

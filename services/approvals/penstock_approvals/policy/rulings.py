@@ -13,17 +13,13 @@ largest required number of people must approve, and the earliest deadline counts
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
-
-import orjson
 
 from penstock.bus.records import (
     Deciders,
@@ -33,6 +29,9 @@ from penstock.bus.records import (
     PolicyOutcome,
     PolicyRef,
 )
+from penstock.documents.fields import DecidersOf, fits_any
+from penstock.documents.reading import digest_of
+from penstock.documents.store import Source
 from penstock.expressions import (
     MAX_STEPS,
     Budget,
@@ -48,12 +47,10 @@ from penstock_approvals.policy.model import (
     BUILTIN,
     DEFAULT_ID,
     NEEDS_VALUE,
-    DecidersOf,
     Document,
     EscalationStep,
     Match,
     Rule,
-    Source,
     Terms,
 )
 
@@ -313,13 +310,6 @@ class Policy:
         )
 
 
-def digest_of(document: Document) -> str:
-    """Return the SHA-256 of a policy's content, which does not depend on the file's layout."""
-    content = document.model_dump(mode="json", by_alias=True)
-    canonical = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
-    return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
-
-
 def _without_requester(terms: Terms) -> Terms:
     excluded = [*terms.deciders.excluded, REQUESTER]
     deciders = terms.deciders.model_copy(update={"excluded": excluded})
@@ -362,16 +352,11 @@ def _mismatch(match: Match, question: Question, item: Mapping[str, Any]) -> str 
     }
     for name, value in facts.items():
         patterns = getattr(match, name)
-        if not any(fnmatchcase(value, _escaped(pattern)) for pattern in patterns):
+        if not fits_any(value, patterns):
             return f"{name}: {value or '(none)'} is not {' or '.join(patterns)}"
     if match.roles is not None and not set(match.roles) & set(question.roles):
         return f"roles: the user has none of {', '.join(match.roles)}"
     return None
-
-
-def _escaped(pattern: str) -> str:
-    """Return the pattern for fnmatch: every character except `*` matches itself."""
-    return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
 def _data(question: Question, item: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,10 @@ WORKFLOW_COMMANDS: Final = ("start", "cancel", "continue", "called", "replay")
 _TOKENS = _keys("tokens.*", "tokens.service.*")
 
 
+# The permissions of services that start runs: they read the budgets, and enter runs in accounts.
+_ADMITS = [*_follows("KV_policies"), *_buckets("policies", "budgets"), *_keys("budgets.account.*")]
+
+
 def _attempts(service: str) -> list[str]:
     return [*_buckets("claims"), *_keys(f"claims.attempts.{service}.>")]
 
@@ -212,6 +216,7 @@ USERS: Final = (
         ["decide.*", "turn.*", "deadletter.edge.*"],
         # The edge follows which runs are open, since the users' limits count open runs.
         _follows("KV_runs"),
+        _ADMITS,
         _reads(EVENTS, RAW, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
         _buckets("leases", "tokens", "claims", "threads", "workflows"),
@@ -236,7 +241,7 @@ USERS: Final = (
         ["command.workflows.continue.*", "command.workflows.cancel.*"],
         # No other service may write the audit.
         ["schedule.approvals.>", "audit.*"],
-        _takes(EVENTS, "approvals"),
+        _takes(EVENTS, "approvals", "approvals-budgets"),
         _takes(COMMANDS, "approvals-replay"),
         _takes(SCHEDULES, "approvals"),
         # A question to a person can be answered, but not rejected. So the approvals service cancels
@@ -248,6 +253,7 @@ USERS: Final = (
         _reads(EVENTS, RAW, AUDIT, SCHEDULES),
         _buckets("policies", "approvals", "pauses", "runs", "aliases", "tokens", "sent"),
         _keys("approvals.>", "policies.current", "aliases.*", "tokens.link.*"),
+        [*_buckets("budgets"), *_keys("budgets.>", "policies.budgets")],
         _attempts("approvals"),
         _TOKENS,
         _KEEPS_OBJECTS,
@@ -268,6 +274,7 @@ USERS: Final = (
         _follows("KV_rules"),
         # The service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
+        _ADMITS,
         _takes(EVENTS, "automations"),
         _takes(DELIVERIES, "automations"),
         _takes(COMMANDS, "automations-replay"),
@@ -311,6 +318,7 @@ USERS: Final = (
         [f"{_API}.STREAM.PURGE.{JOURNAL}"],
         # The service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
+        _ADMITS,
         _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "leases", "tokens", "workflows"),
         _keys("runs.*", "aliases.*", "sessions.*", "idempotency.*"),

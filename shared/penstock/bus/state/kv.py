@@ -80,6 +80,7 @@ class Bucket:
         model: type[RecordT],
         change: Callable[[RecordT], None],
         new: RecordT | None = None,
+        ttl_s: float | None = None,
     ) -> RecordT | None:
         """Let `change` change the record under a key, or else the record `new`, and return it.
 
@@ -98,7 +99,7 @@ class Bucket:
             if entry is not None and after == before:
                 return record
             revision = entry.revision if entry is not None else 0
-            if await self.update(key, after, revision) is not None:
+            if await self.update(key, after, revision, ttl_s) is not None:
                 return record
 
     async def put(self, key: str, value: bytes) -> int:

@@ -72,6 +72,7 @@ PUBLISH: Mapping[str, set[str]] = {
     "$KV.workflows.v.code_review.1.2": {"workflows"},
     "$KV.workflows.latest.code_review": {"workflows"},
     "$KV.policies.current": {"approvals"},
+    "$KV.policies.budgets": {"approvals"},
     "$KV.endpoints.pod.1": {"automations"},
     "$KV.letters.automations.1": {"automations"},
     "$KV.deliveries.1": {"automations"},

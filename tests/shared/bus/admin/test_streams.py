@@ -44,7 +44,7 @@ async def test_a_start_makes_every_stream_and_bucket(own_bus: Bus) -> None:
         *["ADVISORIES", "DELIVERIES", "JOURNAL", "KV_deliveries", "KV_endpoints", "KV_letters"],
         *["KV_runs", "KV_sessions", "KV_aliases", "KV_idempotency", "KV_claims", "KV_sent"],
         *["KV_approvals", "KV_policies", "KV_pauses", "KV_threads", "KV_rules", "KV_tokens"],
-        *["KV_workflows", "KV_costs"],
+        *["KV_workflows", "KV_costs", "KV_budgets"],
         *["KV_checkpoints", "KV_cursors", "KV_listens", "KV_trees", "KV_leases"],
     }
     assert set(await configs(own_bus)) == names
@@ -113,7 +113,7 @@ async def test_many_starts_at_once_agree(fresh_nats: NatsServer) -> None:
         async with connected(fresh_nats.url) as bus:
             return len(await configs(bus))
 
-    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {32}
+    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {33}
 
 
 async def test_what_is_kept_is_not_changed_by_a_start_with_other_settings(

@@ -1,0 +1,1 @@
+"""Adds up what runs use of their budgets, and acts where a share of a limit is used."""

@@ -1,0 +1,83 @@
+"""Defines the parts that several documents have: names, patterns, durations, deciders. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from penstock.web.auth.grants import Permission
+
+_DURATION: Final = re.compile(r"(\d{1,6})(s|m|h|d)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def seconds(value: Any) -> Any:
+    """Return the seconds of a text such as `30m`; return any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("a duration is a number and s, m, h or d, such as 30m")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+# One text stands for a list with this text.
+Listed = BeforeValidator(_listed, json_schema_input_type=str | list[str])
+Names = Annotated[list[Name], Listed, Field(min_length=1, max_length=1000)]
+# the seconds of a text such as `30m`, or a number of seconds
+Duration = Annotated[
+    int,
+    BeforeValidator(seconds, json_schema_input_type=int | str),
+    Field(strict=True, ge=1, le=366 * 86400),
+]
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Version = Annotated[int, Field(strict=True, ge=1, le=2**53)]
+
+
+class Strict(BaseModel):
+    """The base of all parts of a document. An unknown field is an error, because a rule with a
+    misspelt field would otherwise have no effect."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DecidersOf(Strict):
+    """The people who may decide.
+
+    A person needs the scope. If the lists are not empty, the person also needs one of the roles or
+    one of the names.
+    """
+
+    scope: Permission = Field("decide", description="The scope that a decider needs.")
+    roles: list[Name] = Field([], description="A decider has one of these roles ...")
+    users: list[Name] = Field(
+        [], description="... or one of these names; `requester` is the user whose run asks."
+    )
+    excluded: list[Name] = Field(
+        [], alias="not", description="Who may not decide, such as `requester`."
+    )
+
+
+def fits_any(text: str, patterns: Iterable[str]) -> bool:
+    """Return whether a text fits one of the patterns, in which only `*` stands for any text."""
+    return any(fnmatchcase(text, _escaped(pattern)) for pattern in patterns)
+
+
+def _escaped(pattern: str) -> str:
+    """Return the pattern for fnmatch: every character except `*` matches itself."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
+
+
+def require_unique(ids: list[str], name: str) -> None:
+    """Raise ValueError if an id is used twice."""
+    if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
+        raise ValueError(f"{name}: these ids are used twice: {', '.join(twice)}")
