@@ -83,7 +83,8 @@ class Budgets:
             ("tenant", facts.tenant, match.tenant),
         ):
             if not fits_any(value, patterns):
-                return Applying(budget, False, f"{name}: {value or '(none)'} is not {' or '.join(patterns)}")
+                reason = f"{name}: {value or '(none)'} is not {' or '.join(patterns)}"
+                return Applying(budget, False, reason)
         if match.roles is not None and not set(match.roles) & set(facts.roles):
             return Applying(budget, False, f"roles: the user has none of {', '.join(match.roles)}")
         condition = self._conditions.get(budget.id)

@@ -106,7 +106,7 @@ async def test_a_start_that_was_interrupted_is_repeated_in_the_room_that_it_has(
             await starter(bus).start(Start(AGENT, "Hello", None, ADA, key="two", request=b"x"))
         first = await starter(bus).start(asked)
         again = await starter(bus).start(asked)
-        assert (first.new, again.new) == (False, False)
+        assert (first.new, again.new) == (True, False)
         assert first.record.run_id == again.record.run_id
         assert list((await account_of(bus)).runs) == [first.record.run_id]
 
