@@ -16,6 +16,7 @@ from typing import Any
 import certifi
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from support.drive.repository import ROOT
 from support.real import devtools, servers, upstreams
@@ -38,15 +39,34 @@ HYPOTHESIS_TIMEOUT_S = 900
 # The number of new objects after which Python looks for garbage.
 GC_THRESHOLD = 10_000
 
-# The files with the tests that wait longest, in the order in which they begin. A worker that began
-# one of them last would work alone for half a minute, while all other workers have ended.
+# The files whose tests share a deployment, by the folder whose fixture starts it. One worker runs
+# them all, so that the deployment is started once.
+TOGETHER = {
+    **{
+        f"tests/e2e/test_{name}.py": "tests/e2e"
+        for name in (
+            *("agno_surface", "adk_surface", "agui_surface", "real_servers"),
+            *("agno_sessions", "costs", "logs", "metrics"),
+        )
+    },
+    **{
+        f"tests/e2e/workflows/test_{name}.py": "tests/e2e/workflows"
+        for name in ("answers", "dialects", "shapes")
+    },
+}
+# The files that take longest, in the order in which they begin. A worker that began one of them
+# last would work alone for half a minute, while all other workers have ended.
 FIRST = (
+    "tests/e2e/test_second_user.py",
     "tests/e2e/test_clocks.py",
     "tests/chaos/test_chaos.py",
+    "tests/console/test_console.py",
+    *TOGETHER,
     "tests/cli/test_up.py",
     "tests/broker/test_cluster.py",
     "tests/broker/test_one_broker.py",
     "tests/broker/test_start.py",
+    "tests/workflows/test_storm.py",
     "tests/shared/bus/write/test_stateful_raw.py",
 )
 
@@ -107,6 +127,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tries_examples = hasattr(test, "hypothesis") or "run_state_machine_as_test" in called
         if tries_examples and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(HYPOTHESIS_TIMEOUT_S))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, give workers whole files in order, and those of `TOGETHER` to one.
+
+    A fixture of a module is a NATS server at least, often all services or a browser. A worker that
+    took some tests of a file would make it again.
+    """
+    if config.option.dist != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _work_of
+    return scheduler
+
+
+def _work_of(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return TOGETHER.get(file, file)
 
 
 def _is_worker() -> bool:
