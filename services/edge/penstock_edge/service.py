@@ -31,6 +31,7 @@ from penstock_edge.surfaces.adk import Adk
 from penstock_edge.surfaces.agno import Agno
 from penstock_edge.surfaces.agui import Agui
 from penstock_edge.surfaces.executions import Executions
+from penstock_edge.surfaces.openai import OpenAI
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1 import V1
 from penstock_edge.surfaces.vercel import Vercel
@@ -72,7 +73,7 @@ log = logging.getLogger(__name__)
 
 
 # To add a surface, add the surface's folder, and its class to this tuple.
-SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, Vercel)
+SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, OpenAI, Vercel)
 
 
 class EdgeService(Service):

@@ -95,6 +95,9 @@ ANSWER = {"tools": [{"tool_call_id": "c1", "confirmed": True}], "stream": True}
 STARTED_BY_BOB = {"message": "Hello", "stream": True, "user_id": "alice"}
 
 
+PREVIOUS = {"model": "assistant", "input": "Hi", "previous_response_id": "resp_{run_id}"}
+
+
 def _adk(app: str) -> dict[str, Any]:
     return {
         "appName": app,
@@ -187,6 +190,17 @@ HOW: dict[str, list[How]] = {
     "POST /vercel/{agent}": [How(body=VERCEL)],
     "GET /vercel/{agent}/{chat}/stream": [How(403, query=ALICE)],
     "POST /vercel/{agent}/{chat}/stop": [How(403, 409, query=ALICE)],
+    # OpenAI's API
+    "GET /openai/v1/models": [How()],
+    "GET /openai/v1/models/{model}": [How()],
+    "POST /openai/v1/chat/completions": [How()],
+    "POST /openai/v1/responses": [
+        How(),
+        How(404, body=PREVIOUS),
+    ],
+    "GET /openai/v1/responses/{response_id}": [How(404), How(404, query="?stream=true")],
+    "GET /openai/v1/responses/{response_id}/input_items": [How(404)],
+    "POST /openai/v1/responses/{response_id}/cancel": [How(404, 409)],
     # approvals
     "GET /v1/approvals": [How()],
     "GET /v1/approvals/events": [How(headers=PAGE)],

@@ -107,6 +107,7 @@ class Secured:
         run = await (self.finished() if "{session}" in row.route else self.run(agent))
         names = {"app": "assistant", "user": "alice", "id": agent, "new": str(uuid_utils.uuid7())}
         names |= {"run_id": run.run_id, "session": run.session_id, "session_id": run.session_id}
+        names |= {"response_id": f"resp_{run.run_id}", "model": agent}
         names |= {"artifact": "report.txt", "agent": agent, "thread_id": run.session_id}
         names["chat"] = run.session_id
         if "{approval_id}" in row.route:

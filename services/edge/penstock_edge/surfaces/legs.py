@@ -81,7 +81,10 @@ class Reply:
 async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, StartPosition]:
     """Start a run; return a position before all its events, or with `frames` its source frames. The
     position is of no use if the request repeats an earlier one (`Started.new`)."""
-    shard = await edge.starter.shard_for(start.user.user_id, start.session_id)
+    if start.run_id is not None:
+        shard = shard_of(start.run_id)
+    else:
+        shard = await edge.starter.shard_for(start.user.user_id, start.session_id)
     position = await start_of_new_run(edge.bus, shard, frames=frames)
     return await edge.starter.start(replace(start, shard=shard)), position
 
@@ -174,9 +177,10 @@ async def decide(
     *,
     user_id: str,
     invocation_id: str | None = None,
+    key: str | None = None,
 ) -> None:
     """Decide each answer at the approvals service. Problem: it refused one, but has accepted each
-    earlier answer. BusError: an answer was not sent."""
+    earlier answer. BusError: an answer was not sent. A repeat with the same `key` decides once."""
     for answer in reply.answers:
         approval = answer.approval
         request = DecideRequest(
@@ -187,5 +191,6 @@ async def decide(
             digest=answer.digest or approval.requested_digest or approval.digest,
             items=answer.items,
             invocation_id=invocation_id,
+            idempotency_key=key,
         )
         await forward_decision(edge.bus, approval.approval_id, request)

@@ -28,7 +28,8 @@ class LegForm(Generic[E]):
     returns the frames for a stream that ends before its leg does: its client does not reconnect,
     and without these frames would conclude that the run has succeeded. `last` is the data of a
     frame that follows those of the leg, for example `[DONE]`, and `headers` are further headers of
-    the response, with lower-case names."""
+    the response, with lower-case names. A `delivery` that is RESUMABLE is for a client that knows
+    an interrupted stream by its end, and can continue it."""
 
     key: tuple[str, ...]
     dialect: str
@@ -38,6 +39,7 @@ class LegForm(Generic[E]):
     framing: Framing = VERBATIM_SSE
     last: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    delivery: Delivery = Delivery.ONCE
 
     def of_leg(self, leg: int, *, replays: bool = False) -> EncodedLeg:
         encoder = self.encoder()
@@ -60,7 +62,7 @@ class LegForm(Generic[E]):
             no_notice,
             ReadFrom.START,  # the frames of a leg depend on the events before it
             self.framing,
-            Delivery.ONCE,
+            self.delivery,
             self.headers,
         )
 

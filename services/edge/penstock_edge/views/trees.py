@@ -131,7 +131,7 @@ class TreeViews:
             return TreeEncoding(self.fold(form.dialect), encoder, form.render, leg)
 
         key = (form.dialect, "to leg" if replays else "leg", f"{after}", *form.key)
-        view = self.view(key, form.dialect, encoding, no_notice, form.framing, Delivery.ONCE)
+        view = self.view(key, form.dialect, encoding, no_notice, form.framing, form.delivery)
         return replace(view, headers=form.headers)
 
     def agui_leg(self, audience: Audience, after: int) -> View:

@@ -1,0 +1,36 @@
+"""The ids of responses, which say all that is needed to open the response again. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+_FORM: Final = re.compile(
+    r"resp_([0-9a-fA-F-]{36})(?:\.([0-9]{1,6}))?(?:\.([0-9]{1,18}))?((?:\.[0-9a-f-]{36})*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseId:
+    """`resp_<run>`, with `.<leg>` from the second leg on. The later legs of a workflow's run also
+    have the stream sequence `after` of the pause before them, and the approvals that the client
+    has `answered`, whose pauses the response leaves out (`TreeLeg`)."""
+
+    run_id: str
+    leg: int = 1
+    after: int = 0
+    answered: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = _FORM.fullmatch(text)
+        if match is None:
+            return None
+        run_id, leg, after, answered = match.groups()
+        return cls(run_id.lower(), int(leg or 1), int(after or 0), tuple(answered.split(".")[1:]))
+
+    def __str__(self) -> str:
+        later = [f"{self.leg}"] if self.leg > 1 else []
+        later += [f"{self.after}", *self.answered] if self.after else []
+        return ".".join([f"resp_{self.run_id}", *later])

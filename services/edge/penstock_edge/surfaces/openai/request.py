@@ -1,0 +1,165 @@
+"""Reads the bodies of OpenAI's clients. Pure.
+
+An answer to a request is an item at the end of the `input`, and names the request by its id, which
+has the digest. Nothing else decides: no text, and no answer before another item, which is history.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.bus.records import Decided
+from penstock.dialects.json import parsed
+from penstock.dialects.openai import CONFIRMATIONS, Asked
+from penstock.web.problems import ErrorShape, Problem, schema_of
+
+JsonObject = dict[str, Any]
+ANSWERS: Final = {"mcp_approval_response": "approval_request_id", "function_call_output": "call_id"}
+_TEXTS: Final = frozenset({"text", "input_text", "output_text"})
+# The secret of a one-time link must not reach an agent, which could decide with it.
+_SECRET: Final = re.compile(r"\S*/d/pln_\S*")
+
+
+class _Body(BaseModel):
+    """Fields that are not declared here are for a model (`temperature`), and have no effect."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field(min_length=1, max_length=512)
+    stream: bool | None = False
+    metadata: dict[str, str] | None = None
+
+
+class ResponsesRequest(_Body):
+    """The body of POST /openai/v1/responses."""
+
+    input: str | list[JsonObject]
+    background: bool | None = False
+    previous_response_id: str | None = None
+    conversation: str | JsonObject | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream has besides the answer."""
+
+    include_usage: bool | None = False
+
+
+class ChatRequest(_Body):
+    """The body of POST /openai/v1/chat/completions."""
+
+    messages: list[JsonObject] = Field(min_length=1)
+    stream_options: StreamOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An item that answers the request `asked`."""
+
+    asked: Asked
+    item: JsonObject
+
+    def decision(self, asked: Mapping[str, Any]) -> Decided:
+        """Return the decision on an item of `approval.requested`."""
+        given, item_id = self.item, asked["item_id"]
+        if asked["kind"] not in CONFIRMATIONS:
+            if given["type"] != "function_call_output":
+                if given.get("approve") is False:
+                    return Decided(item_id=item_id, decision="reject", note=given.get("reason"))
+                raise refused("input", f"{self.asked} asks for a value: send function_call_output")
+            value = text_of("input", given.get("output"))
+            value = value if asked["kind"] == "external" else parsed(value)
+            return Decided(item_id=item_id, decision="approve", value=value)
+        yes = given.get("approve")
+        if given["type"] != "mcp_approval_response" or not isinstance(yes, bool):
+            text = f"{self.asked} is answered by mcp_approval_response with approve: true or false"
+            raise refused("input", text)
+        note = given.get("reason")
+        decision = "approve" if yes else "reject"
+        return Decided(item_id=item_id, decision=decision, note=note)
+
+
+def refused(param: str, text: str, status: int = 400, code: str | None = None) -> Problem:
+    return Problem(status, f"{param}: {text}", param=param, code=code)
+
+
+def answers_of(asked: ResponsesRequest) -> list[Answered]:
+    """Return the answers at the end of the input."""
+    if isinstance(asked.input, str):
+        return []
+    at = len(asked.input)
+    while at and asked.input[at - 1].get("type") in ANSWERS:
+        at -= 1
+    if at and at < len(asked.input) and asked.previous_response_id is not None:
+        raise refused("input", "send the answers to requests without other items")
+    return [_answered(item) for item in asked.input[at:]]
+
+
+def _answered(item: JsonObject) -> Answered:
+    name = str(item.get(ANSWERS[item["type"]]))
+    asked = Asked.parse(name)
+    if asked is None:
+        raise refused(
+            "input", f"{name[:128]!r} is the id of no request; send it back unchanged", 404
+        )
+    return Answered(asked, item)
+
+
+def message_of(items: Sequence[JsonObject], param: str, *, in_session: bool) -> str:
+    """Return what the agent gets: the user's last messages if the session has the earlier ones,
+    else the whole conversation as one text."""
+    turns = [each for each in items if each.get("role") in ("user", "assistant")]
+    at = len(turns)
+    while at and turns[at - 1]["role"] == "user":
+        at -= 1
+    new = "\n\n".join(text_of(param, each.get("content")) for each in turns[at:])
+    if not new.strip():
+        raise refused(param, "must end with a message of the user that has a text")
+    if not in_session and at:
+        earlier = (f"{each['role']}: {text_of(param, each.get('content'))}" for each in turns[:at])
+        new = "\n\n".join(["The conversation so far:", *earlier, "The new message:", new])
+    return _SECRET.sub("(a link)", new)
+
+
+def text_of(param: str, content: Any) -> str:
+    """Return the text of a content: a text, or a list of parts; other parts are refused."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") not in _TEXTS:
+            raise refused(param, "a message may only have parts that are texts")
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)
+
+
+class _Errors(ErrorShape):
+    """OpenAI's shape. Its clients repeat a request after 409, which would be refused again."""
+
+    def response(self, problem: Problem) -> Any:
+        response = ErrorShape.response(self, problem)
+        if problem.status == 409:
+            response.headers["x-should-retry"] = "false"
+        return response
+
+
+def _error(problem: Problem) -> Mapping[str, Any]:
+    kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    other = "server_error" if problem.status >= 500 else "invalid_request_error"
+    error = {"message": problem.detail, "type": kind.get(problem.status, other)}
+    return {"error": error | {name: problem.more.get(name) for name in ("param", "code")}}
+
+
+_TEXT: Final = {"type": "string"}
+ERRORS: Final = _Errors(
+    "openai",
+    "application/json",
+    schema_of(error={"type": "object", "properties": {"message": _TEXT, "type": _TEXT}}),
+    _error,
+)

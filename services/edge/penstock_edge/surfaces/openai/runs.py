@@ -1,0 +1,149 @@
+"""Starts runs for OpenAI's clients, and opens the legs of their responses.
+
+A client repeats a request whose answer it did not get, and sends no idempotency key. The same body
+with `x-stainless-retry-count` above 0 repeats the newest request with this body (decision 0317).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+
+from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.subjects import key_of
+from penstock.runs.start import Start
+from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.web.auth import Identity, identity_of, require
+from penstock.web.bodies import read_body, require_json
+from penstock_edge.edge import Edge
+from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
+from penstock_edge.sources.locate import StartPosition, locate
+from penstock_edge.surfaces.bodies import Model, document_of, validated, workflow_input
+from penstock_edge.surfaces.legs import Leg, first_leg
+from penstock_edge.surfaces.openai.ids import ResponseId
+from penstock_edge.surfaces.openai.request import refused
+from penstock_edge.surfaces.query import cursor_of
+from penstock_edge.views.encoded_leg import LegForm
+from penstock_edge.views.view import View
+
+KEY: Final = "idempotency-key"
+RETRY: Final = "x-stainless-retry-count"
+SESSION: Final = "x-penstock-session"
+RETRIED_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its caller, its body, and the key under which its retries find what it began."""
+
+    request: Request
+    who: Identity
+    body: bytes
+
+    @classmethod
+    async def read(cls, edge: Edge, request: Request) -> Asked:
+        require_json(request)
+        body = await read_body(request, edge.settings.max_body_bytes)
+        return cls(request, identity_of(request), body)
+
+    def parsed(self, model: type[Model]) -> Model:
+        return validated(model, document_of(self.body))
+
+    @property
+    def key(self) -> str:
+        digest = hashlib.sha256(self.body).hexdigest()
+        return key_of("openai", self.who.user_id, self.request.url.path, digest)
+
+    @property
+    def is_retry(self) -> bool:
+        return self.request.headers.get(RETRY, "0") != "0"
+
+
+class Runs:
+    """What the handlers of both APIs share."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def agent(self, model: str) -> AgentConfig:
+        agent = self._edge.config.agent(model)
+        if agent is None:
+            text = self._edge.config.no_agent(model)
+            raise refused("model", text, 404, code="model_not_found")
+        return agent
+
+    async def start(
+        self,
+        asked: Asked,
+        agent: AgentConfig,
+        message: str,
+        session_id: str | None,
+        metadata: Mapping[str, str] | None,
+    ) -> tuple[ResponseId, Leg | None]:
+        """Start a run. The leg is None if an earlier request has started the run."""
+        require(asked.who, "start")
+        given = None
+        if isinstance(agent, WorkflowAgent):
+            given = workflow_input((metadata or {}).get("input"), "metadata", "input")
+        user = asked.who.run_user(asked.who.user_id)
+        start = Start(agent, message, session_id, user, given, request=asked.body)
+        if (key := asked.request.headers.get(KEY)) is not None:
+            start = replace(start, key=key)
+        elif RETRY in asked.request.headers:
+            start = replace(start, run_id=await self._run_id(asked, session_id))
+        started, leg = await first_leg(self._edge, start)
+        return ResponseId(leg.run_id), leg if started.new else None
+
+    async def _run_id(self, asked: Asked, session_id: str | None) -> str:
+        """Return the id of the run that the request starts, after storing it for its retries."""
+        if asked.is_retry and (known := await self.earlier(asked)) is not None:
+            record = await self._edge.bus.bucket("runs").load(known["run_id"], RunRecord)
+            at = known["at"] if record is None else record.updated_at
+            is_open = record is not None and record.status not in ENDED
+            if is_open or self._edge.bus.clock.age_s(at) <= RETRIED_S:
+                return str(known["run_id"])
+        run_id = await self._edge.starter.new_run_id(asked.who.user_id, session_id)
+        await self.remember(asked, run_id=run_id)
+        return run_id
+
+    async def earlier(self, asked: Asked) -> dict[str, Any] | None:
+        entry = await self._edge.bus.bucket("idempotency").get(asked.key)
+        return orjson.loads(entry.value) if entry is not None else None
+
+    async def remember(self, asked: Asked, **begun: str) -> None:
+        value = orjson.dumps({**begun, "at": self._edge.bus.clock.stamp()})
+        await self._edge.bus.bucket("idempotency").put(asked.key, value)
+
+    async def run(
+        self, who: Identity, response_id: str, param: str
+    ) -> tuple[ResponseId, RunRecord]:
+        response = ResponseId.parse(response_id)
+        unknown = refused(param, f"there is no response {response_id[:128]!r}", 404)
+        if response is None:
+            raise unknown
+        return response, await run_of(self._edge.bus, who, response.run_id, unknown)
+
+    async def open(
+        self, response: ResponseId, record: RunRecord, form: LegForm[Any], request: Request
+    ) -> tuple[View, StartPosition]:
+        """Return the view of a leg that has begun, or will begin, and where the client reads. A
+        GET continues after the cursor in `Last-Event-ID`, if the client has one."""
+        edge, run_id = self._edge, record.run_id
+        after = cursor_of(request) if request.method == "GET" else None
+
+        def view(known: tuple[Any, ...] = ()) -> View:
+            tree = edge.tree(run_id, known, response.answered) if is_workflow(record) else None
+            leg = Leg(run_id, response.leg, StartPosition(1, 1), tree, response.after)
+            return leg.view(form)
+
+        found = view()
+        place = await locate(edge.bus, found, after, record)
+        if place.truncated and found.reads_tree:
+            found = view(await unfinished_descendants(edge.run_list, record))
+        # These clients do not know 204, so a response that has ended is an empty stream.
+        return found, replace(place, ended=False)

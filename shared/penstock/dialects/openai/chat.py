@@ -1,0 +1,131 @@
+"""Encodes canonical events into OpenAI's Chat Completions, by way of the parts of a response.
+
+The content is the response's text. Reasoning and the agent's calls are `reasoning_content`, which
+chat interfaces show apart; `tool_calls` would ask the client to run them. The protocol has no way
+to ask for a decision, so a pause ends the content with a text, and links if the edge has made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.dialects.base import Json, JsonObject, frame
+from penstock.dialects.openai import items
+from penstock.dialects.openai.responses import Part, ResponsesEncoder
+from penstock.sse import Frame
+
+DONE: Final = b"[DONE]"  # the data of the frame after those of a leg
+WAITS: Final = (
+    "This waits for a decision. Whoever may decide can do so under the link; a message decides "
+    "nothing. Send any message afterwards to get the rest."
+)
+_SHOWN_CHARACTERS: Final = 500
+
+
+@dataclass(slots=True)
+class ChatEncoder:
+    """Encodes a leg (see `penstock.dialects.base.Encoder`). Without `streaming`, the only frame is
+    the completion, or the error of a run that has failed."""
+
+    response: ResponsesEncoder = field(default_factory=ResponsesEncoder)
+    streaming: bool = True
+    include_usage: bool = False
+    links: dict[str, str] = field(default_factory=dict)  # the address of a link by approval id
+    _texts: dict[str, list[str]] = field(default_factory=dict)
+    _named: JsonObject = field(default_factory=dict)  # the fields that all chunks have
+    _index: int | None = None  # the item of the last piece of content
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        return [made for part in self.response.parts(event) for made in self._of(part)]
+
+    def _of(self, part: Part) -> Iterator[Frame]:
+        kind, body = part
+        match kind:
+            case "created":
+                begun = body["response"]
+                named = {"id": f"chatcmpl-{begun['id'].removeprefix('resp_')}"}
+                self._named = {**named, "created": begun["created_at"], "model": begun["model"]}
+                yield from self._chunk({"role": "assistant", "content": ""})
+            case "output_text.delta":
+                begins = self._index not in (None, body["output_index"])
+                self._index = body["output_index"]
+                yield from self._say("content", ("\n\n" if begins else "") + body["delta"])
+            case "reasoning_summary_text.delta":
+                yield from self._say("reasoning_content", body["delta"])
+            case "output_item.done":
+                yield from self._item(body["item"])
+            case "completed":
+                yield from self._completed(body["response"])
+            case "failed" | "incomplete":
+                error = body["response"]["error"] or {"message": "the run was cancelled"}
+                yield failure(body["response"]["status"], error["message"])
+
+    def _item(self, item: JsonObject) -> Iterator[Frame]:
+        match item["type"]:
+            case "reasoning":
+                yield from self._say("reasoning_content", "\n\n")
+            case "mcp_call":
+                ended = item["error"] or item["output"] or item["status"]
+                yield from self._say("reasoning_content", f"{_called(item)}: {_short(ended)}\n\n")
+
+    def _completed(self, response: JsonObject) -> Iterator[Frame]:
+        asks = [line for each in response["output"] if (line := _asked(each, self.links))]
+        if asks:
+            before = "\n\n" if self._index is not None else ""
+            yield from self._say("content", before + "\n".join([WAITS, *asks]))
+        usage = _usage(response["usage"])
+        if not self.streaming:
+            said = {name: "".join(text) for name, text in self._texts.items()}
+            message = {"role": "assistant", "content": "", "refusal": None, **said}
+            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+            yield self._frame("chat.completion", [choice], usage=usage)
+            return
+        yield from self._chunk({}, "stop")
+        if self.include_usage:
+            yield self._frame("chat.completion.chunk", [], usage=usage)
+
+    def _say(self, where: str, text: str) -> Iterator[Frame]:
+        if not self.streaming:
+            self._texts.setdefault(where, []).append(text)
+        yield from self._chunk({where: text})
+
+    def _chunk(self, delta: JsonObject, finish: str | None = None) -> Iterator[Frame]:
+        if self.streaming:
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+            yield self._frame("chat.completion.chunk", [choice])
+
+    def _frame(self, kind: str, choices: list[JsonObject], **more: Json) -> Frame:
+        return frame({**self._named, "object": kind, "choices": choices, **more})
+
+
+def failure(code: str, text: str) -> Frame:
+    return frame({"error": {"message": text, "type": "server_error", "param": None, "code": code}})
+
+
+def _asked(item: JsonObject, links: Mapping[str, str]) -> str | None:
+    """Return a line for an item that asks for a decision; None for any other item."""
+    asked = items.Asked.parse(item.get("call_id") or item["id"])
+    if asked is None:
+        return None
+    link = links.get(asked.approval_id, f"approval {asked.approval_id}")
+    return f"- {_called(item)}: {link}"
+
+
+def _called(item: JsonObject) -> str:
+    return f"{item['name']}({_short(item['arguments'])})"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _usage(usage: JsonObject | None) -> JsonObject | None:
+    return usage and {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": usage["input_tokens_details"],
+        "completion_tokens_details": usage["output_tokens_details"],
+    }

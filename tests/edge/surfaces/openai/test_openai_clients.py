@@ -1,0 +1,180 @@
+"""OpenAI's own clients, unchanged, against the edge; the run behind it is pretended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.bus import Bus
+from penstock.bus.records import DecideRequest, StartCommand
+from penstock.dialects.openai import Asked
+from support.drive.clients import Client
+from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun
+from support.real.openai_client import LANGUAGES, OpenAIClient, Refused, running
+
+DIGEST = "sha256:" + 16 * "0123"
+ITEM = {"digest": DIGEST, "tool": "delete_file", "args": {"path": "a"}, "tool_call_id": "c1"}
+
+
+@pytest.fixture(scope="module", params=LANGUAGES)
+def openai(request: pytest.FixtureRequest, edge: Client) -> Iterator[OpenAIClient]:
+    with running(request.param, str(edge.base_url)) as client:
+        yield client
+
+
+async def hello(run: PretendRun, command: StartCommand) -> None:
+    run.session_id = command.session_id
+    await run.started()
+    await run.say("llm.reasoning", thought="Hm.", reasoning_id="r1", final=True)
+    call = {"tool": "look", "tool_call_id": "c0"}
+    await run.say("llm.tool_call", **call, args={"at": "x"})
+    await run.say("llm.tool_result", **call, result={"seen": 1}, outcome="ok")
+    await run.text("Hello, ", command.message)
+    done = f"Hello, {command.message}"
+    await run.say("llm.message_completed", message_id="m1", content=done, role="assistant")
+    await run.say("llm.usage", input_tokens=3, output_tokens=2, reported="call", estimated=False)
+    await run.completed(done)
+
+
+@pytest.fixture
+async def runs(bus: Bus) -> AsyncIterator[list[StartCommand]]:
+    """Play `hello` for each start; return the commands."""
+    commands: list[StartCommand] = []
+
+    async def play(run: PretendRun, command: StartCommand) -> None:
+        commands.append(command)
+        await hello(run, command)
+
+    connector = PretendConnector(bus, play)
+    await connector.start()
+    yield commands
+    await connector.stop()
+
+
+def kinds(output: list[dict[str, Any]]) -> list[str]:
+    return [item["type"] for item in output]
+
+
+def texts(output: list[dict[str, Any]]) -> list[Any]:
+    """Return the items without what the client's accumulator adds."""
+    parts = [item.get("content") or item.get("summary") or [item] for item in output]
+    return [(part.get("text"), part.get("output")) for item in parts for part in item]
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "assistant", "input": "you", **fields}
+
+
+async def test_a_response_is_read_whole(openai: OpenAIClient, runs: list[StartCommand]) -> None:
+    whole = await openai.call("create", body=body())
+    assert whole["status"] == "completed"
+    assert whole["output_text"] == "Hello, you"
+    assert kinds(whole["output"]) == ["reasoning", "mcp_call", "message"]
+    assert whole["output"][1]["output"] == '{"seen":1}'
+    assert whole["usage"]["total_tokens"] == 5
+    [command] = runs
+    named = {"run_id": command.run_id, "session_id": command.session_id}
+    assert whole["metadata"] == named
+    again = await openai.call("retrieve", id=whole["id"])
+    assert again["output"] == whole["output"]
+    [item] = await openai.call("inputs", id=whole["id"])
+    assert item["content"][0]["type"] == "input_text"
+
+
+async def test_a_stream_is_numbered_without_gaps_and_resumed_exactly_at_each_number(
+    openai: OpenAIClient, runs: list[StartCommand]
+) -> None:
+    events = await openai.call("stream", body=body())
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert events[-1]["type"] == "response.completed"
+    response_id = events[0]["response"]["id"]
+    for after in range(len(events)):
+        assert await openai.call("resume", id=response_id, after=after) == events[after + 1 :]
+    final = await openai.call("final", id=response_id, after=4)
+    assert texts(final["output"]) == texts(events[-1]["response"]["output"])
+
+
+async def test_a_stream_that_the_client_left_is_continued(
+    openai: OpenAIClient, runs: list[StartCommand]
+) -> None:
+    read = await openai.call("stream", body=body(background=True), cut=3)
+    rest = await openai.call("resume", id=read[0]["response"]["id"], after=2)
+    numbers = [event["sequence_number"] for event in read + rest]
+    assert numbers == [*range(len(numbers))]
+    assert rest[-1]["response"]["status"] == "completed"
+
+
+async def test_a_chat_is_streamed_and_read_whole(
+    openai: OpenAIClient, runs: list[StartCommand]
+) -> None:
+    messages = [{"role": "user", "content": "you"}]
+    asked = {"model": "assistant", "messages": messages}
+    whole = await openai.call("chat", body=asked)
+    assert whole["choices"][0]["message"]["content"] == "Hello, you"
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = await openai.call("chat", body={**asked, **options})
+    said = [each["choices"][0]["delta"].get("content") or "" for each in chunks if each["choices"]]
+    assert "".join(said) == "Hello, you"
+    assert chunks[-1]["usage"]["total_tokens"] == 5
+
+
+async def test_the_models_are_the_agents(openai: OpenAIClient) -> None:
+    assert await openai.call("models") == ["assistant", "helper"]
+    with pytest.raises(Refused) as refused:
+        await openai.call("create", body=body(model="nobody"))
+    assert (refused.value.status, refused.value.body["code"]) == (404, "model_not_found")
+
+
+async def test_a_decision_is_an_item_with_the_digest_and_continues_the_run(
+    openai: OpenAIClient, bus: Bus
+) -> None:
+    approvals = PretendApprovals(bus)
+    await approvals.start()
+    asked: list[str] = []
+
+    async def play(run: PretendRun, command: StartCommand) -> None:
+        await run.started()
+        await run.say("llm.tool_call", tool="delete_file", tool_call_id="c1", args={}, pending=True)
+        approval_id = await approvals.request(
+            run.run_id, "assistant", command.session_id, {"i1": "confirmation"}, i1=ITEM
+        )
+        asked.append(approval_id)
+        item = {"item_id": "i1", "kind": "confirmation", "editable": False, **ITEM}
+        await run.say("approval.requested", approval_id=approval_id, digest="d", items=[item])
+        await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
+
+        async def go_on(decision: DecideRequest) -> None:
+            decided = [each.model_dump() for each in decision.items]
+            facts = {"outcome": "approved", "by": "u", "automatic": False, "items": decided}
+            await run.say("approval.decided", approval_id=approval_id, **facts)
+            run.leg_number = 2
+            await run.say("lifecycle.resumed", approval_id=approval_id)
+            call = {"tool": "delete_file", "tool_call_id": "c1"}
+            await run.say("llm.tool_result", **call, result="gone", outcome="ok")
+            await run.text("Deleted.")
+            await run.completed()
+
+        approvals.on_decision = go_on
+
+    connector = PretendConnector(bus, play)
+    await connector.start()
+    first = await openai.call("create", body=body())
+    [request] = first["output"]
+    assert request["type"] == "mcp_approval_request"
+    assert Asked.parse(request["id"]) == Asked(asked[0], DIGEST.removeprefix("sha256:")[:32])
+    answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
+    given = [{**answer, "approve": True, "reason": "fine"}]
+    then = await openai.call("create", body=body(input=given, previous_response_id=first["id"]))
+    assert then["output_text"] == "Deleted."
+    assert then["output"][0]["approval_request_id"] == request["id"]
+    [decision] = approvals.decisions
+    assert decision.decider.channel == "openai"
+    assert [(item.item_id, item.decision, item.note) for item in decision.items] == [
+        ("i1", "approve", "fine")
+    ]
+    [item] = await openai.call("inputs", id=then["id"])
+    assert (item["approval_request_id"], item["approve"]) == (request["id"], True)
+    await connector.stop()

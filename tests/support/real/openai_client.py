@@ -1,0 +1,80 @@
+"""OpenAI's own clients, each as one process that serves many calls (tests/clients/openai)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from support.drive.repository import ROOT
+
+SCRIPTS: Final = ROOT / "tests" / "clients" / "openai"
+PYTHON: Final = ROOT / ".penstock" / "venvs" / "openai" / "bin" / "python"
+NODE: Final = ROOT / ".penstock" / "node" / "openai"
+LANGUAGES: Final = ("python", "javascript")
+
+
+class Refused(Exception):
+    """The client raised an error of this `type`; `body` is OpenAI's object of the error."""
+
+    def __init__(self, raised: dict[str, Any]) -> None:
+        super().__init__(f"{raised['type']} {raised['status']}: {raised['error']}")
+        self.type, self.status, self.body = raised["type"], raised["status"], raised["error"]
+
+
+@dataclass(frozen=True)
+class OpenAIClient:
+    """A running client, which makes one call at a time."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    async def call(self, do: str, **fields: Any) -> Any:
+        """Return what the client returned. Raise Refused for its error."""
+        result = await asyncio.to_thread(self._call, {"url": self.url, "do": do, **fields})
+        if "error" in result:
+            raise Refused(result)
+        return result["ok"]
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(call) + "\n")
+        self.process.stdin.flush()
+        result: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return result
+
+
+@contextmanager
+def running(language: str, url: str) -> Iterator[OpenAIClient]:
+    """Run the client. Where it is not installed, skip the test, or fail it in CI."""
+    node = shutil.which("node")
+    if language == "python":
+        command, needs = [PYTHON, SCRIPTS / "client.py"], PYTHON
+    else:
+        command, needs = [node or "node", SCRIPTS / "client.mjs", NODE], NODE / "node_modules"
+    if not needs.exists() or (language == "javascript" and node is None):
+        _missing(needs)
+    process = subprocess.Popen(
+        [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield OpenAIClient(process, url.rstrip("/"))
+    finally:
+        process.communicate(timeout=10)
+
+
+def _missing(path: Path) -> None:
+    message = f"OpenAI's client is not installed: {path} is missing (`make upstreams node`)"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
