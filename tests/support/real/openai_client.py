@@ -58,6 +58,7 @@ class OpenAIClient:
 def running(language: str, url: str) -> Iterator[OpenAIClient]:
     """Run the client. Where it is not installed, skip the test, or fail it in CI."""
     node = shutil.which("node")
+    command: list[str | Path]
     if language == "python":
         command, needs = [PYTHON, SCRIPTS / "client.py"], PYTHON
     else:
