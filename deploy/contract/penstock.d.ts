@@ -78,6 +78,14 @@ export interface EventName {
   action: string;
 }
 
+/** The run that a run repeats, and how much of it. */
+export interface ForkedFrom {
+  /** The run that is repeated. */
+  run_id: string;
+  /** Its last event that the new run begins with; 0 for a whole repetition. */
+  sequence: number;
+}
+
 /** One item that needs a decision. */
 export interface RequestedItem {
   /** The item's id, unique in the approval. */
@@ -215,6 +223,8 @@ export interface LifecycleStarted extends Envelope {
     workflow?: string | null;
     /** The idempotency key of the start, if it had one. */
     idempotency_key?: string | null;
+    /** The run that this run repeats, if it repeats one. */
+    forked_from?: ForkedFrom | null;
   };
 }
 

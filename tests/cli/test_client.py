@@ -564,3 +564,20 @@ def read_until(terminal: int, probe: bytes) -> None:
         return probe in seen
 
     wait_for(probe_seen, 30, f"{probe!r} on the terminal")
+
+
+def test_a_run_is_started_again_after_its_tools_were_named(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    call = ("llm.tool_call", {"tool": "delete_file", "args": {}, "tool_call_id": "t"})
+    asked = ("lifecycle.started", {**STARTED[1], "message": "Delete both"})
+    api.events = events(asked, call, call, COMPLETED)
+    result = penstock("runs", "again", RUN_ID)
+    assert result.exit_code == 0, result.output
+    assert "This run has called: delete_file (2)." in result.stderr
+    [body] = api.sent("/v1/runs")
+    assert body.pop("idempotency_key")
+    forked = {"run_id": RUN_ID, "sequence": 0}
+    assert body == {"agent": "assistant", "message": "Delete both", "forked_from": forked}
+    assert penstock("runs", "again", RUN_ID, "--message", "Delete one").exit_code == 0
+    assert api.sent("/v1/runs")[1]["message"] == "Delete one"

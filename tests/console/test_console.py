@@ -253,6 +253,19 @@ async def test_a_run_is_watched_again_to_any_of_its_events(
         await page.click(".watch button:last-of-type")
         await page.until("location.search === ''")
         assert await page.value(story) == again
+        # The same place, as the API tells it.
+        await page.go(f"{demo}/console/runs/{run_id}?tab=state&at={asked}")
+        told = (await http.get(f"/v1/runs/{run_id}/state", params={"at": asked})).json()
+        assert told["approvals"][0]["status"] == "pending"
+        await page.until(f"document.querySelector('.state-at')?.dataset.at === '{asked}'")
+        keys = (
+            "[...document.querySelectorAll('.state-at > .tree > div > dt')].map((e) => e.innerText)"
+        )
+        assert await page.value(keys) == sorted(told)
+        await is_accessible(page, "state")
+        await page.click(".watch button:last-of-type")
+        await page.until(f"document.querySelector('.state-at')?.dataset.at === '{len(events)}'")
+        assert '"completed"' in await page.text(".state-at .tree")
         is_clean(page, demo)
 
 
@@ -339,6 +352,7 @@ async def test_hostile_text_is_text_on_every_screen(demo: str, http: httpx.Async
         "/console/runs?agent=tester": f"tr[data-run='{run_id}']",
         f"/console/runs/{run_id}": ".transcript .decision",
         f"/console/runs/{run_id}?tab=events": ".events .event",
+        f"/console/runs/{run_id}?tab=state": ".state-at",
         f"/console/inbox/{run['approval_id']}": ".chosen .decision",
         "/console/runs/..%2f..%2fv1%2flogout": "h1",
         f"/console/inbox/{'%3Cscript%3E'}": ".notice",

@@ -88,7 +88,7 @@ class WorkflowsService(Service):
         self._store = WorkflowStore(self.bus, settings.workflows_per_user)
         surfaces = (
             Definitions(self._store, context.config),
-            StartRoute(starter, settings.start_max_bytes),
+            StartRoute(self.bus, starter, settings.start_max_bytes),
         )
         self.routes = routes_on_bus(*surfaces)
         self._message_handler = MessageHandler(

@@ -49,6 +49,17 @@ class Record(BaseModel):
         return self.model_dump_json(exclude_none=True).encode()
 
 
+class ForkedFrom(BaseModel):
+    """The run that a run repeats, and how much of it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    run_id: str = Field(max_length=64, description="The run that is repeated")
+    sequence: int = Field(
+        0, ge=0, description="Its last event that the new run begins with; 0 for a whole repetition"
+    )
+
+
 class StartCommand(Record):
     """`command.connector.start.<run>`: open leg 1; `command.workflows.start.<run>`: a workflow."""
 
@@ -75,6 +86,7 @@ class StartCommand(Record):
     workflow_depth: int | None = Field(
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
     )
+    forked_from: ForkedFrom | None = Field(None, description="As in the run's record")
     root_run_id: str | None = Field(None, description="As in the run's record")
     ancestors: list[str] | None = Field(
         None, description="The workflows' runs that this run is inside of, the outermost one first"
@@ -104,11 +116,12 @@ class StartCommand(Record):
     def tenant_user(self) -> TenantUser:
         return TenantUser(self.tenant or "", self.user_id)
 
-    def parent_facts(self) -> dict[str, Any]:
+    def origin_facts(self) -> dict[str, Any]:
         facts = {
             "parent_run_id": self.parent_run_id,
             "step_id": self.step_id,
             "workflow_depth": self.workflow_depth,
+            "forked_from": self.forked_from and self.forked_from.model_dump(),
         }
         return {name: value for name, value in facts.items() if value is not None}
 
@@ -212,6 +225,7 @@ class RunRecord(Record):
     workflow_depth: int | None = Field(
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
     )
+    forked_from: ForkedFrom | None = Field(None, description="The run that this run repeats")
     root_run_id: str | None = Field(
         None, description="The first run of those that led to this run; absent if no run led to it"
     )

@@ -28,6 +28,16 @@ class Usage(Model):
     )
 
 
+class ForkedFrom(Model):
+    """The run that a run repeats, and how much of it."""
+
+    run_id: str = Field(description="The run that is repeated.")
+    sequence: int = Field(
+        ge=0,
+        description="Its last event that the new run begins with; 0 for a whole repetition.",
+    )
+
+
 class Started(Data, title="Run started"):
     """A run was accepted. The event has always sequence 1 and precedes the upstream's answer."""
 
@@ -50,6 +60,9 @@ class Started(Data, title="Run started"):
     )
     idempotency_key: str | None = Field(
         default=None, description="The idempotency key of the start, if it had one."
+    )
+    forked_from: ForkedFrom | None = Field(
+        default=None, description="The run that this run repeats, if it repeats one."
     )
 
 

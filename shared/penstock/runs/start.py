@@ -30,6 +30,7 @@ from penstock.bus import (
 )
 from penstock.bus.records import (
     MAX_SESSION_RUNS,
+    ForkedFrom,
     RunRecord,
     SessionRecord,
     StartCommand,
@@ -44,7 +45,7 @@ from penstock.runs.session_shards import SessionShards
 from penstock.runs.workflows import check_start
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.tracing.requests import traceparent
-from penstock.web.auth.identity import RunUser
+from penstock.web.auth.identity import Identity, RunUser, check_run
 from penstock.web.problems import Problem
 
 
@@ -127,6 +128,7 @@ class Start:
     shard: int | None = None
     run_id: str | None = None
     origin: Origin = Origin()
+    forked_from: ForkedFrom | None = None  # see `check_fork`
     # The W3C trace context. None stands for the trace context of the request that is handled now.
     traceparent: str | None = None
 
@@ -358,6 +360,7 @@ class Starter:
             depth=origin.depth or None,
             budgets=[budget.id for budget in budgets] or None,
             ancestors=list(origin.ancestors) or None,
+            forked_from=start.forked_from,
         )
         revision = await runs.create(command.run_id, record.dump())
         if revision is not None:
@@ -396,6 +399,19 @@ class Starter:
             return
         with suppress(BusError):
             await self._bus.bucket("runs").delete(run_id, revision)
+
+
+async def check_fork(bus: Bus, who: Identity, fork: ForkedFrom | None) -> None:
+    """Refuse a run that repeats a run which the caller may not see, with a Problem 404."""
+    if fork is None:
+        return
+    unknown = Problem(404, f"there is no run {fork.run_id}")
+    if not subjects.is_run_id(fork.run_id):
+        raise unknown
+    record = await bus.bucket("runs").load(fork.run_id, RunRecord)
+    if record is None:
+        raise unknown
+    check_run(who, record.user_id, record.run_id, record.session_id)
 
 
 def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
@@ -437,6 +453,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         workflow_depth=start.origin.workflow_depth,
         root_run_id=start.origin.root_run_id,
         ancestors=list(start.origin.ancestors) or None,
+        forked_from=start.forked_from,
         created_at=created_at,
         **(_for_workflow(start.agent, start) if isinstance(start.agent, WorkflowAgent) else {}),
     )

@@ -88,7 +88,7 @@ async def _complete(bus: Bus, stored: Stored) -> None:
         "data": {"summary": f"done {command.message}", "content": f"done {command.message}"},
         "session_id": command.session_id,
         "leg": 1,
-        **command.parent_facts(),
+        **command.origin_facts(),
     }
     headers = {messages.SEQUENCE: "2", messages.RAW_POSITION: "1"}
     subject = subjects.event_input("lifecycle.completed", run_id)

@@ -71,6 +71,7 @@ class Row:
 PAGE = {"accept": "application/json"}
 ALICE = "?user_id=alice"
 IDLE = "?until=idle&user_id=alice"
+RUN_AGAIN = {"agent": "assistant", "message": "Hi", "forked_from": {"run_id": "{run_id}"}}
 RUN_BY_BOB = {"agent": "assistant", "message": "Hello", "user_id": "alice"}
 AGUI = {
     "threadId": "t-{new}",
@@ -125,7 +126,7 @@ _SESSION = "/apps/{app}/users/{user}/sessions"
 _THREAD = "/api/v1/agent/runs/{thread_id}"
 HOW: dict[str, list[How]] = {
     # Penstock's own API
-    "POST /v1/runs": [How(403, 202, bob=RUN_BY_BOB)],
+    "POST /v1/runs": [How(403, 202, bob=RUN_BY_BOB), How(404, 202, body=RUN_AGAIN)],
     "GET /v1/runs": [How()],
     "GET /v1/runs/{run_id}": [How(404)],
     "GET /v1/runs/{run_id}/events": [
@@ -133,6 +134,7 @@ HOW: dict[str, list[How]] = {
         How(404, headers=PAGE),
         How(404, also=("raw",), query="?dialect=raw"),
     ],
+    "GET /v1/runs/{run_id}/state": [How(404), How(404, query="?at=1")],
     "POST /v1/runs/{run_id}/cancel": [How(404, 409)],
     "GET /v1/agents": [How()],
     "GET /v1/costs": [How()],
@@ -247,6 +249,7 @@ HOW: dict[str, list[How]] = {
     "POST /v1/workflows/{name}/runs": [
         How(good=202),
         How(good=202, also=("act-as",), body={"user_id": "carol"}),
+        How(404, 202, body={"forked_from": {"run_id": "{run_id}"}}),
     ],
     # Anybody may call a hook. This rule has none, so the answer is that of a wrong signature.
     "POST /v1/hooks/{rule_id}": [How(good=404)],

@@ -209,6 +209,8 @@ class PenstockApi:
         return JSONResponse(self.approval)
 
     async def _events(self, request: Request) -> Response:
+        if "text/event-stream" not in request.headers.get("accept", ""):
+            return JSONResponse({"events": self.events, "next": None})
         cursor = request.headers.get("last-event-id")
         self.cursors.append(cursor)
         after = int(cursor.split("-")[0]) if cursor else 0

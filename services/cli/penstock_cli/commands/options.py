@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import orjson
 import typer
 
 from penstock_cli.terminal.api import DEFAULT_URL, Api, CallFailed
@@ -186,3 +188,37 @@ def parse_lifetime(max_s: int, text: str) -> int:
     if not 0 < lifetime_s <= max_s:
         raise ValueError(f"a token lives from 1s to {max_s // 86400}d")
     return lifetime_s
+
+
+def read_input(text: str) -> dict[str, Any]:
+    """Return the JSON object of the option `--input`.
+
+    Raises:
+        ValueError: the file cannot be read, or the text is no JSON object.
+    """
+    file = text[1:] if text.startswith("@") else None
+    try:
+        if file is not None:
+            text = Path(file).read_text(encoding="utf-8")
+        elif text == "-":
+            text = sys.stdin.read()
+        # It reads only what can be sent: `json` would also take NaN and 1e400, which is no number.
+        found = orjson.loads(text)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"this is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError('must be a JSON object, as in {"diff": "..."}')
+    return found
+
+
+Input = Annotated[
+    Any,
+    typer.Option(
+        "--input",
+        parser=parser(read_input),
+        metavar="JSON",
+        help="The input, a JSON object; @FILE reads a file, - the input.",
+    ),
+]

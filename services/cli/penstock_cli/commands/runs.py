@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import sse
-from penstock_cli.commands.options import Limit, RunId, Session, Wait, YesOrNo, client
+from penstock_cli.commands.options import Input, Limit, RunId, Session, Wait, YesOrNo, client
 from penstock_cli.terminal import approvals, render
 from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed, path_of
 from penstock_cli.terminal.approvals import Item, waits
@@ -206,6 +207,57 @@ def run(
     follower = Follower(api, output, answer=answer_of(answer, output), wait=wait)
     run_id = start(api, agent, message, session, when_busy)["run_id"]
     return follower.follow(run_id)
+
+
+@app.command("again")
+@client
+def run_again(
+    api: Api,
+    output: Output,
+    run_id: RunId,
+    message: Annotated[str | None, typer.Option(help="Another message.")] = None,
+    value: Input = None,
+    answer: YesOrNo = None,
+    wait: Wait = None,
+) -> int:
+    """Start a run anew with its message (a workflow: with its input), in a new session.
+
+    The command first names the tools that the run has called, and at a terminal asks whether to
+    start. The policy of approvals asks as ever.
+    """
+    record, found = api.run(run_id), api.events(run_id)
+    tools = Counter(
+        event["data"]["tool"]
+        for event in found
+        if event["event"] == {"category": "llm", "action": "tool_call"}
+    )
+    shown = ", ".join(f"{tool} ({count})" for tool, count in tools.items())
+    output.notice(f"This run has called: {shown or 'no tool'}. The new run may call the same.")
+    if output.is_interactive and output.ask("start it? y or n ") != "y":
+        return 0
+    wait = output.is_interactive if wait is None else wait
+    follower = Follower(api, output, answer=answer_of(answer, output), wait=wait)
+    return follower.follow(api.start_with(*_again(record, found, message, value))["run_id"])
+
+
+def _again(
+    record: Mapping[str, Any],
+    found: Iterable[Mapping[str, Any]],
+    message: str | None,
+    value: Mapping[str, Any] | None,
+) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of the request that starts a run anew."""
+    forked = {"forked_from": {"run_id": record["run_id"], "sequence": 0}}
+    told = {f"{e['event']['category']}.{e['event']['action']}": e["data"] for e in found}
+    if (workflow := told.get("workflow.started")) is not None:
+        given = dict(value if value is not None else workflow.get("input") or {})
+        if message is not None:
+            given["message"] = message
+        return path_of("workflows", workflow["workflow"], "runs"), {"input": given, **forked}
+    if message is None:
+        message = told.get("lifecycle.started", record).get("message") or ""
+    body = {"agent": record["agent"], "message": message, **forked}
+    return "/v1/runs", body if value is None else {**body, "input": dict(value)}
 
 
 def answer_of(approved: bool | None, output: Output) -> Answer | None:

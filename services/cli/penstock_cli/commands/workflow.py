@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 
 from penstock_cli.commands.options import (
     AsJson,
+    Input,
     Limit,
     Session,
     Url,
@@ -21,7 +19,6 @@ from penstock_cli.commands.options import (
     client,
     configuration,
     connected,
-    parser,
 )
 from penstock_cli.commands.runs import Follower, answer_of
 from penstock_cli.terminal.api import DEFAULT_URL, Api, ApiError, path_of
@@ -37,29 +34,6 @@ Files = Annotated[
     list[Path], typer.Argument(help="Files with definitions, or folders with such files.")
 ]
 Version = Annotated[str | None, typer.Option(help="The version. Default: the latest one.")]
-
-
-def read_input(text: str) -> dict[str, Any]:
-    """Return the JSON object of the option `--input`.
-
-    Raises:
-        ValueError: the file cannot be read, or the text is no JSON object.
-    """
-    file = text[1:] if text.startswith("@") else None
-    try:
-        if file is not None:
-            text = Path(file).read_text(encoding="utf-8")
-        elif text == "-":
-            text = sys.stdin.read()
-        # It reads only what can be sent: `json` would also take NaN and 1e400, which is no number.
-        found = orjson.loads(text)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"this is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError('must be a JSON object, as in {"diff": "..."}')
-    return found
 
 
 @app.command("check")
@@ -132,15 +106,7 @@ def run(
     message: Annotated[
         str, typer.Argument(help="A message: the steps see it as input.message.")
     ] = "",
-    value: Annotated[
-        Any,
-        typer.Option(
-            "--input",
-            parser=parser(read_input),
-            metavar="JSON",
-            help="The input, a JSON object; @FILE reads a file, - the input.",
-        ),
-    ] = None,
+    value: Input = None,
     version: Version = None,
     session: Session = None,
     answer: YesOrNo = None,
@@ -155,10 +121,7 @@ def run(
     more = {"input": value, "version": version, "session_id": session}
     body: dict[str, Any] = {"message": message}
     body |= {key: each for key, each in more.items() if each is not None}
-    # A retry sends the same key, so that no second run is started.
-    body["idempotency_key"] = str(uuid.uuid4())
-    run_id = api.call("POST", _path(name, "runs"), body=body)["run_id"]
-    return follower.follow(run_id)
+    return follower.follow(api.start_with(_path(name, "runs"), body)["run_id"])
 
 
 @app.command("list")

@@ -95,10 +95,14 @@ class Api:
         self, agent: str, message: str, session_id: str | None, when_busy: str = "queue"
     ) -> dict[str, Any]:
         """Start a run. A retry sends the same idempotency key, so that no second run starts."""
-        body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
+        body = {"agent": agent, "message": message}
         if session_id is not None:
             body |= {"session_id": session_id, "when_busy": when_busy}
-        return self.call("POST", "/v1/runs", body=body)
+        return self.start_with("/v1/runs", body)
+
+    def start_with(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a run with a POST to this path, as `start` does."""
+        return self.call("POST", path, body={**body, "idempotency_key": str(uuid.uuid4())})
 
     def run(self, run_id: str) -> dict[str, Any]:
         return self.call("GET", path_of("runs", run_id))

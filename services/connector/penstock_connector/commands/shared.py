@@ -139,4 +139,4 @@ class CommandContext:
             facts["idempotency_key"] = command.idempotency_key
         if command.traceparent:
             facts["traceparent"] = command.traceparent
-        return facts | command.parent_facts()
+        return facts | command.origin_facts()

@@ -333,6 +333,7 @@ class RunFold:
                 message=self.facts.get("message"),
                 workflow=self.facts.get("workflow"),
                 idempotency_key=self.facts.get("idempotency_key"),
+                forked_from=self.facts.get("forked_from"),
             ),
         )
 

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.bus.records import RunRecord
+from penstock.bus import Bus
+from penstock.bus.records import ForkedFrom, RunRecord
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
-from penstock.runs.start import Origin, Start, Starter
+from penstock.runs.start import Origin, Start, Starter, check_fork
 from penstock.settings import WorkflowAgent
 from penstock.web.auth import acting_user, identity_of
 from penstock.web.bodies import read_model
@@ -56,12 +57,14 @@ class RunBody(BaseModel):
         None, description="The user, if it is not the caller; needs the scope act-as."
     )
     idempotency_key: Key | None = Field(None, description="The same as the header.")
+    forked_from: ForkedFrom | None = Field(None, description="The run that this run repeats.")
 
 
 class Starts:
     """The handler of the route."""
 
-    def __init__(self, starter: Starter, max_body_bytes: int) -> None:
+    def __init__(self, bus: Bus, starter: Starter, max_body_bytes: int) -> None:
+        self._bus = bus
         self._starter = starter
         self._max_body_bytes = max_body_bytes
 
@@ -90,6 +93,7 @@ class Starts:
         body = await read_model(request, RunBody, self._max_body_bytes)
         user_id = acting_user(who, body.user_id)
         depth = depth_of_request(request.headers.get(HEADER), MAX_DEPTH)
+        await check_fork(self._bus, who, body.forked_from)
         started = await self._starter.start(
             Start(
                 WorkflowAgent(id=name, protocol="workflow", agent=name, version=body.version),
@@ -106,6 +110,7 @@ class Starts:
                     option=orjson.OPT_SORT_KEYS,
                 ),
                 origin=Origin(depth=depth),
+                forked_from=body.forked_from,
             )
         )
         record = started.record.model_copy(update={"unredacted": None})

@@ -119,4 +119,4 @@ def _open(command: StartCommand, agent: object, workflow: str) -> dict[str, Any]
         facts["idempotency_key"] = command.idempotency_key
     if command.traceparent:
         facts["traceparent"] = command.traceparent
-    return facts | command.parent_facts()
+    return facts | command.origin_facts()

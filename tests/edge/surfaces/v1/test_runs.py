@@ -82,6 +82,33 @@ async def test_a_start_to_which_too_many_rules_led_is_422(edge: Client, header: 
     assert answer.status_code == 422
 
 
+async def test_a_run_that_repeats_another_says_so(edge: Client, bus: Bus) -> None:
+    first = (await start(edge)).json()["run_id"]
+    again = (await start(edge, forked_from={"run_id": first, "sequence": 7})).json()
+    assert again["forked_from"] == {"run_id": first, "sequence": 7}
+    assert (await command_of(bus, again["run_id"]))["forked_from"] == again["forked_from"]
+    assert "forked_from" not in (await start(edge)).json()
+    listed = (await edge.get("/v1/runs", params={"limit": "2"})).json()["runs"]
+    assert listed[1]["forked_from"] == again["forked_from"]
+
+
+@pytest.mark.parametrize(
+    ("forked_from", "status"),
+    [
+        ({"run_id": str(uuid_utils.uuid7())}, 404),
+        ({"run_id": "../../v1"}, 404),
+        ({"run_id": "x" * 65}, 422),
+        ({"run_id": 7}, 422),
+        ({"run_id": str(uuid_utils.uuid7()), "sequence": -1}, 422),
+        ({"run_id": str(uuid_utils.uuid7()), "more": 1}, 422),
+    ],
+)
+async def test_a_run_cannot_repeat_what_is_no_run(
+    edge: Client, forked_from: dict[str, Any], status: int
+) -> None:
+    assert (await start(edge, forked_from=forked_from)).status_code == status
+
+
 async def test_a_run_without_a_session_gets_one_of_its_own(edge: Client) -> None:
     first, second = (await start(edge)).json(), (await start(edge)).json()
     assert first["session_id"] != second["session_id"]

@@ -3,6 +3,7 @@
 
 import { UNKNOWN_CALLER, get, signIn, signOut, signedIn } from "../api.js";
 import { Automation, Automations } from "./automations.js";
+import { Compare } from "./compare.js";
 import { Docs } from "./docs.js";
 import { Inbox } from "./inbox.js";
 import { MOVED, focusOn, follows } from "./place.js";
@@ -20,6 +21,11 @@ const SCREENS = [
     pattern: /^\/console\/runs\/([^/]+)$/u,
     name: "Run",
     show: ([, id], props) => html`<${Run} runId=${decoded(id)} ...${props} />`,
+  },
+  {
+    pattern: /^\/console\/compare\/([^/]+)\/([^/]+)$/u,
+    name: "Compare",
+    show: ([, ...ids], props) => html`<${Compare} ids=${ids.map(decoded)} ...${props} />`,
   },
   { pattern: /^\/console\/inbox\/?$/u, name: "Inbox", show: (_, props) => html`<${Inbox} ...${props} />` },
   {

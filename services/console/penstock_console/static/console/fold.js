@@ -9,6 +9,7 @@ export class Transcript {
     this.runId = runId;
     this.items = []; // in the order in which they began; `version` counts the changes of an item
     this.end = null; // the event that ended the run
+    this.workflow = null; // what the run's own `workflow.started` says, if the run is a workflow's
     // The sum of all calls of models; `micros` has millionths of each currency.
     this.usage = { calls: 0, input: 0, output: 0, micros: new Map(), unknown: 0, isEstimated: false };
     this._byKey = new Map();
@@ -145,7 +146,9 @@ const READ = {
   },
   "dispatch.transfer": (all, event, data) => all.note(event, `⇒ ${data.from} hands over to ${data.to}`, "tool"),
   "workflow.started": (all, event, data) => {
-    const asked = event.run_id === all.runId && all.known(event, "asked", "");
+    if (event.run_id !== all.runId) return;
+    all.workflow ??= data;
+    const asked = all.known(event, "asked", "");
     if (asked && !asked.text) asked.input = data.input;
   },
   "workflow.step_started": (all, event, data) => {

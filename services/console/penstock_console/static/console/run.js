@@ -3,20 +3,26 @@
 
 import { get, post } from "../api.js";
 import { short } from "../text.js";
+import { Again } from "./again.js";
 import { EventList } from "./events.js";
 import { Transcript } from "./fold.js";
 import { Graph } from "./graph.js";
 import { follow, oncePerFrame } from "./live.js";
 import { focusOn, go, query } from "./place.js";
 import { ENDED } from "./run_list.js";
+import { State } from "./state.js";
 import { Story } from "./story.js";
 import { Component, Id, Status, Time, duration, html, named } from "./view.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const DIALECTS = ["raw", "canonical", "agui", "unified"];
+const TABS = ["transcript", "events", "state"];
 const SPEEDS = [1, 10];
 const MAX_GAP_MS = 3000; // a longer pause is shortened to this one while a run is watched again
 const NUMBER = new Intl.NumberFormat();
+
+const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
+const comparePlace = (one, other) => `/console/compare/${encodeURIComponent(one)}/${encodeURIComponent(other)}`;
 
 function Usage({ usage }) {
   const money = ([currency, micros]) =>
@@ -64,7 +70,7 @@ export class Run extends Component {
     this.transcript = new Transcript(runId);
     this.events = [];
     this.path = path;
-    this.setState({ run: null, error: null, below: [], definition: null });
+    this.setState({ run: null, error: null, below: [], definition: null, isAgain: false });
     this.read();
     this.stream = follow(`${path}/events?names=off&include=children`, {
       take: (message) => this.path === path && this.take(message),
@@ -142,8 +148,17 @@ export class Run extends Component {
     return this.past.transcript;
   }
 
+  /** The sequence of the last event of the run itself among the first `count`; null for the last. */
+  ownSequence(count) {
+    for (let index = (count ?? this.events.length) - 1; index >= 0; index -= 1) {
+      const event = JSON.parse(this.events[index].raw);
+      if (event.run_id === this.props.runId) return event.sequence;
+    }
+    return 0;
+  }
+
   watch(count) {
-    go(`/console/runs/${encodeURIComponent(this.props.runId)}${count === null ? "" : `?at=${count}`}`, { replace: true });
+    go(this.place({ tab: this.tab(), at: count }), { replace: true });
   }
 
   /**
@@ -162,7 +177,14 @@ export class Run extends Component {
   }
 
   tab() {
-    return query(this.props.search, ["tab"]).tab === "events" ? "events" : "transcript";
+    const { tab } = query(this.props.search, ["tab"]);
+    return TABS.includes(tab) ? tab : TABS[0];
+  }
+
+  /** The address of this run, with these values of the query. */
+  place(values) {
+    const search = new URLSearchParams(Object.entries(values).filter(([, each]) => each !== null && each !== TABS[0]));
+    return `/console/runs/${encodeURIComponent(this.props.runId)}${search.size ? `?${search}` : ""}`;
   }
 
   async cancel() {
@@ -176,8 +198,7 @@ export class Run extends Component {
     this.read();
   }
 
-  render({ runId, search }, { run, error, below, follows, isCancelling, definition, speed = 0 }) {
-    const here = `/console/runs/${encodeURIComponent(runId)}`;
+  render({ runId, search }, { run, error, below, follows, isAgain, isCancelling, definition }) {
     if (!run && !error) return html`<main><h1 tabindex="-1">Run</h1><p class="dim">Loading…</p></main>`;
     if (!run) {
       return html`<main>
@@ -193,44 +214,41 @@ export class Run extends Component {
     const status = end ? end.event.action : run.status;
     const tab = this.tab();
     const until = end ? Date.parse(end.timestamp) : ENDED.has(run.status) ? Date.parse(run.updated_at) : Date.now();
-    const tabs = [["transcript", "Transcript"], ["events", `Events (${NUMBER.format(events.length)})`]];
+    const labels = { transcript: "Transcript", events: `Events (${NUMBER.format(events.length)})`, state: "State" };
     return html`<main class="run">
       <p class="crumbs">
         <a href="/console/runs">Runs</a>
-        ${run.parent_run_id && html` / <a href=${`/console/runs/${encodeURIComponent(run.parent_run_id)}`}>the run above</a>`}
+        ${run.parent_run_id && html` / <a href=${runPlace(run.parent_run_id)}>the run above</a>`}
+        ${run.forked_from && html` / repeats <a class="forked" href=${runPlace(run.forked_from.run_id)}>an earlier run</a>,
+          <a href=${comparePlace(run.forked_from.run_id, runId)}>compare both</a>`}
       </p>
       <div class="bar">
         <h1 tabindex="-1">${short(run.message, 160) || run.run_id}</h1>
         <${Status} status=${status} />
         ${!ENDED.has(status) && html`<button type="button" class="reject cancel" disabled=${isCancelling} onClick=${() => this.cancel()}>Cancel the run</button>`}
+        ${end && !run.step_id && html`<button type="button" class="quiet cancel" aria-expanded=${isAgain} onClick=${() => this.setState({ isAgain: !isAgain })}>Run again…</button>`}
       </div>
+      ${end && isAgain && html`<${Again} run=${run} transcript=${this.transcript} onClose=${() => this.setState({ isAgain: false }, () => focusOn(".bar .cancel"))} />`}
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       <div class="columns">
         <div class="story">
           <div class="tabs">
-            <div role="tablist" aria-label="Views of the run" onKeyDown=${(event) => this.press(event, here)}>
-            ${tabs.map(
-              ([name, label]) => html`<a role="tab" id=${`tab-${name}`} href=${name === "events" ? `${here}?tab=events` : here}
-                aria-selected=${tab === name} aria-controls="panel" tabindex=${tab === name ? 0 : -1}>${label}</a>`,
+            <div role="tablist" aria-label="Views of the run" onKeyDown=${(event) => this.press(event)}>
+            ${TABS.map(
+              (name) => html`<a role="tab" id=${`tab-${name}`} href=${this.place({ tab: name, at: name === "events" ? null : at })}
+                aria-selected=${tab === name} aria-controls="panel" tabindex=${tab === name ? 0 : -1}>${labels[name]}</a>`,
             )}
             </div>
             ${!end && tab === "transcript" && html`<label class="follow"><input type="checkbox" checked=${follows} onChange=${(event) => this.setState({ follows: event.target.checked })} /> Follow the end</label>`}
           </div>
           <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
-            ${tab === "events"
-              ? html`<${EventList} events=${events} runId=${runId} />`
-              : html`${end && html`<div class="watch" role="group" aria-label="Watch the run again">
-                    ${SPEEDS.map((each) => html`<button type="button" class="quiet small" aria-pressed=${speed === each}
-                      onClick=${() => this.play(speed === each ? 0 : each, at === events.length ? 0 : (at ?? 0))}>${speed === each ? "Stop" : `Play ×${each}`}</button>`)}
-                    <input type="range" aria-label="Events shown" min="0" max=${events.length} value=${at ?? events.length}
-                      onInput=${(event) => (this.play(0), this.watch(Number(event.target.value)))} />
-                    <span class="dim" role="status">${at === null ? "the whole run" : `after event ${at} of ${events.length}`}</span>
-                    ${at !== null && html`<button type="button" class="quiet small" onClick=${() => (this.play(0), this.watch(null))}>Show all</button>`}
-                  </div>`}
-                  ${definition && html`<${Graph} steps=${definition.steps} states=${transcript.steps} />`}
-                  <${Story} transcript=${transcript} isPast=${at !== null} />
-                  ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
-                  ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
+            ${tab !== "events" && end && this.slider(at)}
+            ${tab === "events" && html`<${EventList} events=${events} runId=${runId} />`}
+            ${tab === "state" && html`<${State} path=${this.path} at=${this.ownSequence(at)} />`}
+            ${tab === "transcript" && html`${definition && html`<${Graph} steps=${definition.steps} states=${transcript.steps} />`}
+              <${Story} transcript=${transcript} isPast=${at !== null} />
+              ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
+              ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
           </div>
         </div>
         <aside aria-label="About the run">
@@ -257,6 +275,11 @@ export class Run extends Component {
             <ul class="below">
               ${run.deliveries.map((each) => html`<li><span>${each.automation}</span> <span class=${each.status === "failed" ? "bad" : "dim"}>${each.status} ${each.result ?? ""}</span></li>`)}
             </ul>`}
+          <h2>Compare with</h2>
+          <form class="row" onSubmit=${(event) => (event.preventDefault(), go(comparePlace(runId, event.target.elements[0].value.trim())))}>
+            <label for="other-run">Run <input id="other-run" required placeholder="a run's id" /></label>
+            <button type="submit" class="quiet small">Compare</button>
+          </form>
           <h2>Its events as</h2>
           <ul class="links">
             ${DIALECTS.map((each) => html`<li><a target="_blank" rel="noopener" href=${`${this.path}/events?dialect=${each}`}>${each}</a></li>`)}
@@ -266,9 +289,23 @@ export class Run extends Component {
     </main>`;
   }
 
-  press(event, here) {
-    if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
-    go(this.tab() === "events" ? here : `${here}?tab=events`, { replace: true });
+  slider(at) {
+    const { speed = 0 } = this.state;
+    const count = this.events.length;
+    return html`<div class="watch" role="group" aria-label="Watch the run again">
+      ${SPEEDS.map((each) => html`<button type="button" class="quiet small" aria-pressed=${speed === each}
+        onClick=${() => this.play(speed === each ? 0 : each, at === count ? 0 : (at ?? 0))}>${speed === each ? "Stop" : `Play ×${each}`}</button>`)}
+      <input type="range" aria-label="Events shown" min="0" max=${count} value=${at ?? count}
+        onInput=${(event) => (this.play(0), this.watch(Number(event.target.value)))} />
+      <span class="dim" role="status">${at === null ? "the whole run" : `after event ${at} of ${count}`}</span>
+      ${at !== null && html`<button type="button" class="quiet small" onClick=${() => (this.play(0), this.watch(null))}>Show all</button>`}
+    </div>`;
+  }
+
+  press(event) {
+    const step = { ArrowRight: 1, ArrowLeft: TABS.length - 1 }[event.key];
+    if (!step) return;
+    go(this.place({ tab: TABS[(TABS.indexOf(this.tab()) + step) % TABS.length] }), { replace: true });
     requestAnimationFrame(() => focusOn("[role=tab][aria-selected=true]"));
   }
 }

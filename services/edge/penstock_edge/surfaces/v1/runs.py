@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 
 from penstock import start_fields
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord, RunStatus, WhenBusy
+from penstock.bus.records import ForkedFrom, RunRecord, RunStatus, WhenBusy
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
-from penstock.runs.start import Origin, Start
+from penstock.runs.start import Origin, Start, check_fork
 from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
@@ -47,6 +47,7 @@ from penstock_edge.sources.locate import (
     locate,
     with_live_marker,
 )
+from penstock_edge.sources.read_run import BYTES_READ, EVENTS_READ, READ_S, Allowance, read_run
 from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import Message, json_response, page_of
@@ -65,6 +66,7 @@ from penstock_edge.surfaces.query import (
 from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
+from penstock_edge.views.run_state import RunState
 from penstock_edge.views.view import View
 
 Key = Annotated[str, Field(min_length=1, max_length=256)]
@@ -89,6 +91,7 @@ class StartRequest(BaseModel):
         "cancelled, then the new run begins with their messages, followed by its own. `steer`: the "
         "open run takes the message, where its agent server can; none can today, so 409",
     )
+    forked_from: ForkedFrom | None = None
 
 
 DEFAULT_LIMIT = 50  # the number of runs on a page if the client names no limit
@@ -156,6 +159,7 @@ class Runs(Handlers):
         with unaccepted_as_422("input"):
             start_fields.accepted_input(agent.protocol, agent.accepts, asked.input)
         depth = depth_of_request(request.headers.get(HEADER), MAX_DEPTH)
+        await check_fork(edge.bus, who, asked.forked_from)
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)
         include = include_of(request, dialect, of_workflow=agent.protocol == "workflow")
@@ -172,6 +176,7 @@ class Runs(Handlers):
             request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
             origin=Origin(depth=depth),
             when_busy=asked.when_busy,
+            forked_from=asked.forked_from,
         )
         if not streams:
             started = await edge.starter.start(start)
@@ -307,6 +312,51 @@ class Runs(Handlers):
         if dialect == RAW_DIALECT:
             raise Problem(406, "raw bytes have no JSON pages; accept text/event-stream")
         return json_response(await page_of(edge, request, view, place))
+
+    @serves(
+        _runs(
+            method="GET",
+            path="/v1/runs/{run_id}/state",
+            summary="A run's state after any of its events",
+            description="It is made of the run's events up to `at`: `status`, `messages` with the "
+            "text so far, `tool_calls` (`outcome` is `called` or `waits` before there is a "
+            "result), `approvals`, `steps`, the shared `state` and `usage`, each as it was then. "
+            "The answer's `at` is the last event that it is made of.",
+            answers={200: json("The state", OBJECT)},
+            scopes=("read",),
+            parameters=(
+                by.RUN_ID,
+                Parameter(
+                    "at",
+                    "The `sequence` of the last event that counts; without it, of the last event "
+                    "that is stored",
+                    {"type": "integer", "minimum": 1, "maximum": EVENTS_READ},
+                ),
+            ),
+            refusals=(404, 410),
+        )
+    )
+    async def state(self, request: Request) -> ASGIApp:
+        edge, who = self._edge, identity_of(request)
+        at = number(request.query_params.get("at"), "at", EVENTS_READ, EVENTS_READ)
+        record = await run_of(edge.bus, who, request.path_params["run_id"])
+        state = RunState()
+
+        def take(event_type: str, event: dict[str, Any]) -> None:
+            if event["sequence"] <= at:
+                state.take(event_type, event)
+
+        allowance = Allowance(at, BYTES_READ, READ_S)
+        await read_run(edge.bus, record, allowance, edge.turns.for_caller(who), take)
+        if state.first > 1 or (state.at == 0 and record.sequence > 0):
+            raise Problem(410, "the run's first events are no longer kept")
+        if allowance.is_spent and state.at < at:
+            raise Problem(
+                422,
+                f"at: the events up to here are too large; the state after event {state.at} can "
+                "be made",
+            )
+        return json_response({"run_id": record.run_id, **state.shown()})
 
     @serves(
         _runs(

@@ -1,0 +1,134 @@
+"""Run again and compare, in a real browser, over `penstock up --demo`."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from support.real.consoles import (
+    HOSTILE,
+    SHOWN,
+    decided,
+    has_status,
+    is_accessible,
+    is_clean,
+    started,
+)
+from support.real.devtools import page_at
+
+# The demo starts two agent servers, which takes long on a busy machine.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+HERE = "location.pathname.split('/').at(-1)"
+
+
+async def completed(http: httpx.AsyncClient, message: str) -> str:
+    """Start a run that asks a person, allow it, and return its id when it has completed."""
+    run_id = await started(http, message)
+    await decided(http, run_id)
+    await has_status(http, run_id, "completed")
+    return run_id
+
+
+async def test_a_run_is_run_again_after_what_it_called_was_named(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await completed(http, f"textconfirm first {HOSTILE}")
+    async with page_at(f"{demo}/console/runs/{run_id}") as page:
+        await page.resize(1280)
+        await page.until("!!document.querySelector('.item-end')")
+        await page.click(".bar .cancel")
+        await page.until("document.activeElement.id === 'again-text'")
+        calls = await page.text(".again .called")
+        [call] = (await http.get(f"/v1/runs/{run_id}/state")).json()["tool_calls"]
+        assert calls.strip() == call["tool"]
+        assert await page.value("document.activeElement.value") == f"textconfirm first {HOSTILE}"
+        assert SHOWN in await page.text(".again")
+        await is_accessible(page, "again")
+        await page.type("#again-text", "textconfirm second")
+        await page.click(".again button[type=submit]")
+        await page.until(f"{HERE} !== '{run_id}'")
+        again = await page.value(HERE)
+        # The tool has not run: a person is asked again.
+        await page.until("!!document.querySelector('.decision button.approve')")
+        record = (await http.get(f"/v1/runs/{again}")).json()
+        assert record["forked_from"] == {"run_id": run_id, "sequence": 0}
+        assert record["message"] == "textconfirm second"
+        await page.click(".decision button.approve")
+        await page.until("!!document.querySelector('.item-end')")
+        events = (
+            await http.get(f"/v1/runs/{again}/events", headers={"accept": "application/json"})
+        ).json()
+        assert events["events"][0]["data"]["forked_from"] == {"run_id": run_id, "sequence": 0}
+        # Both are compared: the same items, whose texts and arguments differ.
+        await page.click(".crumbs a.forked + a")
+        await page.until("!!document.querySelector('.rows li')")
+        assert await page.value("location.pathname") == f"/console/compare/{run_id}/{again}"
+        assert await page.value("document.querySelectorAll('.is-missing').length") == 0
+        first = "document.querySelector('.rows li').innerText"
+        assert SHOWN in await page.value(first)
+        assert "textconfirm second" in await page.value(first)
+        equal = (
+            "[...document.querySelectorAll('.rows li:not(.is-different)')].map((e) => e.innerText)"
+        )
+        assert any("I will create it now." in each for each in await page.value(equal))
+        await page.click(".bar input[type=checkbox]")
+        await page.until("!document.querySelector('.rows li:not(.is-different)')")
+        await is_accessible(page, "compare")
+        assert await page.value("document.querySelectorAll('main img, main script').length") == 0
+        assert "\u202e" not in await page.value("document.documentElement.outerHTML")
+        is_clean(page, demo)
+
+
+async def test_a_workflow_is_run_again_with_an_edited_input(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "+password = 3", "code_review")
+    await decided(http, run_id)
+    await has_status(http, run_id, "completed")
+    async with page_at(f"{demo}/console/runs/{run_id}") as page:
+        await page.until("!!document.querySelector('main > .bar .cancel')")
+        await page.click(".bar .cancel")
+        await page.until("!!document.querySelector('#again-text')")
+        told = json.loads(await page.value("document.querySelector('#again-text').value"))
+        assert told["message"] == "+password = 3"
+        await page.type("#again-text", "{")
+        await page.click(".again button[type=submit]")
+        await page.until("document.querySelector('.again .error').innerText.includes('no JSON')")
+        await page.type("#again-text", json.dumps({**told, "message": "+password = 4"}))
+        await page.click(".again button[type=submit]")
+        await page.until(f"{HERE} !== '{run_id}'")
+        record = (await http.get(f"/v1/runs/{await page.value(HERE)}")).json()
+        assert record["forked_from"] == {"run_id": run_id, "sequence": 0}
+        await page.until("!!document.querySelector('.decision button.reject')")
+        story = await page.value("document.querySelector('.transcript').innerText")
+        assert "+password = 4" in story
+        await page.click(".decision button.reject")
+        is_clean(page, demo)
+
+
+async def test_runs_that_did_different_things_stand_beside_each_other(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    one = await completed(http, "textconfirm one")
+    other = await started(http, "What is the weather in Rome?", "assistant")
+    await has_status(http, other, "completed")
+    async with page_at(f"{demo}/console/runs/{one}") as page:
+        await page.until("!!document.querySelector('#other-run')")
+        await page.type("#other-run", other)
+        await page.press("Enter")
+        await page.until("!!document.querySelector('.rows li')")
+        rows = "[...document.querySelectorAll('.rows li')].map((e) => e.innerText)"
+        lonely = [each for each in await page.value(rows) if "not in this run" in each]
+        assert any("get_weather" in each for each in lonely)
+        # Every item of both runs is in a row.
+        text = "\n".join(await page.value(rows))
+        assert "textconfirm one" in text
+        assert "It is 21 degrees and clear in Rome." in text
+        await page.go(f"{demo}/console/compare/{one}/{one}")
+        await page.until(
+            "document.querySelector('.bar [role=status]')?.innerText === 'Nothing differs'"
+        )
+        is_clean(page, demo)
