@@ -250,9 +250,10 @@ async def test_a_pause_of_another_user_under_the_same_names_keeps_nobody_from_an
     _, _, other = await site.paused("interface", "bob", session)
     scope = "start read decide"
     listed = await site.ask("GET", f"/v1/approvals?run_id={run_id}", scope=scope)
-    (item,) = listed.json()["approvals"][0]["items"]
+    (approval,) = listed.json()["approvals"]
+    (item,) = approval["items"]
     answered = {
-        "id": item["item_id"],
+        "id": f"{approval['approval_id']}/{item['item_id']}",
         "name": "adk_request_confirmation",
         "response": {"confirmed": True},
     }

@@ -312,7 +312,9 @@ def _to_approvals(pause: Pause) -> tuple[str, dict[str, Any]]:
 
 def _to_adk(pause: Pause) -> tuple[str, dict[str, Any]]:
     name, response = "adk_request_confirmation", {"confirmed": True}
-    part = {"functionResponse": {"id": "c1", "name": name, "response": response}}
+    part = {
+        "functionResponse": {"id": f"{pause.approval_id}/c1", "name": name, "response": response}
+    }
     return "/run_sse", {
         "appName": "assistant",
         "userId": pause.user,

@@ -180,6 +180,7 @@ class PretendApprovals:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.decisions: list[DecideRequest] = []
+        self.decided: list[str] = []  # the ids of the approvals
         self.on_decision: Callable[[DecideRequest], Any] | None = None
 
     async def start(self) -> None:
@@ -228,6 +229,7 @@ class PretendApprovals:
         else:
             request = DecideRequest.model_validate_json(msg.data)
             self.decisions.append(request)
+            self.decided.append(msg.subject.partition(".")[2])
             if self.on_decision is not None:
                 await self.on_decision(request)
         await msg.respond(reply.dump())

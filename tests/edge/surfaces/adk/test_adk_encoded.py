@@ -160,14 +160,16 @@ async def approvals(bus: Bus) -> PretendApprovals:
     return approvals
 
 
-async def pause(run: PretendRun, kind: str = "confirmation", **item: Any) -> None:
+async def pause(
+    run: PretendRun, kind: str = "confirmation", approval_id: str = "a", **item: Any
+) -> None:
     """Play the first leg: a call that waits, the request for its approval, and the pause."""
     call = {"tool": "delete_file", "tool_call_id": "F", "args": {"path": "/x"}}
     await run.started()
     await run.say("llm.tool_call", **call, pending=True)
     asked = {"item_id": "C", "kind": kind, "tool_call_id": "F", "tool": "delete_file", **item}
-    await run.say("approval.requested", approval_id="a", items=[asked])
-    await run.say("lifecycle.paused", reason="approval_required", approval_id="a")
+    await run.say("approval.requested", approval_id=approval_id, items=[asked])
+    await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
 
 
 async def go_on(run: PretendRun) -> None:
@@ -187,8 +189,8 @@ async def paused(bus: Bus) -> PretendRun:
     return run
 
 
-def answer(session_id: str, response: Any, **given: str) -> dict[str, Any]:
-    said = {"id": "C", "name": "adk_request_confirmation", "response": response, **given}
+def answer(session_id: str, id: str, response: Any, **given: str) -> dict[str, Any]:
+    said = {"id": id, "name": "adk_request_confirmation", "response": response, **given}
     message = {"role": "user", "parts": [{"functionResponse": said}]}
     return asked(sessionId=session_id, newMessage=message)
 
@@ -199,9 +201,9 @@ async def test_a_pause_is_an_adk_request_and_the_streams_end(edge: Client, bus: 
         called, requested = contents(await stream.rest())
     assert called["content"]["parts"][0]["functionCall"]["name"] == "delete_file"
     call = requested["content"]["parts"][0]["functionCall"]
-    assert (call["name"], call["id"]) == ("adk_request_confirmation", "C")
+    assert (call["name"], call["id"]) == ("adk_request_confirmation", "a/C")
     assert call["args"]["originalFunctionCall"]["id"] == "F"
-    assert requested["longRunningToolIds"] == ["C"]
+    assert requested["longRunningToolIds"] == ["a/C"]
 
 
 @BOTH
@@ -217,13 +219,14 @@ async def test_its_answer_is_a_decision_and_streams_the_next_leg_alone(
     decision: str,
     kind: str,
 ) -> None:
-    await approvals.request(paused.run_id, "assistant", paused.run_id, {"C": kind})
+    asked = {"C": kind}
+    approval_id = await approvals.request(paused.run_id, "assistant", paused.run_id, asked)
 
     async def next_leg(_: DecideRequest) -> None:
         await go_on(paused)
 
     approvals.on_decision = next_leg
-    body = answer(paused.run_id, {"confirmed": confirmed})
+    body = answer(paused.run_id, f"{approval_id}/C", {"confirmed": confirmed})
     if path == "/run":
         answered = await edge.post(path, json=body)
         events, run_id = answered.json(), answered.headers["penstock-run-id"]
@@ -249,7 +252,7 @@ async def test_an_answer_decides_only_what_the_client_was_shown(
     edited = ApprovalRecord.model_validate_json(entry.value)
     edited.requested_digest, edited.digest = "shown", "edited since"
     await bus.bucket("approvals").put(approval_id, edited.dump())
-    async with post(edge, answer(paused.run_id, {"confirmed": True})):
+    async with post(edge, answer(paused.run_id, f"{approval_id}/C", {"confirmed": True})):
         assert [decision.digest for decision in approvals.decisions] == ["shown"]
 
 
@@ -271,33 +274,42 @@ async def test_what_must_be_an_object_for_adk_alone_is_unwrapped(
     response: Any,
     value: Any,
 ) -> None:
-    await approvals.request(paused.run_id, "assistant", paused.run_id, {"C": kind})
-    async with post(edge, answer(paused.run_id, response, name="delete_file")):
+    asked = {"C": kind}
+    approval_id = await approvals.request(paused.run_id, "assistant", paused.run_id, asked)
+    body = answer(paused.run_id, f"{approval_id}/C", response, name="delete_file")
+    async with post(edge, body):
         [item] = approvals.decisions[0].items
     assert (item.decision, item.value) == ("approve", value)
 
 
-async def test_a_request_whose_item_has_the_id_of_its_call_is_asked_under_another(
+async def test_an_answer_to_one_pause_does_not_answer_another_of_the_same_ids(
     edge: Client, bus: Bus, approvals: PretendApprovals
 ) -> None:
+    """A model may call the same tool under the same id again, and a client may repeat a request."""
     session_id = str(uuid_utils.uuid7())
-    async with post(edge, asked(sessionId=session_id)) as stream:
-        run_id = stream.run_id
-        await approvals.request(run_id, "assistant", session_id, {"F": "confirmation"})
-        await pause(PretendRun(bus, run_id), item_id="F")
-        called, requested = contents(await stream.rest())
-    ids = [each["content"]["parts"][0]["functionCall"]["id"] for each in (called, requested)]
-    assert len(set(ids)) == 2
-    async with post(edge, answer(session_id, {"confirmed": True}, id=ids[1])) as stream:
-        assert stream.run_id == run_id
-    [item] = approvals.decisions[0].items
-    assert (item.item_id, item.decision) == ("F", "approve")
+    asked_ids = []
+    for _ in range(2):
+        async with post(edge, asked(sessionId=session_id)) as stream:
+            run = PretendRun(bus, stream.run_id)
+            items = {"F": "confirmation"}
+            approval_id = await approvals.request(run.run_id, "assistant", session_id, items)
+            await pause(run, approval_id=approval_id, item_id="F")
+            called, requested = contents(await stream.rest())
+        ids = [each["content"]["parts"][0]["functionCall"]["id"] for each in (called, requested)]
+        assert ids == ["F", f"{approval_id}/F"]
+        asked_ids.append(ids[1])
+    assert len(set(asked_ids)) == 2
+    async with post(edge, answer(session_id, asked_ids[0], {"confirmed": True})):
+        assert approvals.decided == [asked_ids[0].partition("/")[0]]
+    # The ids of the item and of the call name no pause.
+    refused = await edge.post("/run_sse", json=answer(session_id, "F", {"confirmed": True}))
+    assert refused.status_code == 404
 
 
 @pytest.mark.parametrize("name", ["adk_request_confirmation", "delete_file"])
 async def test_an_answer_to_nothing_is_404_and_starts_no_run(edge: Client, name: str) -> None:
     before = (await edge.get("/v1/runs?limit=1")).json()
-    body = answer(str(uuid_utils.uuid7()), {"confirmed": True}, name=name)
+    body = answer(str(uuid_utils.uuid7()), "C", {"confirmed": True}, name=name)
     refused = await edge.post("/run_sse", json=body)
     assert (refused.status_code, set(refused.json())) == (404, {"detail"})
     assert (await edge.get("/v1/runs?limit=1")).json() == before

@@ -18,7 +18,7 @@ from penstock.dialects.adk.encode.encoder import (
     AdkEncoder,
 )
 from penstock.dialects.adk.encode.legacy import LegacyEncoder
-from penstock.dialects.adk.encode.shapes import item_ids, request_id
+from penstock.dialects.approvals import question_id
 from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.dialects.patch import Document
 from penstock.events import CATALOGUE, TERMINAL
@@ -192,8 +192,17 @@ def test_a_recorded_run_is_of_the_document_in_every_frame(
 def test_a_recorded_run_is_complete(recorded_run: Recorded, streaming: bool) -> None:
     bodies = encoded(recorded_run.events, streaming=streaming)
     assert texts(bodies) == expected_texts(recorded_run)
-    called = [data["tool_call_id"] for data in recorded_run.data("llm.tool_call")]
-    answered = [data["tool_call_id"] for data in recorded_run.data("llm.tool_result")]
+    # A call that its client answers has the id under which it is answered.
+    names = {
+        item["tool_call_id"]: question_id(request["approval_id"], item["item_id"])
+        for request in recorded_run.data("approval.requested")
+        for item in request["items"]
+        if item["kind"] == "external"
+    }
+    called, answered = (
+        [names.get(data["tool_call_id"], data["tool_call_id"]) for data in recorded_run.data(type)]
+        for type in ("llm.tool_call", "llm.tool_result")
+    )
     asked = [call for call in parts(bodies, "functionCall") if not is_request(call)]
     assert sorted(call["id"] for call in asked) == sorted(called)
     assert [each["id"] for each in parts(bodies, "functionResponse")] == answered
@@ -294,8 +303,9 @@ def answers(recorded_run: Recorded, leg: int) -> dict[str, Any]:
     """Return what was decided before the leg, by the ids that the requests had."""
     decisions = recorded_run.decisions.get(leg, {})
     return {
-        request_id(item): decisions[item["item_id"]]
-        for item in asked(recorded_run)
+        question_id(request["approval_id"], item["item_id"]): decisions[item["item_id"]]
+        for request in recorded_run.data("approval.requested")
+        for item in request["items"]
         if item["item_id"] in decisions
     }
 
@@ -424,9 +434,9 @@ def test_a_confirmation_is_requested_under_the_items_id() -> None:
     call, request = paused(ITEM)
     assert parts([call], "functionCall")[0]["id"] == "t1"
     assert call["longRunningToolIds"] == []
-    assert request["longRunningToolIds"] == ["i1"]
+    assert request["longRunningToolIds"] == ["a/i1"]
     [asked] = parts([request], "functionCall")
-    assert (asked["id"], asked["name"]) == ("i1", "adk_request_confirmation")
+    assert (asked["id"], asked["name"]) == ("a/i1", "adk_request_confirmation")
     original = {"id": "t1", "name": "delete_file", "args": {"path": "/x"}}
     assert asked["args"]["originalFunctionCall"] == original
     assert asked["args"]["toolConfirmation"]["confirmed"] is False
@@ -438,13 +448,12 @@ def test_a_request_is_never_said_under_the_id_of_the_call_that_it_is_for() -> No
     [asked] = parts([request], "functionCall")
     assert asked["id"] != parts([call], "functionCall")[0]["id"] == "t1"
     assert request["longRunningToolIds"] == [asked["id"]]
-    assert "t1" in item_ids(asked["id"])
-    assert item_ids("i1") == ["i1"]
+    assert asked["id"] == "a/t1"
 
 
 def test_several_items_are_requested_in_one_event() -> None:
     *_, request = paused(ITEM, {**ITEM, "item_id": "i2", "tool_call_id": "t2"})
-    assert request["longRunningToolIds"] == ["i1", "i2"]
+    assert request["longRunningToolIds"] == ["a/i1", "a/i2"]
     assert len(parts([request], "functionCall")) == 2
 
 
@@ -454,14 +463,15 @@ def test_what_a_policy_decides_is_not_asked_of_the_client() -> None:
 
 def test_an_external_call_is_a_long_running_call_under_the_items_id() -> None:
     [call] = paused({**ITEM, "kind": "external"})
-    assert call["longRunningToolIds"] == ["i1"]
-    assert parts([call], "functionCall")[0]["id"] == "i1"
+    assert call["longRunningToolIds"] == ["a/i1"]
+    assert parts([call], "functionCall")[0]["id"] == "a/i1"
 
 
-def test_a_call_that_was_emitted_before_is_long_running_when_its_client_is_waited_for() -> None:
+def test_a_call_that_was_emitted_before_is_asked_for_when_its_client_is_waited_for() -> None:
     _, request = paused({**ITEM, "kind": "external", "item_id": "t9", "tool_call_id": "t9"})
-    assert "content" not in request
-    assert request["longRunningToolIds"] == ["t9"]
+    [asked] = parts([request], "functionCall")
+    assert (asked["id"], asked["name"]) == ("a/t9", "adk_request_input")
+    assert request["longRunningToolIds"] == ["a/t9"]
 
 
 def test_an_input_is_requested_with_its_schema() -> None:
@@ -469,10 +479,10 @@ def test_an_input_is_requested_with_its_schema() -> None:
     item = {**ITEM, "kind": "input", "input_schema": schema, "description": "Who?"}
     *_, request = paused(item)
     [asked] = parts([request], "functionCall")
-    assert (asked["id"], asked["name"]) == ("i1", "adk_request_input")
+    assert (asked["id"], asked["name"]) == ("a/i1", "adk_request_input")
     assert asked["args"]["message"] == "Who?"
     assert asked["args"]["response_schema"] == schema
-    assert asked["args"]["interruptId"] == "i1"
+    assert asked["args"]["interruptId"] == "a/i1"
 
 
 def test_a_credential_is_requested_where_to_sign_in() -> None:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from penstock import start_fields
 from penstock.bus.records import ApprovalRecord
-from penstock.dialects.adk.encode.shapes import item_ids
+from penstock.dialects.approvals import parse_question_id
 from penstock.lookups import look_until
 from penstock.runs.start import Start
 from penstock.settings import AgentConfig, WorkflowAgent
@@ -23,7 +23,7 @@ from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.runs import pauses
-from penstock_edge.runs.pauses import approval_of, open_approvals
+from penstock_edge.runs.pauses import OpenApproval, open_approvals
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.sessions import Session
 from penstock_edge.stream.responses.single_body import Body, SingleBody
@@ -173,7 +173,7 @@ class Runs(Handlers):
         if isinstance(agent, WorkflowAgent):
             reply = await self._reply_in_tree(who, session, responses)
         else:
-            reply = await self._reply(who, session, responses, is_native=is_native)
+            reply = await self._reply(who, agent, session, responses)
         if len(responses) < len(asked.new_message.parts):
             raise Problem(422, "newMessage.parts: send the answers to a pause without other parts")
         # For an agent that is no ADK agent, Penstock makes the invocation ids that clients see. The
@@ -188,23 +188,29 @@ class Runs(Handlers):
     async def _reply(
         self,
         who: Identity,
+        agent: AgentConfig,
         session: Session,
         responses: Sequence[FunctionResponse],
-        *,
-        is_native: bool,
     ) -> Reply:
         """Only the id of the function call counts, not its name. An ADK server that got a response
         without a pending request could run a call that no person has approved (404)."""
-        bus = self._edge.bus
+        bus, is_native = self._edge.bus, agent.protocol == ADK
 
         async def pending(response: FunctionResponse) -> tuple[str, ApprovalRecord] | None:
-            for item_id in [response.id] if is_native else item_ids(response.id):
-                approval_id = await pauses.approval_of_item(bus, session.owner, session, item_id)
-                if approval_id is not None:
-                    approval = await pauses.approval_record(bus, approval_id)
-                    is_shown = approval is not None and who.may_see_runs_of(approval.user_id)
-                    return (item_id, approval) if approval is not None and is_shown else None
-            return None
+            approval_id, item_id = parse_question_id(response.id)
+            approval, _ = await pauses.approval_in_session(
+                bus, who, agent, session.session_id, approval_id, awaited=False
+            )
+            if approval is not None:
+                return item_id or "", approval
+            # An ADK server has ids of its own, which it never repeats.
+            item_id, owner = response.id, session.owner
+            if not is_native:
+                return None
+            named = await pauses.approval_of_item(bus, owner, session, item_id)
+            approval = await pauses.approval_record(bus, named) if named is not None else None
+            is_shown = approval is not None and who.may_see_runs_of(approval.user_id)
+            return (item_id, approval) if approval is not None and is_shown else None
 
         # A client may answer before the approvals service has written the alias of the request.
         found = await look_until(
@@ -227,19 +233,24 @@ class Runs(Handlers):
     async def _reply_in_tree(
         self, who: Identity, session: Session, responses: Sequence[FunctionResponse]
     ) -> Reply:
-        bus, ids = self._edge.bus, [item_ids(response.id) for response in responses]
+        bus, ids = self._edge.bus, [parse_question_id(response.id) for response in responses]
+
+        def approvals_of(found: Sequence[OpenApproval]) -> list[OpenApproval | None]:
+            by_id = {each.approval.approval_id: each for each in found}
+            return [by_id.get(approval_id) for approval_id, _ in ids]
+
         async for root in pauses.paused_runs(bus, who, session):
             open_ = await open_approvals(
-                bus, who.user_id, root, lambda found: all(approval_of(found, each) for each in ids)
+                bus, who.user_id, root, lambda found: all(approvals_of(found))
             )
-            approvals = [approval_of(open_, each) for each in ids]
+            approvals = approvals_of(open_)
             if not any(approvals):
                 continue
             decisions = []
-            for response, names, approval in zip(responses, ids, approvals, strict=True):
-                if approval is None:
+            for response, (_, item_id), approval in zip(responses, ids, approvals, strict=True):
+                item = approval.find(item_id or "") if approval is not None else None
+                if approval is None or item is None:
                     raise _not_pending(response)
-                item = next(filter(None, map(approval.find, names)))
                 decision = decided(response.response, item["item_id"], item, for_adk_server=False)
                 decisions.append((approval.approval, decision))
             return Reply.in_tree(root, decisions)

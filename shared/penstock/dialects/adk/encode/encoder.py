@@ -9,8 +9,8 @@ and a final event has the complete text.
 `OMITTED` lists the types without an ADK event. ADK has no event for the end of a run. The stream
 ends after the last text, the token counts or the error. At a pause, the stream ends after
 `adk_request_*` calls, or after a call whose id is in `longRunningToolIds`. A client answers such a
-call with a functionResponse that has the call's id. `shapes.item_ids` finds the approval's item by
-this id.
+call with a functionResponse that has the call's id, which is the `question_id` of the item. A model
+may repeat its own ids, and an answer that is sent again must not answer a later pause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 
 from penstock.dialects.adk.encode import shapes
 from penstock.dialects.adk.vocabulary import ABORTED
-from penstock.dialects.approvals import OpenApprovals
+from penstock.dialects.approvals import OpenApprovals, question_id
 from penstock.dialects.base import (
     ClientDialect,
     Json,
@@ -216,9 +216,10 @@ class AdkEncoder:
     # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        for _, item in self._approvals.items():
+        for approval, item in self._approvals.items():
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
-                self._names[item["tool_call_id"]] = item["item_id"]
+                name = question_id(approval["approval_id"], item["item_id"])
+                self._names[item["tool_call_id"]] = name
         for call_id in list(self._waiting):
             yield from self._release(event, call_id)
 
@@ -227,22 +228,15 @@ class AdkEncoder:
         run does not pause, so the client sees none."""
         yield from self._close(event)
         # A call in `_names` is already in `longRunningToolIds` and needs no further request.
-        items = [
-            item
-            for _, item in self._approvals.items()
+        items = {
+            question_id(approval["approval_id"], item["item_id"]): item
+            for approval, item in self._approvals.items()
             if item.get("tool_call_id") not in self._names
-        ]
+        }
         if items:
-            requests = [
-                shapes.request_part(item) for item in items if not shapes.is_long_running(item)
-            ]
-            content = {"content": _content(requests)} if requests else {}
-            ids = [
-                item["item_id"] if shapes.is_long_running(item) else shapes.request_id(item)
-                for item in items
-            ]
+            content = _content([shapes.request_part(id, item) for id, item in items.items()])
             key = f"{event['data'].get('approval_id')}/request"
-            yield self._event(event, key, **content, longRunningToolIds=ids)
+            yield self._event(event, key, content=content, longRunningToolIds=[*items])
 
     # Other fields of an event.
 

@@ -15,8 +15,6 @@ _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 # before int, because `isinstance` accepts a bool as an int.
 _PARTIAL_VALUES: Final = ((bool, "boolValue"), ((int, float), "numberValue"), (str, "stringValue"))
 
-_REQUEST: Final = "request-"
-
 HINT: Final = (
     "Please approve or reject the tool call {tool}() by responding with a FunctionResponse with "
     "an expected ToolConfirmation payload."
@@ -95,20 +93,9 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
     return {"groundingChunks": chunks, **({"groundingSupports": supports} if supports else {})}
 
 
-def request_id(item: JsonObject) -> str:
-    """Return the item's id, with a prefix if the tool call has the same: ADK clients need unique
-    ids."""
-    item_id = str(item["item_id"])
-    return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
-
-
-def item_ids(request_id: str) -> list[str]:
-    return list(dict.fromkeys((request_id, request_id.removeprefix(_REQUEST))))
-
-
-def request_part(item: JsonObject) -> JsonObject:
+def request_part(id: str, item: JsonObject) -> JsonObject:
     name, make_args = _REQUESTS.get(item["kind"], _INPUT)
-    return {"functionCall": {"id": request_id(item), "args": make_args(item), "name": name}}
+    return {"functionCall": {"id": id, "args": make_args(id, item), "name": name}}
 
 
 def is_long_running(item: JsonObject) -> bool:
@@ -122,7 +109,7 @@ def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject
     return make(data, timeout_s, at_s)
 
 
-def _confirmation_args(item: JsonObject) -> JsonObject:
+def _confirmation_args(id: str, item: JsonObject) -> JsonObject:
     tool = item.get("tool") or item["kind"]
     original_id = item.get("tool_call_id") or item["item_id"]
     original = {"id": original_id, "args": obj(item.get("args")), "name": tool}
@@ -133,11 +120,11 @@ def _confirmation_args(item: JsonObject) -> JsonObject:
     }
 
 
-def _input_args(item: JsonObject) -> JsonObject:
+def _input_args(id: str, item: JsonObject) -> JsonObject:
     options = array(item.get("options"))
     schema = item.get("input_schema") or ({"enum": options} if options else {})
     asked: JsonObject = {
-        "interruptId": request_id(item),
+        "interruptId": id,
         "message": item.get("description")
         or f"Input is needed: {item.get('tool') or item['kind']}",
         "response_schema": schema,
@@ -145,7 +132,7 @@ def _input_args(item: JsonObject) -> JsonObject:
     return {**asked, "payload": item["args"]} if item.get("args") else asked
 
 
-def _credential_args(item: JsonObject) -> JsonObject:
+def _credential_args(id: str, item: JsonObject) -> JsonObject:
     """Secrets never reach the bus."""
     asked = obj(item.get("args"))
     credential: JsonObject = {}
@@ -157,7 +144,7 @@ def _credential_args(item: JsonObject) -> JsonObject:
     return {"functionCallId": item.get("tool_call_id") or item["item_id"], "authConfig": config}
 
 
-_Request = tuple[str, Callable[[JsonObject], JsonObject]]
+_Request = tuple[str, Callable[[str, JsonObject], JsonObject]]
 _CONFIRMATION: Final[_Request] = ("adk_request_confirmation", _confirmation_args)
 _INPUT: Final[_Request] = ("adk_request_input", _input_args)
 
