@@ -7,7 +7,7 @@ BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
 	services/console services/edge services/normalizer services/workflows
 DEMO_UPSTREAMS := agno adk
-UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph openai
+UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph openai a2a
 OLDER_UPSTREAMS := agno_older adk_older
 
 help: ## Show this list
@@ -31,6 +31,7 @@ node: ## Make the Node packages that some tests use, where there is Node
 	@deploy/node.sh .penstock/node/console tests/console/node
 	@deploy/node.sh .penstock/node/vercel tests/clients/vercel/node
 	@deploy/node.sh .penstock/node/openai tests/clients/openai/node
+	@deploy/node.sh .penstock/node/a2a tests/clients/a2a/node
 
 agui-client: ## Make the real AG-UI clients that check our streams, where there is Node
 	@for version in v1 v059; do \

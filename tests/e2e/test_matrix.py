@@ -288,6 +288,30 @@ def vercel(bodies: Sequence[Body], legs: int) -> Told:
     )
 
 
+def a2a(bodies: Sequence[Body], legs: int) -> Told:
+    """Read A2A: the text is in artifacts, the other events are data parts of status messages."""
+    assert next(iter(bodies[0])) == "task"
+    statuses = [body["statusUpdate"]["status"] for body in bodies if "statusUpdate" in body]
+    states = [status["state"].removeprefix("TASK_STATE_") for status in statuses]
+    assert [state in A2A_ENDS for state in states] == [False] * (len(states) - 1) + [True]
+    assert "statusUpdate" in bodies[-1]
+    shown = [part for status in statuses for part in status.get("message", {}).get("parts", ())]
+    data = [part["data"] for part in shown if "data" in part]
+    said = [(each["type"], each["data"]) for each in data]
+    assert [type for type, _ in said].count("lifecycle.resumed") == legs - 1
+    updates = [body["artifactUpdate"]["artifact"] for body in bodies if "artifactUpdate" in body]
+    messages = [each for each in updates if not each["artifactId"].endswith("-result")]
+    return Told(
+        A2A_ENDS[states[-1]],
+        "".join(part.get("text", "") for each in messages for part in each["parts"]),
+        joined(said, "llm.reasoning", "thought"),
+        sorted(data["tool"] for type, data in said if type == "llm.tool_call"),
+        [type for type, _ in said].count("llm.tool_result"),
+    )
+
+
+A2A_ENDS: Final = {"COMPLETED": "completed", "FAILED": "failed", "CANCELED": "cancelled"}
+
 # For each dialect, the function that checks the order and the end of a stream and reads it.
 READERS: Final[Mapping[str, Callable[[Sequence[Body], int], Told]]] = {
     "canonical": executions,
@@ -298,6 +322,7 @@ READERS: Final[Mapping[str, Callable[[Sequence[Body], int], Told]]] = {
     "adk": adk,
     "agno": agno,
     "vercel": vercel,
+    "a2a": a2a,
 }
 
 

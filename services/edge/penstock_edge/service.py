@@ -27,6 +27,7 @@ from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.large_events import LargeEvents
 from penstock_edge.stream.direct_write import is_tried
+from penstock_edge.surfaces.a2a import A2a
 from penstock_edge.surfaces.adk import Adk
 from penstock_edge.surfaces.agno import Agno
 from penstock_edge.surfaces.agui import Agui
@@ -73,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 # To add a surface, add the surface's folder, and its class to this tuple.
-SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, OpenAI, Vercel)
+SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, OpenAI, Vercel, A2a)
 
 
 class EdgeService(Service):

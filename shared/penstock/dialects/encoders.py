@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.dialects import canonical, executions, unified, vercel
+from penstock.dialects import a2a, canonical, executions, unified, vercel
 from penstock.dialects.adk import encode as adk
 from penstock.dialects.agno import encode as agno
 from penstock.dialects.base import ClientDialect
@@ -21,4 +21,5 @@ CLIENT_DIALECTS: Final[Mapping[str, ClientDialect]] = {
     "adk": adk.DIALECT,
     "agno": agno.DIALECT,
     "vercel": vercel.DIALECT,
+    "a2a": a2a.DIALECT,
 }

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.dialects.a2a import A2aEncoder
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.adk.encode.legacy import LegacyEncoder
 from penstock.dialects.agno.encode import AgnoEncoder
@@ -30,6 +31,9 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
     "agno agent": AgnoEncoder,
     "agno team": lambda: AgnoEncoder("team"),
     "agno workflow": lambda: AgnoEncoder("workflow"),
+    "a2a": A2aEncoder,
+    "a2a, not extended": lambda: A2aEncoder(extended=False),
+    "a2a 0.3": lambda: A2aEncoder(older=True),
 }
 
 each_encoder = pytest.mark.parametrize("make", ENCODERS.values(), ids=list(ENCODERS))

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from penstock.dialects.a2a import A2aEncoder
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.base import Encoder
@@ -43,6 +44,8 @@ def encoder_of(dialect: str) -> Encoder:
             return UnifiedEncoder()
         case "vercel":
             return VercelEncoder()
+        case "a2a":
+            return A2aEncoder()
         case _:
             return ExecutionsEncoder()
 
@@ -65,7 +68,9 @@ def test_each_event_is_one_of_the_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("dialect", ["agno", "adk", "agui", "unified", "executions", "vercel"])
+@pytest.mark.parametrize(
+    "dialect", ["agno", "adk", "agui", "unified", "executions", "vercel", "a2a"]
+)
 def test_a_workflows_run_gives_its_golden_frames(dialect: str, name: str) -> None:
     lines = [orjson.dumps(body).decode() for body in encoded(dialect, name)]
     check(GOLDEN / dialect / f"workflow_{name}.jsonl", lines)

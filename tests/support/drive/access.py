@@ -86,6 +86,12 @@ VERCEL = {
     "id": "c-{new}",
     "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
 }
+A2A = {"a2a-version": "1.0"}
+A2A_MESSAGE = {"messageId": "{new}", "role": "ROLE_USER", "parts": [{"text": "Hello"}]}
+A2A_RPC = {
+    **{"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage"},
+    "params": {"message": A2A_MESSAGE},
+}
 RULE = {
     "id": "{new}",
     "subjects": ["lifecycle.completed"],
@@ -123,6 +129,7 @@ def _agno(kind: str) -> dict[str, list[How]]:
 
 
 _SESSION = "/apps/{app}/users/{user}/sessions"
+_TASK = "/a2a/{agent}/tasks/{task}"
 _THREAD = "/api/v1/agent/runs/{thread_id}"
 HOW: dict[str, list[How]] = {
     # Penstock's own API
@@ -203,6 +210,26 @@ HOW: dict[str, list[How]] = {
     "GET /openai/v1/responses/{response_id}": [How(404), How(404, query="?stream=true")],
     "GET /openai/v1/responses/{response_id}/input_items": [How(404)],
     "POST /openai/v1/responses/{response_id}/cancel": [How(404, 409)],
+    # A2A
+    "GET /a2a/{agent}/.well-known/agent-card.json": [How()],
+    "POST /a2a/{agent}": [How(body=A2A_RPC, headers=A2A)],
+    "POST /a2a/{agent}/message:send": [
+        How(
+            headers=A2A,
+            body={"message": A2A_MESSAGE, "configuration": {"returnImmediately": True}},
+        )
+    ],
+    "POST /a2a/{agent}/message:stream": [How(headers=A2A, body={"message": A2A_MESSAGE})],
+    f"POST {_TASK}:cancel": [How(404, 409, headers=A2A)],
+    f"POST {_TASK}:subscribe": [How(404, 400, headers=A2A)],  # the run has ended
+    f"GET {_TASK}:subscribe": [How(404, 400, headers=A2A)],
+    f"GET {_TASK}": [How(404, headers=A2A)],
+    "GET /a2a/{agent}/tasks": [How(headers=A2A)],
+    f"POST {_TASK}/pushNotificationConfigs": [How(good=400, body={})],
+    f"GET {_TASK}/pushNotificationConfigs": [How(good=400)],
+    f"GET {_TASK}/pushNotificationConfigs/{{config}}": [How(good=400)],
+    f"DELETE {_TASK}/pushNotificationConfigs/{{config}}": [How(good=400)],
+    "GET /a2a/{agent}/extendedAgentCard": [How(good=400)],
     # approvals
     "GET /v1/approvals": [How()],
     "GET /v1/approvals/events": [How(headers=PAGE)],

@@ -95,6 +95,8 @@ LANGGRAPH = Recipe(
     "langgraph", lambda python: [python, "langgraph_server.py"], lambda folder: {}, "agui"
 )
 
+# No server: the environment of the official A2A client.
+A2A_CLIENT = Recipe("a2a", lambda python: [python], lambda folder: {})
 
 # The same apps on older servers (`make upstreams-older`).
 AGNO_OLDER = replace(

@@ -76,7 +76,9 @@ AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})
 # the parameter `include`. `canonical` is not in this set, because it shows the stored events of the
 # workflow's run. `raw` is not in this set, because it shows an agent server's bytes, and a workflow
 # has no agent server.
-BY_DEFAULT: Final = frozenset({"executions", "unified", "vercel", "legacy", *AGENT_PROTOCOLS})
+BY_DEFAULT: Final = frozenset(
+    {"executions", "unified", "vercel", "legacy", "a2a", *AGENT_PROTOCOLS}
+)
 
 OpenTree = Callable[[int, Deliver], Source]
 

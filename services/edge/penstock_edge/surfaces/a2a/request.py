@@ -1,0 +1,221 @@
+"""Reads the requests of A2A's clients, and writes their errors. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from penstock.bus.records import ApprovalRecord, Decided
+from penstock.web.operation import TEXT
+from penstock.web.problems import ErrorShape, Problem, invalid, schema_of
+
+JsonObject = dict[str, Any]
+# An empty text is the default of a text in the clients' protobuf messages.
+Id = Annotated[
+    Annotated[str, Field(max_length=512)] | None, BeforeValidator(lambda value: value or None)
+]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Model(BaseModel):
+    """Unknown fields are ignored, as the specification demands."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class MessagePart(_Model):
+    """A text, or a value. The content of any other part is refused."""
+
+    text: str | None = None
+    data: Any = None
+
+
+class TaskMessage(_Model):
+    """A message of the user, of A2A 1.0 or 0.3."""
+
+    message_id: Annotated[str, Field(min_length=1, max_length=512)]
+    role: Literal["ROLE_USER", "user"]
+    parts: Annotated[list[MessagePart], Field(min_length=1)]
+    context_id: Id = None
+    task_id: Id = None
+
+    def values(self) -> list[Any]:
+        """Return the values of the data parts; Problem if a part is neither text nor data."""
+        for part in self.parts:
+            if not part.model_fields_set & {"text", "data"}:
+                text = "message.parts: only parts with text or data are accepted"
+                raise refusal("CONTENT_TYPE_NOT_SUPPORTED", text, 415)
+        return [part.data for part in self.parts if "data" in part.model_fields_set]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.parts if part.text)
+
+
+class SendConfiguration(_Model):
+    """How a message is answered; `blocking` is of A2A 0.3."""
+
+    return_immediately: bool = False
+    blocking: bool = True
+    history_length: Count | None = None
+    task_push_notification_config: Any = None
+    push_notification_config: Any = None
+
+
+class SendRequest(_Model):
+    """A message to an agent, which begins a task or answers one."""
+
+    message: TaskMessage
+    configuration: SendConfiguration = SendConfiguration()
+
+
+class TaskRequest(_Model):
+    """A request about one task. `after` is of the extension."""
+
+    id: str
+    history_length: Count | None = None
+
+
+class ListRequest(_Model):
+    """A page of the caller's tasks."""
+
+    context_id: Id = None
+    status: Id = None
+    page_size: Annotated[int, Field(ge=1, le=100)] = 50
+    page_token: Id = None
+    history_length: Count | None = None
+    status_timestamp_after: datetime | None = None
+    include_artifacts: bool = False
+
+
+class RpcRequest(_Model):
+    """A request of JSON-RPC 2.0."""
+
+    jsonrpc: Literal["2.0"]
+    id: str | int | None = None
+    method: str
+    params: JsonObject = {}
+
+
+class ItemDecision(BaseModel):
+    """The decision on one item of an approval."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    item_id: str
+    decision: Literal["approve", "reject"]
+    note: str | None = None
+    value: Any = None
+    args: JsonObject | None = None
+
+
+class Decision(BaseModel):
+    """The data part that decides an approval: the same for all items, or one for each."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["approval.decision"] = "approval.decision"
+    approval_id: str
+    digest: Annotated[str, Field(min_length=1)]
+    decision: Literal["approve", "reject"] | None = None
+    note: str | None = None
+    items: list[ItemDecision] = []
+
+    def decided(self, approval: ApprovalRecord) -> list[Decided]:
+        if (self.decision is None) is not bool(self.items):
+            raise Problem(422, "message.parts: a decision has either `decision` or `items`")
+        if self.decision is None:
+            return [Decided(**each.model_dump(exclude_none=True)) for each in self.items]
+        return [
+            Decided(item_id=item["item_id"], decision=self.decision, note=self.note)
+            for item in approval.items
+        ]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parsed(model: type[Model], document: Any) -> Model:
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+# --- Errors
+
+# The code of the first one is -32001, that of each next one is one less.
+REASONS: Final = (
+    "TASK_NOT_FOUND",
+    "TASK_NOT_CANCELABLE",
+    "PUSH_NOTIFICATION_NOT_SUPPORTED",
+    "UNSUPPORTED_OPERATION",
+    "CONTENT_TYPE_NOT_SUPPORTED",
+    "INVALID_AGENT_RESPONSE",
+    "EXTENDED_AGENT_CARD_NOT_CONFIGURED",
+    "EXTENSION_SUPPORT_REQUIRED",
+    "VERSION_NOT_SUPPORTED",
+)
+_REASON_OF: Final = {
+    404: "TASK_NOT_FOUND",
+    409: "UNSUPPORTED_OPERATION",
+    410: "TASK_NOT_FOUND",
+    415: "CONTENT_TYPE_NOT_SUPPORTED",
+}
+# The status of google.rpc and the code of JSON-RPC for an HTTP status.
+_NAMES: Final = {
+    400: ("INVALID_ARGUMENT", -32602),
+    401: ("UNAUTHENTICATED", -32600),
+    403: ("PERMISSION_DENIED", -32600),
+    404: ("NOT_FOUND", -32601),
+    409: ("FAILED_PRECONDITION", -32600),
+    422: ("INVALID_ARGUMENT", -32602),
+    429: ("RESOURCE_EXHAUSTED", -32603),
+    503: ("UNAVAILABLE", -32603),
+}
+_OTHER: Final = ("INTERNAL", -32603)
+
+
+def refusal(reason: str, detail: str, status: int = 400) -> Problem:
+    return Problem(status, detail, reason=reason)
+
+
+def _details(problem: Problem) -> list[JsonObject]:
+    reason = problem.more.get("reason", _REASON_OF.get(problem.status))
+    kind = "type.googleapis.com/google.rpc.ErrorInfo"
+    info: JsonObject = {
+        "@type": kind,
+        "reason": reason,
+        "domain": "a2a-protocol.org",
+        "metadata": {},
+    }
+    return [info] if reason else []
+
+
+def rpc_error(problem: Problem) -> JsonObject:
+    details = _details(problem)
+    code = problem.more.get("code", _NAMES.get(problem.status, _OTHER)[1])
+    if details:
+        code = -32001 - REASONS.index(details[0]["reason"])
+    return {"code": code, "message": problem.detail, "data": details}
+
+
+def rest_error(problem: Problem) -> JsonObject:
+    name = _NAMES.get(problem.status, _OTHER)[0]
+    error = {"code": problem.status, "status": name, "message": problem.detail}
+    return {"error": {**error, "details": _details(problem)}}
+
+
+def _rpc_body(problem: Problem) -> Mapping[str, Any]:
+    return {"jsonrpc": "2.0", "id": None, "error": rpc_error(problem)}
+
+
+_SOME: Final = {"type": "object"}
+RPC_ERRORS: Final = ErrorShape(
+    "a2a_rpc", "application/json", schema_of(jsonrpc=TEXT, id={}, error=_SOME), _rpc_body
+)
+REST_ERRORS: Final = ErrorShape("a2a", "application/json", schema_of(error=_SOME), rest_error)

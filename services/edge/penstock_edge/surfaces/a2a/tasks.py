@@ -1,0 +1,293 @@
+"""What both bindings of A2A do with tasks: send, read, list, cancel, subscribe."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from penstock import sse
+from penstock.bus.records import RunRecord
+from penstock.bus.subjects import is_run_id
+from penstock.dialects import a2a
+from penstock.runs.start import Start
+from penstock.settings import WorkflowAgent
+from penstock.web.auth import require
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.runs.pauses import approval_in_session
+from penstock_edge.runs.records import is_workflow, run_of
+from penstock_edge.sources.encode import encode
+from penstock_edge.sources.history import history_of
+from penstock_edge.sources.locate import StartPosition, locate
+from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
+from penstock_edge.stream.responses.pages import NO_END
+from penstock_edge.stream.responses.single_body import SingleBody
+from penstock_edge.surfaces.a2a.request import (
+    Decision,
+    ListRequest,
+    SendRequest,
+    TaskMessage,
+    TaskRequest,
+    parsed,
+    refusal,
+)
+from penstock_edge.surfaces.a2a.views import STATES, Call, TaskObject, fold_form, task_of_record
+from penstock_edge.surfaces.bodies import workflow_input
+from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
+from penstock_edge.surfaces.query import cursor_of
+from penstock_edge.views.cursor import LAST_FRAME, Cursor
+from penstock_edge.views.view import View
+
+JsonObject = dict[str, Any]
+WAITS = (
+    "This task waits for a decision, and a text decides nothing. Send a data part with "
+    "approval_id, digest and decision (approve or reject)."
+)
+
+
+class Tasks:
+    """The tasks of one edge."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    async def send(self, call: Call, params: Any, *, stream: bool) -> ASGIApp:
+        """With `stream`, answer with the stream of the leg; otherwise with the task, when the leg
+        has ended, or at once if the client asks for it."""
+        edge, asked = self._edge, parsed(SendRequest, params)
+        configuration = asked.configuration
+        if configuration.task_push_notification_config or configuration.push_notification_config:
+            raise no_push()
+        at_once = configuration.return_immediately or not configuration.blocking
+        if stream or not at_once:
+            edge.streams.require_room(call.request.scope)
+        values, history = asked.message.values(), configuration.history_length
+        if asked.message.task_id is not None:
+            return await self._answer(call, asked, values, stream=stream, at_once=at_once)
+        record, leg = await self._start(call, asked.message, values)
+        if stream:
+            return await edge.stream(leg.view(call.form()), leg.position)
+        if at_once:
+            return call.answer(call.response(task_of_record(record)))
+        return await self._whole(call, leg, history)
+
+    async def _start(
+        self, call: Call, message: TaskMessage, values: list[Any]
+    ) -> tuple[RunRecord, Leg]:
+        require(call.who, "start")
+        edge, agent = self._edge, call.agent
+        given = None
+        if values and not isinstance(agent, WorkflowAgent):
+            text = "message.parts: a data part decides an approval, and then names the task"
+            raise Problem(422, text)
+        if values:
+            given = workflow_input(values[0], "message", "parts")
+        elif not message.text.strip():
+            raise Problem(422, "message.parts: must have a text")
+        content = orjson.dumps([message.text, given], option=orjson.OPT_SORT_KEYS)
+        digest = hashlib.sha256(content).hexdigest()
+        # A client that repeats a request sends the same message id.
+        key = [a2a.CHANNEL, message.message_id, agent.id, message.context_id, digest]
+        start = Start(
+            agent,
+            message.text,
+            message.context_id,
+            call.who.run_user(call.who.user_id),
+            input=given,
+            key=orjson.dumps(key).decode(),
+            request=content,
+        )
+        started, leg = await first_leg(edge, start)
+        if not started.new:
+            leg = replace(leg, position=await locate(edge.bus, leg.view(call.form()), None))
+        return started.record, leg
+
+    async def _answer(
+        self, call: Call, asked: SendRequest, values: list[Any], *, stream: bool, at_once: bool
+    ) -> ASGIApp:
+        edge, message, history = self._edge, asked.message, asked.configuration.history_length
+        record = await self._run(call, message.task_id or "")
+        if message.context_id not in (None, record.session_id):
+            raise Problem(422, "message.contextId: the task is of another context")
+        found, last = await self._read(call, record)
+        state = found.fold.state or STATES[record.status]
+        if state in a2a.ENDED:
+            raise refusal("UNSUPPORTED_OPERATION", f"task {record.run_id} has ended")
+        if values:
+            require(call.who, "decide")
+            reply = await self._reply(call, record, values)
+            leg = await next_leg(edge, reply)
+            await decide(edge, call.who, a2a.CHANNEL, reply, user_id=call.who.user_id)
+        elif state in a2a.INTERRUPTED:
+            return self._reminder(call, found.fold.task(history=history), stream=stream)
+        else:
+            text = "the agent still works on the task; begin a new task in its context"
+            raise refusal("UNSUPPORTED_OPERATION", text)
+        if stream:
+            return await self._follow(call, found, last, leg.view(call.form()), leg.position)
+        if at_once:
+            return await self.get(call, {"id": record.run_id, "historyLength": history})
+        return await self._whole(call, leg, history)
+
+    async def _reply(self, call: Call, record: RunRecord, values: list[Any]) -> Reply:
+        bus, who = self._edge.bus, call.who
+        answers: dict[str, Answer] = {}
+        for value in values:
+            part = parsed(Decision, value)
+            approval, root = await approval_in_session(
+                bus, who, call.agent, record.session_id, part.approval_id, awaited=True
+            )
+            run_id = root.run_id if root is not None else approval and approval.run_id
+            if approval is None or run_id != record.run_id or approval.approval_id in answers:
+                name = shortened(part.approval_id)
+                raise Problem(422, f"message.parts: the task has no approval {name!r} to decide")
+            answers[approval.approval_id] = Answer(approval, part.decided(approval), part.digest)
+        return Reply([*answers.values()], record if is_workflow(record) else None)
+
+    def _reminder(self, call: Call, task: JsonObject, *, stream: bool) -> ASGIApp:
+        status = task["status"]
+        asked = status.get("message") or a2a.message(task["id"], task["contextId"], task["id"])
+        reminder = {**asked, "parts": [a2a.text_part(WAITS), *asked["parts"]]}
+        shown = call.response({**task, "status": {**status, "message": reminder}})
+        if not stream:
+            return call.answer(shown)
+        return Response(call.frame(orjson.dumps(shown)), 200, {**sse.HEADERS, **call.headers})
+
+    async def get(self, call: Call, params: Any) -> ASGIApp:
+        asked = parsed(TaskRequest, params)
+        record = await self._run(call, asked.id)
+        return call.answer(call.task(await self._task(call, record, asked.history_length)))
+
+    async def list(self, call: Call, params: Any) -> ASGIApp:
+        edge, asked = self._edge, parsed(ListRequest, params)
+        before = asked.page_token
+        if before is not None and not is_run_id(before):
+            raise Problem(422, "pageToken: must be nextPageToken of an earlier page")
+        wanted = {"agent": call.agent.id}
+        if asked.context_id is not None:
+            wanted["session_id"] = asked.context_id
+        if asked.status is not None:
+            names = {state: status for status, state in STATES.items()}
+            wanted["status"] = names.get(asked.status, "")
+        async with edge.turns.of(call.who.tenant_user):
+            runs, more = await edge.run_list.page(
+                call.who.owners, call.who.may_see_runs_of, wanted, before, asked.page_size
+            )
+        records = [RunRecord.model_validate(run) for run in runs]
+        token = records[-1].run_id if more else ""
+        since = asked.status_timestamp_after
+        shown = [
+            each
+            for each in sorted(records, key=lambda each: each.updated_at, reverse=True)
+            if since is None or datetime.fromisoformat(each.updated_at) > since
+        ]
+        tasks = [
+            await self._task(call, each, asked.history_length)
+            if asked.include_artifacts
+            else task_of_record(each)
+            for each in shown
+        ]
+        sizes = {"pageSize": asked.page_size, "totalSize": len(tasks) + more}
+        return call.answer({"tasks": tasks, "nextPageToken": token, **sizes})
+
+    async def cancel(self, call: Call, params: Any) -> ASGIApp:
+        record = await self._run(call, parsed(TaskRequest, params).id)
+        try:
+            await self._edge.canceller.cancel(record.run_id, call.who)
+        except Problem as problem:
+            if problem.status != 409:
+                raise
+            raise refusal("TASK_NOT_CANCELABLE", problem.detail, 409) from problem
+        return call.answer(call.task(await self._task(call, record, None)))
+
+    async def subscribe(self, call: Call, params: Any) -> ASGIApp:
+        """Stream the task as it is, and then its updates. With a cursor, only the updates after it,
+        up to the next pause or the end."""
+        edge = self._edge
+        record = await self._run(call, parsed(TaskRequest, params).id)
+        edge.streams.require_room(call.request.scope)
+        after = cursor_of(call.request)
+        found, last = await self._read(call, record, after.sequence + 1 if after else NO_END)
+        state = found.fold.state or STATES[record.status]
+        if after is None and state in a2a.ENDED:
+            text = f"task {record.run_id} has ended; get the task"
+            raise refusal("UNSUPPORTED_OPERATION", text)
+        number = found.leg + (state in a2a.INTERRUPTED)
+        view = self._leg(record, number, last).view(call.form())
+        position = await locate(edge.bus, view, after, record)
+        if after is not None:
+            return await edge.stream(view, position)
+        return await self._follow(call, found, last, view, position, record)
+
+    async def _follow(
+        self,
+        call: Call,
+        found: TaskObject,
+        last: int,
+        view: View,
+        position: StartPosition,
+        record: RunRecord | None = None,
+    ) -> ASGIApp:
+        """Stream the task as it is after the stream sequence `last`, and then what follows."""
+        task = found.fold.task() if found.fold.state else task_of_record(record) if record else {}
+        cursor = Cursor(last, LAST_FRAME) if last else None
+        body = orjson.dumps(call.response(task))
+        preface = call.frame(body, str(cursor) if cursor else None)
+        client = await self._edge.hubs.join(view, replace(position, after=cursor, ended=False))
+        return Prefaced(EventStream(client), preface)
+
+    async def _whole(self, call: Call, leg: Leg, history: int | None) -> ASGIApp:
+        view = leg.view(call.object_form(history))
+        client = await self._edge.hubs.join(view, leg.position)
+
+        def shape(problem: Problem) -> Response:
+            return Response(call.error(problem), problem.status, media_type="application/json")
+
+        return SingleBody(client, shape=shape)
+
+    async def _task(self, call: Call, record: RunRecord, history: int | None) -> JsonObject:
+        try:
+            found, _ = await self._read(call, record)
+        except Problem as problem:
+            if problem.status != 410:
+                raise
+            return task_of_record(record)
+        return found.fold.task(history=history) if found.fold.state else task_of_record(record)
+
+    async def _read(
+        self, call: Call, record: RunRecord, end: int = NO_END
+    ) -> tuple[TaskObject, int]:
+        """Fold the stored events before the stream sequence `end`; return the last one's, too."""
+        bus, found, last = self._edge.bus, TaskObject(call.extended), 0
+        view = self._leg(record, 1).view(fold_form(found))
+        position = await locate(bus, view, None, record)
+        encoding, turn = view.encoding(), self._edge.turns.for_caller(call.who)
+        history = history_of(bus, view, None, position.start, turn)
+        while batch := await history.before(end):
+            for stored in batch:
+                await encode(bus, view, encoding, stored)
+                last = stored.sequence
+        return found, last
+
+    def _leg(self, record: RunRecord, number: int, after: int = 0) -> Leg:
+        tree = self._edge.tree(record.run_id) if is_workflow(record) else None
+        return Leg(record.run_id, number, StartPosition(0, 0), tree, after)
+
+    async def _run(self, call: Call, run_id: str) -> RunRecord:
+        unknown = Problem(404, f"there is no task {shortened(run_id)}")
+        record = await run_of(self._edge.bus, call.who, run_id, unknown)
+        if record.agent != call.agent.id:
+            raise unknown
+        return record
+
+
+def no_push() -> Problem:
+    text = "push notifications are not supported; use a rule of /v1/automations"
+    return refusal("PUSH_NOTIFICATION_NOT_SUPPORTED", text)

@@ -1,0 +1,141 @@
+"""How A2A's clients read a task: as a stream of one leg, or as one object. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock import sse
+from penstock.bus.records import RunRecord
+from penstock.dialects import a2a
+from penstock.dialects.a2a import A2aEncoder, TaskFold
+from penstock.dialects.base import Encoder, type_of
+from penstock.events.catalogue import TERMINAL
+from penstock.settings import AgentConfig
+from penstock.sse import Frame
+from penstock.web.auth import Identity
+from penstock.web.problems import Problem
+from penstock_edge.surfaces.a2a.request import rest_error, rpc_error
+from penstock_edge.views.agui import UNNAMED
+from penstock_edge.views.encoded_leg import PAUSED, LegForm
+from penstock_edge.views.upstream_frames import INTERRUPTED
+
+JsonObject = dict[str, Any]
+STATES: Final = {
+    "queued": a2a.SUBMITTED,
+    "running": a2a.WORKING,
+    "paused": a2a.INPUT_REQUIRED,
+    "completed": a2a.COMPLETED,
+    "failed": a2a.FAILED,
+    "cancelled": a2a.CANCELED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for an agent, and how its answers are written. `rpc_id` is the JSON text of the id
+    of a JSON-RPC request, None for REST."""
+
+    request: Request
+    who: Identity
+    agent: AgentConfig
+    version: str
+    extended: bool
+    rpc_id: bytes | None = None
+
+    @property
+    def older(self) -> bool:
+        return self.version == "0.3"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"a2a-extensions": a2a.EXTENSION} if self.extended else {}
+
+    def encoder(self) -> A2aEncoder:
+        return A2aEncoder(self.extended, self.older)
+
+    def wrapped(self, body: bytes, member: str = "result") -> bytes:
+        if self.rpc_id is None:
+            return body
+        return b'{"jsonrpc":"2.0","id":%b,"%b":%b}' % (self.rpc_id, member.encode(), body)
+
+    def answer(self, body: JsonObject) -> Response:
+        written = self.wrapped(orjson.dumps(body))
+        return Response(written, 200, self.headers, "application/json")
+
+    def error(self, problem: Problem) -> bytes:
+        if self.rpc_id is None:
+            return orjson.dumps(rest_error(problem))
+        return self.wrapped(orjson.dumps(rpc_error(problem)), "error")
+
+    def task(self, task: JsonObject) -> JsonObject:
+        return a2a.older_task(task) if self.older else task
+
+    def response(self, task: JsonObject) -> JsonObject:
+        """Return a stream response, which is also the answer to a message."""
+        return a2a.older({"task": task}) if self.older else {"task": task}
+
+    def frame(self, body: bytes, cursor: str | None = None) -> bytes:
+        return sse.encode(self.wrapped(body), id=cursor)
+
+    def form(self) -> LegForm[A2aEncoder]:
+        lost = Problem(503, f"{INTERRUPTED}; subscribe to the task again")
+        return LegForm(
+            (self.version, f"extended={self.extended}", repr(self.rpc_id)),
+            a2a.CHANNEL,
+            self.encoder,
+            lambda frame, cursor: self.frame(frame.data, cursor),
+            lambda _: [sse.encode(self.error(lost), event="error")],
+            UNNAMED,
+            headers=self.headers,
+        )
+
+    def object_form(self, history: int | None) -> LegForm[TaskObject]:
+        def write(fold: TaskFold) -> bytes:
+            return self.wrapped(orjson.dumps(self.response(fold.task(history=history))))
+
+        return LegForm(
+            (self.version, f"extended={self.extended}", repr(self.rpc_id), f"object {history}"),
+            a2a.CHANNEL,
+            partial(TaskObject, self.extended, write),
+            lambda frame, cursor: frame.data,
+            lambda encoder: [write(encoder.fold)],
+        )
+
+
+@dataclass(slots=True)
+class TaskObject(Encoder):
+    """Folds a run into its task, and writes the task when the run pauses or ends."""
+
+    extended: bool
+    write: Callable[[TaskFold], bytes] = lambda fold: b""
+    fold: TaskFold = field(default_factory=TaskFold)
+    leg: int = 1  # the leg of the newest event
+    _encoder: A2aEncoder | None = None
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        encoder = self._encoder = self._encoder or A2aEncoder(self.extended)
+        self.leg = event.get("leg") or 1
+        for response in encoder.responses(event):
+            self.fold.add(response)
+        event_type = type_of(event)
+        ends = event_type in TERMINAL or event_type == PAUSED
+        return [Frame(self.write(self.fold))] if ends else ()
+
+
+def fold_form(found: TaskObject) -> LegForm[TaskObject]:
+    return LegForm(
+        (), a2a.CHANNEL, lambda: found, lambda frame, cursor: frame.data, lambda encoder: []
+    )
+
+
+def task_of_record(record: RunRecord) -> JsonObject:
+    """Return the task without its content, for lists and where the events are gone."""
+    status = {"state": STATES[record.status], "timestamp": record.updated_at}
+    return {"id": record.run_id, "contextId": record.session_id, "status": status}

@@ -1,0 +1,80 @@
+"""The official clients, unchanged, with the programs of docs/clients/a2a.md as they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from penstock.settings import Config
+from penstock_edge.service import EdgeService
+from support.drive.pipeline import PIPELINE, Pipeline, pipeline
+from support.drive.repository import ROOT
+from support.real import node
+from support.real.nats import NatsServer
+from support.real.upstreams import A2A_CLIENT, Upstream
+
+PAGE = (ROOT / "docs/clients/a2a.md").read_text()
+WAIT_S = 60
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def penstock(nats_server: NatsServer, agno_server: Upstream) -> AsyncIterator[Pipeline]:
+    agent = {"id": "assistant", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
+    config = Config.model_validate({"agents": [agent]})
+    async with pipeline(nats_server.url, config, (*PIPELINE, EdgeService)) as running:
+        yield running
+
+
+def program(language: str) -> str:
+    match = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+async def said(*command: str | Path, answer: str = "", cwd: Path | None = None) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=cwd,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    told, errors = await asyncio.wait_for(process.communicate(answer.encode()), WAIT_S)
+    assert process.returncode == 0, errors.decode()
+    return told.decode()
+
+
+@pytest.mark.parametrize(("answer", "outcome"), [("y", "doc-py-y"), ("n", "not run")])
+async def test_the_python_program_asks_its_user_and_goes_on(
+    penstock: Pipeline, agno_server: Upstream, tmp_path: Path, answer: str, outcome: str
+) -> None:
+    (tmp_path / "ask.py").write_text(program("python"))
+    url, title = f"{penstock.http.base_url}/a2a/assistant", f"doc-py-{answer}"
+    told = await said(
+        A2A_CLIENT.python, tmp_path / "ask.py", url, f"confirm {title}", answer=f"{answer}\n"
+    )
+    assert told.endswith("TASK_STATE_COMPLETED\n"), told
+    assert "→ create_document" in told
+    assert "The task waits for a decision on create_document" in told
+    ran = [run for run in agno_server.tool_runs() if run["args"].get("title") == title]
+    assert len(ran) == (answer == "y")
+
+
+async def test_the_javascript_program_decides_and_goes_on(
+    penstock: Pipeline, agno_server: Upstream, tmp_path: Path
+) -> None:
+    (tmp_path / "ask.mjs").write_text(program("js"))
+    (tmp_path / "node_modules").symlink_to(node.packages("a2a"))
+    url, title = f"{penstock.http.base_url}/a2a/assistant", "doc-js"
+    told = await said(
+        shutil.which("node") or "node", "ask.mjs", url, f"confirm {title}", cwd=tmp_path
+    )
+    assert told.endswith("TASK_STATE_COMPLETED\n"), told
+    ran = [run for run in agno_server.tool_runs() if run["args"].get("title") == title]
+    assert len(ran) == 1
