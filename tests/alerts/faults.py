@@ -286,6 +286,7 @@ FAULTS: Final = (
 )
 # What no cheap fault provokes; tests/alerts/penstock.test.yaml tests the rules.
 NOT_PROVOKED: Final = {
+    "PenstockPriceUnknown": "the models of the load are scripts, and have no prices",
     "PenstockGaps": "NATS must drop live messages of a connection that it keeps",
     "PenstockWorkflowsBlocked": "the service must run, take no input and end no step",
 }

@@ -55,6 +55,7 @@ async def answers(answer: Answer) -> None:
         await answer.send(agno("RunContent", content=f"{number} "))
         if message.startswith("slow"):
             await asyncio.sleep(0.05)
+    await answer.send(agno("ModelRequestCompleted", model="m", input_tokens=3, output_tokens=1))
     await answer.send(agno("RunCompleted", content="done"))
     await answer.end()
 
@@ -244,6 +245,21 @@ async def test_a_run_that_had_ended_is_as_before_and_its_client_resumes_exactly(
         assert [event.body for event in again] == [event.body for event in before]
         rest = await scene.penstock.all(run_id, after=before[2].id)
         assert [event.body for event in rest] == [event.body for event in before[3:]]
+
+
+async def test_what_runs_have_used_is_as_before_and_new_runs_are_added(scene: Scene) -> None:
+    penstock = scene.penstock
+    new = await penstock.run("agent", "quick new")
+    await penstock.all(new)
+    for run_id in (*scene.runs["done"], new):
+
+        async def usage(run_id: str = run_id) -> Any:
+            return (
+                (await penstock.http.get(f"{penstock.edge()}/v1/runs/{run_id}")).json().get("usage")
+            )
+
+        used = await eventually(usage, 30, "what the run has used")
+        assert (used["calls"], used["input_tokens"], used["output_tokens"]) == (1, 3, 1)
 
 
 async def test_every_stream_has_the_replicas_that_it_had(scene: Scene) -> None:
