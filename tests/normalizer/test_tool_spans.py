@@ -1,4 +1,4 @@
-"""Each tool call gets one span, in the leg in which its tool ran, and without content."""
+"""Each call of a tool or a model gets one span, in its leg, and without content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.feeder import Feeder
 from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
-from penstock_normalizer.runs.spans import ToolSpans
+from penstock_normalizer.runs.spans import CallSpans
 from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause
 from support.fakes.recorder import recording
 
@@ -213,7 +213,7 @@ async def test_nothing_is_done_for_a_token_and_while_tracing_is_off_for_no_event
         seen.append(given)
         return ()
 
-    monkeypatch.setattr(ToolSpans, "ended_by", ended_by)
+    monkeypatch.setattr(CallSpans, "ended_by", ended_by)
     frames = run()
     words = agno("RunContent", content="one") + agno("RunContent", content="two")
     body = [frames.open(), frames.bytes(started()), frames.bytes(words), frames.bytes(completed())]
@@ -232,7 +232,7 @@ def event(type_: str, at_s: int, **data: Any) -> CanonicalEvent:
 @pytest.mark.usefixtures("tracing")
 def test_a_call_that_the_server_begins_again_after_the_decision_begins_there() -> None:
     """An AG-UI server announces the call before it pauses, and starts it again afterwards."""
-    frames, fold, tools = run(), RunFold(RUN_ID, DECODERS), ToolSpans(RUN_ID)
+    frames, fold, tools = run(), RunFold(RUN_ID, DECODERS), CallSpans(RUN_ID)
     fold.facts, fold.leg = {"traceparent": CLIENT}, 1
     ordinary = frames.bytes(b"")
     assert tools.ended_by(event("llm.tool_call", 1), ordinary, fold) == ()
@@ -248,7 +248,48 @@ def test_a_call_that_the_server_begins_again_after_the_decision_begins_there() -
 @pytest.mark.usefixtures("tracing")
 def test_a_call_that_the_decision_answers_has_no_span() -> None:
     """A person or a client has given the result; nothing ran at the agent server."""
-    frames, fold, tools = run(), RunFold(RUN_ID, DECODERS), ToolSpans(RUN_ID)
+    frames, fold, tools = run(), RunFold(RUN_ID, DECODERS), CallSpans(RUN_ID)
     fold.facts, fold.leg = {"traceparent": CLIENT}, 2
     tools.leg_began = "2026-11-20T10:00:05.000Z"
     assert tools.ended_by(event("llm.tool_result", 5, outcome="ok"), frames.open(), fold) == ()
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_model_call_is_a_span_from_the_end_of_the_call_before_it_with_its_cost() -> None:
+    cost = {"micros": 597, "currency": "EUR", "source": "table", "version": "7"}
+    normalizer = Normalizer()
+    normalizer.fold.cost_of = lambda *_: cost
+    used = {"input_tokens": 412, "output_tokens": 37, "cache_read_tokens": 256}
+    asked = agno("ModelRequestCompleted", model="gpt-5", model_provider="OpenAI", **used)
+    frames = run()
+    bodies = [agno("RunStarted"), asked, started(), completed(), asked]
+    fed = [frames.open(), *map(frames.bytes, bodies)]
+    for second, frame in enumerate(fed):
+        frame.received = f"2026-11-26T10:00:{second:02}.000Z"
+    first, tool_span, last = await normalizer.feed(*fed)
+    assert tool_span.name == "execute_tool look_up"
+    assert [span.name for span in (first, last)] == ["chat gpt-5"] * 2
+    assert [(span.ended_ns - span.began_ns) / 1e9 for span in (first, last)] == [2, 1]
+    assert first.parent == spans.of_leg(CLIENT, RUN_ID, 1)
+    assert first.context != last.context
+    assert last.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.model": "gpt-5",
+        "gen_ai.provider.name": "OpenAI",
+        "gen_ai.usage.input_tokens": 412,
+        "gen_ai.usage.output_tokens": 37,
+        "gen_ai.usage.cache_read.input_tokens": 256,
+        "penstock.run.id": RUN_ID,
+        "penstock.leg": 1,
+        "penstock.cost.micros": 597,
+        "penstock.cost.currency": "EUR",
+    }
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_calls_of_models_that_are_counted_together_are_no_span() -> None:
+    frames = run()
+    counted = {"input_tokens": 3, "output_tokens": 1}
+    ended = agno("RunCompleted", content="x", metrics=counted)
+    fed = [frames.open(), frames.bytes(agno("RunStarted") + ended), frames.end()]
+    assert await Normalizer().feed(*fed) == ()

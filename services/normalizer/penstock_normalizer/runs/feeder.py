@@ -15,7 +15,7 @@ from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
 from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
-from penstock_normalizer.runs.spans import ENDS_OR_BEGINS, ToolSpans
+from penstock_normalizer.runs.spans import ENDS_OR_BEGINS, CallSpans
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Feeder:
     """Feeds the frames of one run to its fold. Each frame's fence names the previous frame of the
     same writer. So the feeder notices if the fold lacks a frame that another partition has read."""
 
-    __slots__ = ("_context", "_last_of_writer", "_output", "_run_id", "_tools")
+    __slots__ = ("_calls", "_context", "_last_of_writer", "_output", "_run_id")
 
     def __init__(self, context: RunContext, output: RunOutput) -> None:
         self._context = context
@@ -32,11 +32,11 @@ class Feeder:
         self._output = output
         # each writer's last frame in the fold: the frame's sequence in RAW
         self._last_of_writer: dict[str, int] = {}
-        self._tools = ToolSpans(output.run_id) if spans.is_on() else None
+        self._calls = CallSpans(output.run_id) if spans.is_on() else None
 
     def restart(self) -> None:
         self._last_of_writer.clear()
-        self._tools = ToolSpans(self._run_id) if spans.is_on() else None
+        self._calls = CallSpans(self._run_id) if spans.is_on() else None
 
     def follows(self, stored: Stored, fold: RunFold) -> bool:
         """Return whether the fold has the frame that this frame's fence names."""
@@ -70,13 +70,13 @@ class Feeder:
         if not ready.events:
             self.continue_numbers(fold, frame)
         has_ended_run = published.last_type in TERMINAL and frame.sequence == published.raw_position
-        tools = self._tools
-        if tools is not None and "open" in (frame.kind, frame.whole):
-            tools.leg_began = frame.received
+        calls = self._calls
+        if calls is not None and "open" in (frame.kind, frame.whole):
+            calls.leg_began = frame.received
         for event in fold.events(frame):
             ended: tuple[Span, ...] = ()
-            if tools is not None and event.type in ENDS_OR_BEGINS:
-                ended = tools.ended_by(event, frame, fold)
+            if calls is not None and event.type in ENDS_OR_BEGINS:
+                ended = calls.ended_by(event, frame, fold)
             if (
                 has_ended_run
                 or event.sequence <= published.sequence
@@ -108,11 +108,11 @@ class Feeder:
         has_new, is_simple = False, True
         published = self._output
         self._last_of_writer[frame.writer] = frame.sequence
-        tools = self._tools
+        calls = self._calls
         for event in fold.events(frame):
             ended: tuple[Span, ...] = ()
-            if tools is not None and event.type in ENDS_OR_BEGINS:
-                ended = tools.ended_by(event, frame, fold)
+            if calls is not None and event.type in ENDS_OR_BEGINS:
+                ended = calls.ended_by(event, frame, fold)
             if event.sequence <= published.sequence or frame.sequence < published.raw_position:
                 continue
             ready.add(event, frame.sequence)

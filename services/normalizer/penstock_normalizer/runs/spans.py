@@ -1,4 +1,6 @@
-"""Makes the spans of a run and its tool calls, by OpenTelemetry's GenAI conventions. Pure."""
+"""Makes the spans of a run and its calls of models and tools, by OpenTelemetry's GenAI conventions.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any, Final
 from penstock.bus.messages import RawFrame
 from penstock.bus.records import RunRecord
 from penstock.dialects.base import JsonObject
+from penstock.dialects.usage import USAGE
 from penstock.tracing import spans
 from penstock.tracing.spans import Span, Value, nanoseconds, of_run
 from penstock_normalizer.fold.approval_request import approval_id_of
@@ -17,8 +20,11 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 _NEVER_RAN: Final = frozenset({"rejected", "expired"})  # outcomes of calls whose tool never ran
 _BROKEN_OFF: Final = frozenset({"lifecycle.failed", "lifecycle.cancelled"})
-# The types of the events that end or begin a tool call.
-ENDS_OR_BEGINS: Final = _BROKEN_OFF | {"llm.tool_call", "llm.tool_progress", "llm.tool_result"}
+# The types of the events that end or begin a call of a tool or a model.
+ENDS_OR_BEGINS: Final = _BROKEN_OFF | {
+    *("llm.tool_call", "llm.tool_progress", "llm.tool_result"),
+    USAGE,
+}
 _UNFINISHED: Final = "unfinished"  # the outcome of a call that was running when its run broke off
 _NS_PER_S: Final = 1_000_000_000
 
@@ -33,19 +39,23 @@ class _Call:
     began_in: int  # the leg in which the tool began to run
 
 
-class ToolSpans:
-    """Makes the span of each tool call from the events of one run.
+class CallSpans:
+    """Makes the span of each tool call and model call from the events of one run.
 
     A tool runs within one leg. If the call waited for an approval, the span begins after the
     decision, in the leg that carries the decision out, and has a link to the approval's span.
+
+    A model call begins at the earliest when the last call of a model or tool has ended, and so does
+    its span: most agent servers do not tell its begin.
     """
 
-    __slots__ = ("_calls", "_run_id", "leg_began")
+    __slots__ = ("_called_at", "_calls", "_run_id", "leg_began")
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self.leg_began = ""  # when the leg's `open` was received, RFC 3339
         self._calls: dict[str, _Call] = {}  # by `tool_call_id`
+        self._called_at = ""  # when the last call of a model or tool ended, RFC 3339
 
     def ended_by(self, event: CanonicalEvent, frame: RawFrame, fold: RunFold) -> tuple[Span, ...]:
         """Return the spans of the calls that end with this event.
@@ -63,7 +73,10 @@ class ToolSpans:
                 call = self._calls.get(data["tool_call_id"])
                 if call is not None and (call.began is None or call.began_in < fold.leg):
                     call.began, call.began_in = event.timestamp, fold.leg
+            case "llm.usage":
+                return self._model_span(event, fold)
             case "llm.tool_result":
+                self._called_at = event.timestamp
                 call = self._calls.pop(data["tool_call_id"], None)
                 # If the result comes with the decision, a person or the client has given the
                 # result.
@@ -73,6 +86,39 @@ class ToolSpans:
             case broken_off if broken_off in _BROKEN_OFF:
                 return self._unfinished(event, fold)
         return ()
+
+    def _model_span(self, event: CanonicalEvent, fold: RunFold) -> tuple[Span, ...]:
+        """Return the span of a model call; an empty tuple if the run has no trace, or if the agent
+        server has counted several calls together."""
+        began, self._called_at = max(self._called_at, self.leg_began), event.timestamp
+        used, run_id = event.data, self._run_id
+        parent = spans.of_leg(fold.facts.get("traceparent"), run_id, fold.leg)
+        context = spans.child(parent, "model", run_id, event.sequence)
+        if parent is None or context is None or used["reported"] != "call":
+            return ()
+        try:
+            began_ns, ended_ns = nanoseconds(began), nanoseconds(event.timestamp)
+        except ValueError:
+            return ()
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": "chat",
+            "penstock.run.id": run_id,
+            "penstock.leg": fold.leg,
+            **{ours: used[name] for name, ours in _OF_MODEL.items() if name in used},
+        }
+        if (cost := used.get("cost")) is not None:
+            attributes["penstock.cost.micros"] = cost["micros"]
+            attributes["penstock.cost.currency"] = cost["currency"]
+        span = Span(
+            name=f"chat {used['model']}" if used.get("model") else "chat",
+            kind="internal",
+            context=context,
+            parent=parent,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            attributes=attributes,
+        )
+        return (span,)
 
     def _unfinished(self, event: CanonicalEvent, fold: RunFold) -> tuple[Span, ...]:
         ended: tuple[Span, ...] = ()
@@ -133,6 +179,16 @@ class ToolSpans:
         return (span,)
 
 
+# Maps the fields of `llm.usage` to the attributes of the span.
+_OF_MODEL: Final = {
+    "model": "gen_ai.response.model",
+    "provider": "gen_ai.provider.name",
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "cached_input_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "cache_write_tokens": "gen_ai.usage.cache_creation.input_tokens",
+    "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
+}
 # Maps the fields of `usage` in `lifecycle.completed` to the attributes of the span.
 _USAGE: Final = {
     "input_tokens": "gen_ai.usage.input_tokens",
