@@ -144,7 +144,6 @@ async def storm(nats_url: str, requests: int, kills: int) -> None:
         assert numbers.keys() == set(range(requests))
 
 
-@pytest.mark.timeout(120)
 async def test_each_request_to_a_hook_is_one_delivery_over_kills(fresh_nats: NatsServer) -> None:
     await storm(fresh_nats.url, requests=40, kills=2)
 

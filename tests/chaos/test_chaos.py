@@ -339,7 +339,6 @@ async def test_what_a_dead_connector_sent_is_not_sent_again_though_its_clock_was
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(120)
 async def test_without_the_fence_the_same_checks_find_what_a_zombie_wrote(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream
 ) -> None:
@@ -349,7 +348,6 @@ async def test_without_the_fence_the_same_checks_find_what_a_zombie_wrote(
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(120)
 async def test_with_the_fence_a_zombie_writes_nothing(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream
 ) -> None:

@@ -99,7 +99,6 @@ def test_a_check_of_an_unknown_agent_or_file_is_an_error(config: Path) -> None:
     assert "name your agents' file with --config (PENSTOCK_CONFIG)" in told.stderr
 
 
-@pytest.mark.timeout(120)
 def test_up_warns_of_agents_that_cannot_work_and_a_failed_run_names_the_address(
     make_up: Callable[..., Up], config: Path
 ) -> None:

@@ -63,7 +63,6 @@ async def reached(http: httpx.AsyncClient, run_id: str, *statuses: str) -> str:
     return found
 
 
-@pytest.mark.timeout(120)
 async def test_the_work_of_a_killed_process_is_taken_over_before_its_leases_expire(
     up: Up, upstream: Misbehaving
 ) -> None:
@@ -80,7 +79,6 @@ async def test_the_work_of_a_killed_process_is_taken_over_before_its_leases_expi
     assert await asyncio.to_thread(up.signal, signal.SIGTERM) == 0
 
 
-@pytest.mark.timeout(120)
 async def test_an_approval_waits_through_a_kill_and_its_decision_is_sent_once(
     up: Up, upstream: Misbehaving
 ) -> None:

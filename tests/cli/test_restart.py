@@ -137,7 +137,6 @@ def test_an_eventsource_outlives_a_restart_and_misses_nothing(
 
 
 @pytest.mark.real
-@pytest.mark.timeout(120)
 def test_while_it_drains_connections_are_refused_and_kept_ones_are_closed(
     make_up: Callable[..., Up], config: str
 ) -> None:
@@ -171,7 +170,6 @@ def test_while_it_drains_connections_are_refused_and_kept_ones_are_closed(
 
 
 @pytest.mark.real
-@pytest.mark.timeout(120)
 def test_a_port_that_stays_open_answers_while_it_drains(
     make_up: Callable[..., Up], config: str
 ) -> None:

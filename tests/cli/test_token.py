@@ -116,7 +116,6 @@ def test_a_secret_that_is_too_short_is_told_without_words_of_a_library(
     assert "PENSTOCK_AUTH_JWT_SECRET: must have at least 32 bytes" in refused.stderr
 
 
-@pytest.mark.timeout(120)
 def test_a_penstock_with_a_secret_takes_it_and_the_terminal_says_what_is_missing(
     make_up: Callable[..., Up],
     tmp_path_factory: pytest.TempPathFactory,

@@ -22,7 +22,7 @@ from support.real.nats import NatsServer
 from support.real.ports import free_port
 from support.real.upstreams import Upstream
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 HERE = ROOT / "tests" / "copilotkit"
 PACKAGE = ROOT / "clients" / "copilotkit"

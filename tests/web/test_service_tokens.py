@@ -13,10 +13,10 @@ import pytest
 from penstock.bus import Bus, BusError
 from penstock.service.deciders import decider_of
 from penstock.service.token_index import TokenIndex
-from penstock.web.auth import ServiceTokens, deciding_user
+from penstock.web.auth import ServiceTokens, deciding_user, service_tokens
 from penstock.web.auth.grants import ServiceGrant
 from penstock.web.auth.identity import Identity
-from penstock.web.auth.service_tokens import MAX_TOKENS, RIGHTS, check_rights
+from penstock.web.auth.service_tokens import RIGHTS, check_rights
 from penstock.web.auth.stream_tokens import FIRST
 from penstock.web.auth.token_records import LOOKUPS_AT_ONCE, USED_EVERY_S
 from penstock.web.problems import Problem
@@ -199,9 +199,10 @@ async def test_the_last_use_is_known_to_a_minute_and_never_brings_a_token_back()
     assert store.values == {}
 
 
-async def test_there_is_a_limit_of_tokens() -> None:
+async def test_there_is_a_limit_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_tokens, "MAX_TOKENS", 3)
     tokens = ServiceTokens(MemoryStore(), StoreAway)
-    for _ in range(MAX_TOKENS):
+    for _ in range(3):
         await tokens.issue(ROOT, "ci", 60, scopes=["start"])
     with pytest.raises(Problem, match="revoke some") as refused:
         await tokens.issue(ROOT, "ci", 60, scopes=["start"])

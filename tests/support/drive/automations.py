@@ -124,7 +124,7 @@ class Automations:
             )
         return DrivenRun(self.bus, command.run_id, user_id)
 
-    async def outcomes(self, run_id: str, count: int, timeout_s: float = 30) -> list[Event]:
+    async def outcomes(self, run_id: str, count: int, timeout_s: float = 60) -> list[Event]:
         """Return the outcomes on the run's timeline when there are `count` of them."""
         events = await self.penstock.events_until(run_id, _nth(OUTCOMES, count), timeout_s)
         return [event for event in events if event.type in OUTCOMES]

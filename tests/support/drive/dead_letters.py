@@ -16,7 +16,7 @@ async def all_letters(bus: Bus, service: str = "*", run_id: str = "*") -> list[L
     return [found async for found in deadletters.letters(bus, service, run_id)]
 
 
-async def the_letter(bus: Bus, service: str, run_id: str, timeout_s: float = 30) -> Letter:
+async def the_letter(bus: Bus, service: str, run_id: str, timeout_s: float = 60) -> Letter:
     """Return the only letter about that run when it exists."""
 
     async def there() -> list[Letter]:

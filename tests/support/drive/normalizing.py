@@ -85,7 +85,7 @@ class Run:
         pattern = subjects.events_of_run(self.run_id)
         return [m async for m in direct.replay(self.bus, streams.events_for(self.run_id), pattern)]
 
-    async def until(self, type_: str, timeout_s: float = 30) -> list[Stored]:
+    async def until(self, type_: str, timeout_s: float = 60) -> list[Stored]:
         async def found() -> list[Stored] | None:
             events = await self.events()
             return events if events and events[-1].headers["ce-type"] == type_ else None

@@ -159,7 +159,7 @@ class Pipeline:
 
     async def ask(self, approval_id: str, request: DecideRequest) -> DecideReply:
         """Send the NATS request that carries a decision."""
-        answer = await self.bus.request(subjects.decide(approval_id), request.dump(), 5)
+        answer = await self.bus.request(subjects.decide(approval_id), request.dump(), 30)
         return DecideReply.model_validate_json(answer.data)
 
     async def write_down(self, command: ContinueCommand, requested: Event) -> None:
@@ -212,7 +212,7 @@ class Pipeline:
         return await run_record(self.bus, run_id, status)
 
     async def events_until(
-        self, run_id: str, until: str | Callable[[Event], bool], timeout_s: float = 30
+        self, run_id: str, until: str | Callable[[Event], bool], timeout_s: float = 60
     ) -> list[Event]:
         """Return the run's events up to the first one that has the type `until` or meets it.
 
@@ -236,7 +236,7 @@ class Pipeline:
             types = [event.type for event in followed.events]
             raise TimeoutError(f"{until} did not come in {timeout_s:g} s, but {types}") from None
 
-    async def ended(self, run_id: str, timeout_s: float = 30) -> list[Event]:
+    async def ended(self, run_id: str, timeout_s: float = 60) -> list[Event]:
         """Return the run's events up to the terminal one."""
         return await self.events_until(run_id, lambda event: event.type in TERMINAL, timeout_s)
 

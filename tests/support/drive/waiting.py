@@ -26,7 +26,7 @@ def wait_for(probe: Callable[[], T | None], timeout_s: float, what: str) -> T:
 
 
 async def eventually(
-    probe: Callable[[], Awaitable[T | None]], timeout_s: float = 30, what: str = "the condition"
+    probe: Callable[[], Awaitable[T | None]], timeout_s: float = 60, what: str = "the condition"
 ) -> T:
     """Like `wait_for`, for a probe that is awaited."""
     deadline = time.monotonic() + timeout_s

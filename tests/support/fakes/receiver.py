@@ -129,7 +129,7 @@ class Receiver:
         """Return the requests for a path, in order."""
         return [each for each in self.requests if each.path == path]
 
-    async def until(self, enough: Callable[[], bool], timeout_s: float = 30) -> None:
+    async def until(self, enough: Callable[[], bool], timeout_s: float = 60) -> None:
         """Wait until the predicate accepts the requests for a path."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -140,7 +140,7 @@ class Receiver:
             seen = [(each.path, each.id) for each in self.requests][-20:]
             raise TimeoutError(f"not enough after {timeout_s:g} s: {seen}") from None
 
-    async def count(self, count: int, path: str = "/hook", timeout_s: float = 30) -> list[Received]:
+    async def count(self, count: int, path: str = "/hook", timeout_s: float = 60) -> list[Received]:
         """Wait until a path has this many requests."""
         await self.until(lambda: len(self.got(path)) >= count, timeout_s)
         return self.got(path)

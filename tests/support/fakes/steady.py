@@ -91,7 +91,7 @@ class SteadyRun:
 
 @asynccontextmanager
 async def steady(
-    bus: Bus, count: int, pause_s: float = 0.1, timeout_s: float = 30, shards: int = 1
+    bus: Bus, count: int, pause_s: float = 0.1, timeout_s: float = 60, shards: int = 1
 ) -> AsyncIterator[list[SteadyRun]]:
     """Run `count` runs, distributed over the shards; check them at the end of the block."""
     ids = [make_run_id(number % shards, time.time()) for number in range(count)]
