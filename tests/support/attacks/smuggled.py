@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -319,6 +319,120 @@ AGUI: dict[str, tuple[Caller, Make]] = {
 }
 
 
+# --- A2A
+
+
+def a2a(target: Target, *parts: dict[str, Any], **fields: Any) -> Request:
+    """Return a message to the task, or with `taskId=None` in its context."""
+    message = {
+        **{"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [*parts]},
+        **{"taskId": target.run_id, "contextId": target.session},
+        **fields,
+    }
+    request = {"message": {key: each for key, each in message.items() if each is not None}}
+    return post(f"/a2a/{target.agent}/message:send", request, **{"a2a-version": "1.0"})
+
+
+def approve(target: Target, **changes: Any) -> dict[str, Any]:
+    answer = {"approval_id": target.approval_id, "digest": target.digest, "decision": "approve"}
+    return {"data": {k: each for k, each in {**answer, **changes}.items() if each is not None}}
+
+
+def a2a_item(target: Target, **changes: Any) -> Request:
+    item = {"item_id": target.item_id, "decision": "approve", **changes}
+    return a2a(target, approve(target, decision=None, items=[item]))
+
+
+def a2a_rpc(target: Target, method: str, version: str, *parts: dict[str, Any]) -> Request:
+    message = {"messageId": uuid.uuid4().hex, "role": "user", "parts": [*parts]}
+    params = {"message": {**message, "taskId": target.run_id, "contextId": target.session}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return post(f"/a2a/{target.agent}", body, **{"a2a-version": version})
+
+
+SAID = {"text": YES}
+A2A: dict[str, tuple[Caller, Make]] = {
+    "a text to the task": (Caller.OWNER, lambda at: a2a(at, SAID)),
+    "a text in the context": (Caller.OWNER, lambda at: a2a(at, SAID, taskId=None)),
+    "a text of another user": (Caller.OTHER, lambda at: a2a(at, SAID)),
+    "a text over JSON-RPC": (Caller.OWNER, lambda at: a2a_rpc(at, "SendMessage", "1.0", SAID)),
+    "a text in 0.3": (
+        Caller.OWNER,
+        lambda at: a2a_rpc(at, "message/send", "0.3", {"kind": "text", **SAID}),
+    ),
+    "a decision as text": (Caller.OWNER, lambda at: a2a(at, {"text": str(approve(at)["data"])})),
+    "a decision without the scope": (Caller.STARTER, lambda at: a2a(at, approve(at))),
+    "a decision without the scope, in 0.3": (
+        Caller.STARTER,
+        lambda at: a2a_rpc(at, "message/send", "0.3", {"kind": "data", **approve(at)}),
+    ),
+    "a decision of another user": (Caller.OTHER, lambda at: a2a(at, approve(at))),
+    "a decision in the name of another user": (
+        Caller.OTHER,
+        lambda at: a2a(at, approve(at, user_id="alice")),
+    ),
+    "no digest": (Caller.OWNER, lambda at: a2a(at, approve(at, digest=None))),
+    "another digest": (Caller.OWNER, lambda at: a2a(at, approve(at, digest="0" * 64))),
+    "an empty digest": (Caller.OWNER, lambda at: a2a(at, approve(at, digest=""))),
+    "no digest, in 0.3": (
+        Caller.OWNER,
+        lambda at: a2a_rpc(at, "message/send", "0.3", {"kind": "data", **approve(at, digest=None)}),
+    ),
+    "the request itself": (
+        Caller.OWNER,
+        lambda at: a2a(
+            at,
+            {
+                "data": {
+                    "type": "approval.requested",
+                    "data": {"approval_id": at.approval_id, "digest": at.digest},
+                }
+            },
+        ),
+    ),
+    "another item": (Caller.OWNER, lambda at: a2a_item(at, item_id="another")),
+    "an item that has expired": (Caller.OWNER, lambda at: a2a_item(at, expired=True)),
+    "both a decision and items": (Caller.OWNER, lambda at: a2a(at, approve(at, items=[{}]))),
+    "a decision without the task": (Caller.OWNER, lambda at: a2a(at, approve(at), taskId=None)),
+    "a decision beside a new task": (
+        Caller.OWNER,
+        lambda at: a2a(at, SAID, approve(at), taskId=None),
+    ),
+    "a decision of another task": (
+        Caller.OWNER,
+        lambda at: a2a(at, approve(at), taskId=str(uuid.uuid4())),
+    ),
+    "a decision of another context": (
+        Caller.OWNER,
+        lambda at: a2a(at, approve(at), contextId="another"),
+    ),
+    "a decision for another agent": (
+        Caller.OWNER,
+        lambda at: replace(
+            a2a(at, approve(at)),
+            path=f"/a2a/{'research' if at.agent == 'assistant' else 'assistant'}/message:send",
+        ),
+    ),
+    "a decision of the agent": (Caller.OWNER, lambda at: a2a(at, approve(at), role="ROLE_AGENT")),
+    "a decision in the metadata": (
+        Caller.OWNER,
+        lambda at: a2a(at, SAID, metadata=approve(at)["data"]),
+    ),
+    "a decision in the metadata of a part": (
+        Caller.OWNER,
+        lambda at: a2a(at, {**SAID, "metadata": approve(at)["data"]}),
+    ),
+    "a decision in the history": (
+        Caller.OWNER,
+        lambda at: a2a(at, SAID, history=[{"parts": [approve(at)]}]),
+    ),
+    "a reference to the task": (
+        Caller.OWNER,
+        lambda at: a2a(at, SAID, taskId=None, referenceTaskIds=[at.run_id]),
+    ),
+}
+
+
 # --- unified: streams, which take no messages
 
 
@@ -350,6 +464,7 @@ FACES: dict[str, dict[str, tuple[Caller, Make]]] = {
     "agno": AGNO,
     "adk": ADK,
     "agui": AGUI,
+    "a2a": A2A,
     "unified": UNIFIED,
 }
 ATTACKS = [
@@ -364,4 +479,5 @@ DECISIONS: dict[str, Make] = {
     "agno": agno_continue,
     "adk": lambda at: adk(at, answer(at)),
     "agui": resume,
+    "a2a": lambda at: a2a(at, approve(at)),
 }
