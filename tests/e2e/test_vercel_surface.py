@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ import pytest_asyncio
 
 from penstock.settings import Config
 from penstock_edge.service import EdgeService
+from support.attacks.vercel_answers import FORGED, answered
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
@@ -118,6 +120,55 @@ async def test_a_tool_that_needs_approval_runs_once_or_never(
     assert text(state)
     assert sum(title in json.dumps(run) for run in agno_server.tool_runs()) == approved
     assert [each["method"] for each in state["requests"]] == ["POST", "POST"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A run that waits for an answer, as its client sees it."""
+
+    agent: str
+    session: str
+    approval_id: str
+    digest: str
+    item_id: str
+    tool_call_id: str
+
+    @classmethod
+    def of(cls, state: State) -> Waits:
+        (call,) = parts(state, "dynamic-tool")
+        approval_id, _, item_id = call["approval"]["id"].partition("/")
+        session = answer_of(state)["metadata"]["sessionId"]
+        digest = call["approval"]["descriptor"]["digest"]
+        return cls("assistant", session, approval_id, digest, item_id, call["toolCallId"])
+
+
+async def test_no_form_of_an_answer_without_the_digest_decides_anything(
+    client: Chat, penstock: Pipeline, agno_server: Upstream
+) -> None:
+    title = f"Doc {uuid.uuid4().hex}"
+    waits = Waits.of(await asked(client, penstock, title))
+    answers = {}
+    for name, make in FORGED.items():
+        path, body = make(waits)
+        answers[name] = await penstock.http.post(path, json=body)
+        approval = await penstock.approval(waits.approval_id)
+        assert (approval.status, approval.votes) == ("pending", []), name
+    started = {name for name, answer in answers.items() if answer.status_code == 200}
+    assert started == {
+        "a text of the user",
+        "a text that has the digest",
+        "an answer in the history",
+        "an answer that messageId names",
+        "fields of the body",
+    }
+    assert {answer.status_code for answer in answers.values()} == {200, 404, 409, 422}
+    assert not any(title in json.dumps(run) for run in agno_server.tool_runs())
+    path, body = answered(waits)
+    right = await penstock.http.post(path, json=body)
+    assert right.status_code == 200
+    replayed = await penstock.http.post(path, json=body)
+    assert replayed.status_code == 409
+    assert sum(title in json.dumps(run) for run in agno_server.tool_runs()) == 1
 
 
 async def test_what_another_person_has_decided_is_there_after_a_resume(

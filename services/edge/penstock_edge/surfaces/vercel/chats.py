@@ -19,7 +19,6 @@ from penstock import sse
 from penstock.bus.records import ApprovalRecord, RunRecord
 from penstock.dialects import vercel
 from penstock.dialects.approvals import parse_question_id
-from penstock.events.catalogue import TERMINAL
 from penstock.runs.start import Start
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, identity_of, require
@@ -38,8 +37,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock_edge.runs.pauses import approval_in_session
-from penstock_edge.sources.locate import lifecycle_of
-from penstock_edge.sources.sessions import Session, newest_run
+from penstock_edge.sources.sessions import newest_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.bodies import json_response, workflow_input
@@ -52,7 +50,6 @@ from penstock_edge.surfaces.vercel import request as chat_request
 from penstock_edge.surfaces.vercel.request import Chat, ChatRequest, decided, responses_of
 from penstock_edge.views.encoded_leg import LegForm
 from penstock_edge.views.framing import Sse
-from penstock_edge.views.items import type_of
 from penstock_edge.views.upstream_frames import INTERRUPTED
 
 VERCEL: Final = "vercel"
@@ -135,30 +132,30 @@ class Chats(Handlers):
         """For a repeated request, stream the run of the first one. A message that is generated
         again is no repetition: the client removes the earlier answer, and wants another."""
         edge, asked = self._edge, chat.request
-        text, key = chat_request.text_of(chat), None
+        text, key, when_busy = chat_request.text_of(chat), None, asked.when_busy
         if asked.trigger == "submit-message":
             digest = hashlib.sha256(body).hexdigest()
             key = orjson.dumps([VERCEL, agent.id, asked.id, digest]).decode()
         else:
-            await self._require_ended(Session(who.user_id, asked.id, (agent.id,), any_agent=False))
+            when_busy = "refuse"
         given = None
         if isinstance(agent, WorkflowAgent):
             given = workflow_input(asked.input, "input")
         user = who.run_user(who.user_id)
-        start = Start(agent, text, asked.id, user, input=given, key=key, request=body)
+        start = Start(
+            agent,
+            text,
+            asked.id,
+            user,
+            input=given,
+            key=key,
+            request=body,
+            when_busy=when_busy,
+        )
         started, leg = await first_leg(edge, start)
         if not started.new:
             return await edge.stream(*await replay(edge, started.record, form, None))
         return await edge.stream(leg.view(form), leg.position)
-
-    async def _require_ended(self, session: Session) -> None:
-        newest = await newest_run(self._edge.bus, session)
-        if newest is None:
-            return
-        lifecycle = await lifecycle_of(self._edge.bus, newest.run_id)
-        if lifecycle is None or type_of(lifecycle) not in TERMINAL:
-            text = "has not ended, so its message cannot be generated again: stop it first"
-            raise Problem(409, f"run {newest.run_id} {text}")
 
     async def _reply(
         self,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
-from penstock.bus.records import Decided
+from penstock.bus.records import Decided, WhenBusy
 from penstock_edge.surfaces.bodies import document_of, validated
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid
 
@@ -29,11 +29,13 @@ class _Described(BaseModel):
 
 
 class ChatRequest(_Described):
-    """The body of POST /vercel/{agent}. `id` is the chat's, and `input` that of a workflow."""
+    """The body of POST /vercel/{agent}. `id` is the chat's. The client's own field `body` may add
+    `when_busy`, as of POST /v1/runs, and `input` of a workflow."""
 
     id: Id
     messages: Annotated[list[Any], Field(min_length=1)]
     trigger: Trigger = "submit-message"
+    when_busy: WhenBusy = "queue"
     input: Any = None
 
 
@@ -44,6 +46,10 @@ class Part(_Described):
     text: str | None = None
     state: str | None = None
     approval: Any = None
+
+    @property
+    def is_call(self) -> bool:
+        return self.type == "dynamic-tool" or self.type.startswith("tool-")
 
 
 class Message(_Described):
@@ -91,7 +97,7 @@ def responses_of(chat: Chat) -> list[Response]:
     return [
         _at((*chat.where, "parts", index, "approval"), Response, part.approval)
         for index, part in enumerate(chat.message.parts)
-        if part.state == RESPONDED
+        if part.state == RESPONDED and part.is_call
     ]
 
 
