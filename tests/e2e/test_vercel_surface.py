@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,9 +19,11 @@ from penstock_edge.service import EdgeService
 from support.attacks.vercel_answers import FORGED, answered
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline
 from support.drive.waiting import eventually
+from support.real import vercel_docs
 from support.real.nats import NatsServer
+from support.real.node import run
 from support.real.upstreams import Upstream
-from support.real.vercel_client import Chat, State, answer_of, chat, parts, text
+from support.real.vercel_client import SCRIPTS, Chat, State, answer_of, chat, parts, text
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -196,6 +200,38 @@ async def test_the_state_after_a_cut_and_a_resume_is_that_of_an_uncut_stream(
     assert (resumed["status"], resumed["error"]) == ("ready", None)
     assert shape(resumed) == shape(whole)
     assert len(parts(whole, "dynamic-tool")) == 3
+
+
+async def test_the_documents_page_asks_its_user_goes_on_and_stops(
+    penstock: Pipeline, agno_server: Upstream, tmp_path: Path
+) -> None:
+    title = f"Doc {uuid.uuid4().hex}"
+    module = await asyncio.to_thread(vercel_docs.page, tmp_path)
+    api = str(penstock.http.base_url).rstrip("/")
+    script = (str(SCRIPTS / "page.mjs"), str(module), api, f"confirm {title}")
+    done = await asyncio.to_thread(run, *script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert "create_document: output-available" in shown["text"]
+    listed = await penstock.http.get("/v1/runs", params={"session_id": shown["chat"]})
+    assert [each["status"] for each in listed.json()["runs"]] == ["cancelled", "completed"]
+    assert sum(title in json.dumps(run) for run in agno_server.tool_runs()) == 1
+
+
+async def test_the_documents_transport_gets_exactly_the_rest(
+    client: Chat, penstock: Pipeline, tmp_path: Path
+) -> None:
+    module = vercel_docs.transport(tmp_path, client.version)
+    await begin(client, penstock, "assistant")
+    whole = await client("send", text="tools")
+    await begin(client, penstock, "assistant", cut=9, transport=str(module))
+    cut = await client("send", text="tools")
+    assert (cut["status"], cut["errors"]) == ("error", ["network error"])
+    resumed = await client("resume")
+    assert (resumed["status"], resumed["error"]) == ("ready", None)
+    assert shape(resumed) == shape(whole)
+    assert "after=" in resumed["requests"][-1]["url"]
+    assert len(resumed["data"]) == len(whole["data"])  # no part came twice
 
 
 async def test_a_stop_cancels_the_run_and_leaving_does_not(

@@ -2,7 +2,8 @@
 // JSON answer a line. `node client.mjs FOLDER PACKAGE`: FOLDER has node_modules, PACKAGE is `ai6`.
 //
 // open {chat, api, cut?, messages?, transport?}  a new chat; the first response breaks after `cut`
-//                                                frames; `transport` is a module that exports one
+//                                                frames; `transport` is a module that exports
+//                                                ExactTransport
 // send {text} | regenerate | resume | answer {id, approved, reason} | stop    then the chat's state
 // state                                          the state as it is now
 import { createRequire } from 'node:module';
@@ -71,7 +72,7 @@ const open = async ({ chat: id, api, cut, messages, transport, automatic = true 
     return new Response(broken(response.body, frames), response);
   };
   const made = transport
-    ? (await import(transport)).default(ai, { api, fetch })
+    ? new (await import(transport)).ExactTransport({ api, fetch })
     : new ai.DefaultChatTransport({
         api,
         fetch,
