@@ -16,10 +16,11 @@ from typing import Any
 import certifi
 import hypothesis
 import pytest
+import yaml
 from xdist.scheduler import LoadScopeScheduling
 
 from support.drive.repository import ROOT
-from support.real import devtools, servers, upstreams
+from support.real import devtools, servers, up, upstreams
 from support.real.nats import NatsServer, write_passwords
 from support.real.nats_choice import NotPossible, chosen, new_server
 from support.real.upstreams import Recipe, Upstream
@@ -321,3 +322,24 @@ def pytest_runtest_makereport(
             if text := servers.tail(log, item.stash.get(_log_sizes, {}).get(name, 0)):
                 report.sections.append((f"{name} wrote", text))
     return report
+
+
+@pytest.fixture(scope="session")
+def demo(test_run: servers.SharedRun, agno_server: Upstream, adk_server: Upstream) -> str:
+    """Return the address of the demo, with the tests' Agno server as the further agent `tester`.
+
+    The demo's own servers run in the environments of the tests' servers. All workers share it, so a
+    test must not rely on what is the newest, the only or the last.
+    """
+    config = test_run.folder / "console.yaml"
+    tester = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
+    away = {"id": "away", "protocol": "agui", "url": "http://127.0.0.1:9/"}
+    config.write_text(yaml.safe_dump({"agents": [tester, away]}))
+    return up.shared(
+        test_run,
+        "demo",
+        "--demo",
+        *("--config", str(config)),
+        PENSTOCK_DEMO_AGNO_PYTHON=str(upstreams.AGNO.python),
+        PENSTOCK_DEMO_ADK_PYTHON=str(upstreams.ADK.python),
+    )

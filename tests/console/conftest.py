@@ -9,30 +9,9 @@ import pytest
 import yaml
 
 from support.fakes.issuer import SECRET
-from support.real import up, upstreams
+from support.real import up
 from support.real.servers import SharedRun
 from support.real.upstreams import Upstream
-
-
-@pytest.fixture(scope="session")
-def demo(test_run: SharedRun, agno_server: Upstream, adk_server: Upstream) -> str:
-    """Return the address of the demo, with the tests' Agno server as the further agent `tester`.
-
-    The demo's own servers run in the environments of the tests' servers. All workers share it, so a
-    test must not rely on what is the newest, the only or the last.
-    """
-    config = test_run.folder / "console.yaml"
-    tester = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
-    away = {"id": "away", "protocol": "agui", "url": "http://127.0.0.1:9/"}
-    config.write_text(yaml.safe_dump({"agents": [tester, away]}))
-    return up.shared(
-        test_run,
-        "demo",
-        "--demo",
-        *("--config", str(config)),
-        PENSTOCK_DEMO_AGNO_PYTHON=str(upstreams.AGNO.python),
-        PENSTOCK_DEMO_ADK_PYTHON=str(upstreams.ADK.python),
-    )
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from penstock.dialects.adk.encode.legacy import LegacyEncoder
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.dialects.base import Encoder
+from penstock.dialects.openai import ChatEncoder, ResponsesEncoder
 from penstock.dialects.unified import UnifiedEncoder
 from penstock.dialects.vercel import SDKS, VercelEncoder
 from penstock.events import parse, typed_data
@@ -28,6 +29,8 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
     "adk streaming": lambda: AdkEncoder(streaming=True),
     "adk legacy": LegacyEncoder,
     "vercel": VercelEncoder,
+    "openai responses": ResponsesEncoder,
+    "openai chat": ChatEncoder,
     "agno agent": AgnoEncoder,
     "agno team": lambda: AgnoEncoder("team"),
     "agno workflow": lambda: AgnoEncoder("workflow"),

@@ -171,10 +171,9 @@ class Secured:
             session_id=run.session_id,
             user_id=user,
             leg=1,
-            digest="d",
             requested_at=now,
             updated_at=now,
-            **{"items": [{"item_id": "c1", "kind": "confirmation"}], **fields},
+            **{"digest": "d", "items": [{"item_id": "c1", "kind": "confirmation"}], **fields},
         )
         await self.bus.bucket("approvals").put(approval_id, record.dump())
         alias = {"approval_id": approval_id, "run_id": run.run_id, "leg": 1, "item_id": "c1"}

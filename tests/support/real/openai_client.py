@@ -57,14 +57,10 @@ class OpenAIClient:
 @contextmanager
 def running(language: str, url: str) -> Iterator[OpenAIClient]:
     """Run the client. Where it is not installed, skip the test, or fail it in CI."""
-    node = shutil.which("node")
-    command: list[str | Path]
-    if language == "python":
-        command, needs = [PYTHON, SCRIPTS / "client.py"], PYTHON
-    else:
-        command, needs = [node or "node", SCRIPTS / "client.mjs", NODE], NODE / "node_modules"
-    if not needs.exists() or (language == "javascript" and node is None):
-        _missing(needs)
+    installed(language)
+    command: list[str | Path] = [PYTHON, SCRIPTS / "client.py"]
+    if language == "javascript":
+        command = ["node", SCRIPTS / "client.mjs", NODE]
     process = subprocess.Popen(
         [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -74,8 +70,12 @@ def running(language: str, url: str) -> Iterator[OpenAIClient]:
         process.communicate(timeout=10)
 
 
-def _missing(path: Path) -> None:
-    message = f"OpenAI's client is not installed: {path} is missing (`make upstreams node`)"
+def installed(language: str) -> None:
+    """Skip the test if the client is not installed, or fail it in CI."""
+    needs = PYTHON if language == "python" else NODE / "node_modules"
+    if needs.exists() and (language == "python" or shutil.which("node")):
+        return
+    message = f"OpenAI's client is not installed: {needs} is missing (`make upstreams node`)"
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)

@@ -112,6 +112,13 @@ class LinkRefused(Exception):
         self.status: Literal[403, 404, 409, 422] = status
 
 
+def _is_own(maker: Decider, user: str | None, role: str | None) -> bool:
+    """Return whether a link gives the maker nothing but what the maker has: the holder of a service
+    token has none, because the link would not have the token's limits and would outlive it."""
+    is_own = user == maker.name and maker.token_id is None and maker.limits is None
+    return is_own and "decide" in maker.scopes and role in (None, *maker.roles)
+
+
 class Links:
     """Makes and finds the links of all approvals. Times come from the NATS server."""
 
@@ -140,11 +147,12 @@ class Links:
         """Make a link, which expires at the approval's deadline or earlier; return its address.
 
         Raises:
-            LinkRefused: in this order: 403, the maker is no administrator; 409, the approval is not
+            LinkRefused: in this order: 403, the maker is no administrator and the link is not for
+                the maker; 409, the approval is not
                 pending; 422, the link names nobody, or could not be used to decide.
             BusError: the bus does not answer.
         """
-        if "administer" not in maker.scopes:
+        if "administer" not in maker.scopes and not _is_own(maker, user, role):
             raise LinkRefused(403, "a link lets others decide: this needs the scope administer")
         if record.status != "pending":
             raise LinkRefused(409, f"the approval is {record.status}, so a link decides nothing")

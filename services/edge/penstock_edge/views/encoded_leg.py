@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
@@ -20,6 +20,7 @@ from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 PAUSED = "lifecycle.paused"
 
 E = TypeVar("E", bound=Encoder)
+LookUp = Callable[[Stored], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class LegForm(Generic[E]):
     and without these frames would conclude that the run has succeeded. `last` is the data of a
     frame that follows those of the leg, for example `[DONE]`, and `headers` are further headers of
     the response, with lower-case names. A `delivery` that is RESUMABLE is for a client that knows
-    an interrupted stream by its end, and can continue it."""
+    an interrupted stream by its end, and can continue it. `look_up` reads what the frames of the
+    leg's pause need and events do not have; it must not raise, because the pause ends the leg."""
 
     key: tuple[str, ...]
     dialect: str
@@ -40,6 +42,7 @@ class LegForm(Generic[E]):
     last: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     delivery: Delivery = Delivery.ONCE
+    look_up: Callable[[E, Stored], Awaitable[None]] | None = None
 
     def of_leg(self, leg: int, *, replays: bool = False) -> EncodedLeg:
         encoder = self.encoder()
@@ -50,6 +53,7 @@ class LegForm(Generic[E]):
             partial(self.interrupted, encoder),
             last=self.last,
             replays=replays,
+            look_up=self.look_up and partial(self.look_up, encoder),
         )
 
     def view(self, run_id: str, leg: int, *, replays: bool = False) -> View:
@@ -80,6 +84,14 @@ class EncodedLeg(Encoding):
     interrupted: Callable[[], list[bytes]]
     last: bytes | None = field(default=None, kw_only=True)
     replays: bool = field(default=False, kw_only=True)
+    look_up: LookUp | None = field(default=None, kw_only=True)
+
+    def is_ready(self, stored: Stored) -> bool:
+        return self.look_up is None or type_of(stored) != PAUSED
+
+    async def prepare(self, stored: Stored) -> None:
+        if not self.is_ready(stored) and self.look_up and _leg_of(stored) >= self.leg:
+            await self.look_up(stored)
 
     def feed(self, stored: Stored) -> Item:
         event = orjson.loads(stored.payload)
@@ -99,6 +111,11 @@ class EncodedLeg(Encoding):
 
 def ended(frames: Sequence[Frame], last: bytes | None) -> Sequence[Frame]:
     return frames if last is None else (*frames, Frame(last))
+
+
+def _leg_of(stored: Stored) -> int:
+    leg: int = orjson.loads(stored.payload)["leg"]
+    return leg
 
 
 def ends_leg(stored: Stored) -> bool:

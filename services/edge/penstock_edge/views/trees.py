@@ -17,7 +17,7 @@ from penstock.events.catalogue import TERMINAL
 from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, RunEncoders, notices
 from penstock_edge.views.dialects import finished, rendering
 from penstock_edge.views.dialects import notices as notices_of
-from penstock_edge.views.encoded_leg import PAUSED, E, LegForm, ended, no_notice
+from penstock_edge.views.encoded_leg import PAUSED, E, LegForm, LookUp, ended, no_notice
 from penstock_edge.views.framing import Framing, Sse
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
 from penstock_edge.views.run_tree import Child
@@ -37,6 +37,7 @@ class TreeLeg:
     interrupted: Callable[[], list[bytes]]
     last: bytes | None = None
     replays: bool = False
+    look_up: LookUp | None = None
 
 
 @dataclass(slots=True)
@@ -47,6 +48,17 @@ class TreeEncoding(Encoding):
     encoder: Encoder
     render: Render
     leg: TreeLeg | None
+
+    def is_ready(self, stored: Stored) -> bool:
+        return self.leg is None or self.leg.look_up is None or not self._pauses(stored)
+
+    async def prepare(self, stored: Stored) -> None:
+        if self.leg and self.leg.look_up and self._pauses(stored):
+            await self.leg.look_up(stored)
+
+    def _pauses(self, stored: Stored) -> bool:
+        is_later = self.leg is not None and stored.sequence > self.leg.after
+        return is_later and stored.subject == f"{PAUSED}.{self.tree.root}"
 
     def feed(self, stored: Stored) -> Item:
         leg, run_id = self.leg, subjects.run_id_of(stored.subject)
@@ -129,7 +141,8 @@ class TreeViews:
         def encoding() -> TreeEncoding:
             encoder = form.encoder()
             interrupted = partial(form.interrupted, encoder)
-            leg = TreeLeg(after, self.answered, interrupted, form.last, replays)
+            look_up = form.look_up and partial(form.look_up, encoder)
+            leg = TreeLeg(after, self.answered, interrupted, form.last, replays, look_up)
             return TreeEncoding(self.fold(form.dialect), encoder, form.render, leg)
 
         key = (form.dialect, "to leg" if replays else "leg", f"{after}", *form.key)

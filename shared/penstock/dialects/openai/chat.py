@@ -2,7 +2,8 @@
 
 The content is the response's text. Reasoning and the agent's calls are `reasoning_content`, which
 chat interfaces show apart; `tool_calls` would ask the client to run them. The protocol has no way
-to ask for a decision, so a pause ends the content with a text, and links if the edge has made them.
+to ask for a decision, so a pause ends the content with a text, with links if the edge has made
+them, and with a reference, by which the next request of the conversation gets the rest.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from penstock.sse import Frame
 
 DONE: Final = b"[DONE]"  # the data of the frame after those of a leg
 WAITS: Final = (
-    "This waits for a decision. Whoever may decide can do so under the link; a message decides "
-    "nothing. Send any message afterwards to get the rest."
+    "This waits for a decision. Whoever may decide can do so under the link, once; a message "
+    "decides nothing. Send any message afterwards to get the rest."
 )
 _SHOWN_CHARACTERS: Final = 500
 
@@ -33,9 +34,15 @@ class ChatEncoder:
     streaming: bool = True
     include_usage: bool = False
     links: dict[str, str] = field(default_factory=dict)  # the address of a link by approval id
+    following: str = ""  # the id of the response that follows the pause
     _texts: dict[str, list[str]] = field(default_factory=dict)
     _named: JsonObject = field(default_factory=dict)  # the fields that all chunks have
-    _index: int | None = None  # the item of the last piece of content
+    # Agents may speak at once. The content has one message after another, so the pieces of others
+    # wait for the end of the message at `_index`.
+    _index: int | None = None
+    _pieces: dict[int, list[str]] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    _begun: bool = False
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         return [made for part in self.response.parts(event) for made in self._of(part)]
@@ -49,12 +56,12 @@ class ChatEncoder:
                 self._named = {**named, "created": begun["created_at"], "model": begun["model"]}
                 yield from self._chunk({"role": "assistant", "content": ""})
             case "output_text.delta":
-                begins = self._index not in (None, body["output_index"])
-                self._index = body["output_index"]
-                yield from self._say("content", ("\n\n" if begins else "") + body["delta"])
+                self._pieces.setdefault(body["output_index"], []).append(body["delta"])
+                yield from self._speak()
             case "reasoning_summary_text.delta":
                 yield from self._say("reasoning_content", body["delta"])
             case "output_item.done":
+                self._ended.add(body["output_index"])
                 yield from self._item(body["item"])
             case "completed":
                 yield from self._completed(body["response"])
@@ -64,6 +71,8 @@ class ChatEncoder:
 
     def _item(self, item: JsonObject) -> Iterator[Frame]:
         match item["type"]:
+            case "message":
+                yield from self._speak()
             case "reasoning":
                 yield from self._say("reasoning_content", "\n\n")
             case "mcp_call":
@@ -73,8 +82,9 @@ class ChatEncoder:
     def _completed(self, response: JsonObject) -> Iterator[Frame]:
         asks = [line for each in response["output"] if (line := _asked(each, self.links))]
         if asks:
-            before = "\n\n" if self._index is not None else ""
-            yield from self._say("content", before + "\n".join([WAITS, *asks]))
+            before = "\n\n" if self._begun else ""
+            lines = [WAITS, *asks, f"(reference {self.following})"]
+            yield from self._say("content", before + "\n".join(lines))
         usage = _usage(response["usage"])
         if not self.streaming:
             said = {name: "".join(text) for name, text in self._texts.items()}
@@ -85,6 +95,21 @@ class ChatEncoder:
         yield from self._chunk({}, "stop")
         if self.include_usage:
             yield self._frame("chat.completion.chunk", [], usage=usage)
+
+    def _speak(self) -> Iterator[Frame]:
+        if self._index in self._ended:
+            self._index = None
+        while self._pieces:
+            begins = self._index is None
+            if self._index is None:
+                self._index = next(iter(self._pieces))
+            if pieces := self._pieces.pop(self._index, None):
+                text = "".join(pieces)
+                yield from self._say("content", f"\n\n{text}" if begins and self._begun else text)
+                self._begun = True
+            if self._index not in self._ended:
+                return
+            self._index = None
 
     def _say(self, where: str, text: str) -> Iterator[Frame]:
         if not self.streaming:

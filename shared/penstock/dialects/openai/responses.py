@@ -67,6 +67,7 @@ class ResponsesEncoder:
     response_id: str = ""
     leg: int = 1
     status: str = "queued"
+    at_leg: int = 1  # the leg of the last event
     inputs: list[JsonObject] = field(default_factory=list)  # what the response answers
     _number: int = 0
     _agent: str = ""
@@ -86,13 +87,19 @@ class ResponsesEncoder:
 
     def parts(self, event: JsonObject) -> Parts:
         event_type = type_of(event)
+        self.at_leg = event.get("leg") or 1
         self._remember(event_type, event["data"])
         if self._begun is None:
-            if (event.get("leg") or 1) < self.leg and event_type not in TERMINAL:
+            if self.at_leg < self.leg and event_type not in TERMINAL:
                 return
             yield from self._begin(event)
         if (handle := _HANDLERS.get(event_type)) is not None:
             yield from handle(self, event)
+
+    @property
+    def waiting(self) -> list[str]:
+        """The ids of the open approvals."""
+        return [str(approval_id) for approval_id in self._approvals.requests]
 
     def response(self) -> JsonObject:
         """Return the response as it is now, with what has come of each open item."""

@@ -23,6 +23,7 @@ ANSWERS: Final = {"mcp_approval_response": "approval_request_id", "function_call
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 # The secret of a one-time link must not reach an agent, which could decide with it.
 _SECRET: Final = re.compile(r"\S*/d/pln_\S*")
+_REFERENCE: Final = re.compile(r"\(reference (resp_[0-9a-f.-]+)\)\s*$")
 
 
 class _Body(BaseModel):
@@ -124,6 +125,15 @@ def message_of(items: Sequence[JsonObject], param: str, *, in_session: bool) -> 
         earlier = (f"{each['role']}: {text_of(param, each.get('content'))}" for each in turns[:at])
         new = "\n\n".join(["The conversation so far:", *earlier, "The new message:", new])
     return _SECRET.sub("(a link)", new)
+
+
+def reference_in(messages: Sequence[JsonObject]) -> str | None:
+    """Return the id of the response that follows the pause with which the last answer ended."""
+    answers = [each for each in messages if each.get("role") in ("user", "assistant")]
+    while answers and answers[-1]["role"] == "user":
+        answers.pop()
+    found = _REFERENCE.search(text_of("messages", answers[-1].get("content"))) if answers else None
+    return found[1] if found else None
 
 
 def text_of(param: str, content: Any) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+from uuid import uuid4
 
 import orjson
 from starlette.responses import Response
 
 from penstock import sse
+from penstock.bus import Stored
 from penstock.dialects.base import frame
 from penstock.dialects.openai import DONE, ChatEncoder, ResponsesEncoder, failure
 from penstock.sse import Frame
@@ -23,6 +25,7 @@ from penstock_edge.views.framing import NAMED_SSE, PageItems, Sse
 from penstock_edge.views.upstream_frames import INTERRUPTED
 from penstock_edge.views.view import Delivery
 
+LookUp = Callable[[ChatEncoder, Stored], Awaitable[None]]
 RUNNING: Final = frozenset({"queued", "in_progress"})
 
 
@@ -73,24 +76,24 @@ def object_form(response: ResponseId, encoder: ResponsesEncoder | None = None) -
 
 
 def chat_form(
-    response: ResponseId, *, streaming: bool, include_usage: bool = False
+    response: ResponseId, encoder: Callable[[ResponsesEncoder], ChatEncoder], look_up: LookUp
 ) -> LegForm[ChatEncoder]:
-    def encoder() -> ChatEncoder:
-        made = ResponsesEncoder(str(response), response.leg)
-        return ChatEncoder(made, streaming, include_usage)
+    """`look_up` gives the encoder the links of a pause, which are for this request's caller."""
+    streaming = encoder(ResponsesEncoder()).streaming
 
     def interrupted(encoder: ChatEncoder) -> list[bytes]:
         error = failure(CUT, INTERRUPTED).data
         return [sse.encode(error), sse.encode(DONE)] if streaming else [error]
 
     return LegForm(
-        ("chat", f"streaming={streaming}, usage={include_usage}", *_key(response)),
+        ("chat", uuid4().hex, *_key(response)),
         "openai",
-        encoder,
+        lambda: encoder(ResponsesEncoder(str(response), response.leg)),
         lambda made, cursor: sse.encode(made.data) if streaming else made.data,
         interrupted,
         Sse(named=False) if streaming else PageItems(),
         last=DONE if streaming else None,
+        look_up=look_up,
     )
 
 

@@ -1,0 +1,88 @@
+"""The code of docs/clients/openai.md runs as it is, against the demo; further calls beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.drive.repository import ROOT
+from support.real.openai_client import LANGUAGES, NODE, PYTHON, OpenAIClient, installed, running
+
+pytestmark = pytest.mark.real
+
+PAGE = ROOT / "docs" / "clients" / "openai.md"
+CODE = re.findall(r"^```(python|js)\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+SAYS = [
+    ["I will delete report.txt", "May it run? delete_file", "report.txt is gone"],
+    ["Once upon a time"],
+    ["This waits for a decision", "sign_off("],
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [*zip(CODE, SAYS, strict=True)], ids=["ask", "cut", "chat"]
+)
+async def test_the_code_of_the_page_runs(
+    demo: str, tmp_path: Path, code: tuple[str, str], says: list[str]
+) -> None:
+    language, text = code
+    script = tmp_path / ("page.py" if language == "python" else "page.mjs")
+    script.write_text(text.replace("http://127.0.0.1:8000", demo))
+    if language == "js":
+        installed("javascript")
+        (tmp_path / "node_modules").symlink_to(NODE / "node_modules")
+        program = shutil.which("node") or "node"
+    else:
+        installed("python")
+        program = str(PYTHON)
+    process = await asyncio.create_subprocess_exec(
+        program, str(script), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 100)
+    assert process.returncode == 0, err.decode()
+    for each in says:
+        assert each in out.decode()
+
+
+@pytest.fixture(scope="module", params=LANGUAGES)
+def openai(request: pytest.FixtureRequest, demo: str) -> Iterator[OpenAIClient]:
+    with running(request.param, demo) as client:
+        yield client
+
+
+async def test_an_agent_is_asked_rejected_and_answered_in_one_session(
+    openai: OpenAIClient,
+) -> None:
+    body = {"model": "assistant", "input": "Please delete report.txt"}
+    asked = await openai.call("create", body=body)
+    [request] = [item for item in asked["output"] if item["type"] == "mcp_approval_request"]
+    answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
+    given = [{**answer, "approve": False, "reason": "Keep it."}]
+    body = {"model": "assistant", "input": given, "previous_response_id": asked["id"]}
+    told = await openai.call("stream", body=body)
+    [call] = [item for item in told[-1]["response"]["output"] if item["type"] == "mcp_call"]
+    assert (call["status"], call["approval_request_id"]) == ("failed", request["id"])
+    assert "Keep it." in call["error"]
+    more = {
+        "model": "assistant",
+        "input": "Hello",
+        "previous_response_id": told[0]["response"]["id"],
+    }
+    then = await openai.call("create", body=more)
+    assert then["metadata"]["session_id"] == asked["metadata"]["session_id"]
+    assert then["output_text"]
+
+
+async def test_a_run_is_cancelled(openai: OpenAIClient) -> None:
+    body = {"model": "assistant", "input": "Tell a slow story", "background": True}
+    begun = await openai.call("create", body=body)
+    assert begun["status"] in ("queued", "in_progress")
+    cancelled = await openai.call("cancel", id=begun["id"])
+    assert cancelled["status"] == "cancelled"
+    rest = await openai.call("resume", id=begun["id"])
+    assert rest[-1]["type"] == "response.incomplete"

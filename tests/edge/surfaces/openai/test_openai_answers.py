@@ -1,0 +1,168 @@
+"""Only an answer with the digest of what was shown decides, over the real approvals service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from penstock.bus import subjects
+from penstock.bus.records import ApprovalRecord
+from support.attacks.openai_answers import ATTACKS, CHAT, RESPONSES, Make, Pause, Sent
+from support.drive.secured import Secured, bearer, secured
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
+
+DIGEST = "sha256:" + 16 * "0a1b"
+ITEM = {
+    "item_id": "c1",
+    "kind": "confirmation",
+    "digest": DIGEST,
+    "tool": "delete_file",
+    "args": {"path": "a"},
+    "tool_call_id": "c1",
+    "editable": False,
+}
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("openai"), name="nats of OpenAI's answers")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
+    async with secured(nats.url) as running:
+        yield running
+
+
+async def paused(penstock: Secured) -> tuple[PretendRun, Pause]:
+    """Return a run of Alice's that waits for a decision, for the second time about one call."""
+    run = await penstock.live()
+    decided = await penstock.approval(run, items=[ITEM], status="decided")
+    approval_id = await penstock.approval(run, items=[ITEM], digest=16 * "f0f0")
+    asked = {"approval_id": approval_id, "digest": "d", "items": [ITEM], "deciders_required": 1}
+    await run.text("May I?")
+    await run.say("approval.requested", **asked)
+    await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
+    named = (run.run_id, run.session_id, approval_id)
+    return run, Pause("assistant", *named, DIGEST, 16 * "f0f0", decided)
+
+
+def headers(sent: Sent) -> dict[str, str]:
+    scopes = {} if sent.scopes is None else {"scope": sent.scopes}
+    return {**bearer(sent.user, **scopes), **sent.headers}
+
+
+def answer(pause: Pause, **fields: Any) -> dict[str, Any]:
+    item = {"type": "mcp_approval_response", "approval_request_id": pause.request_id()}
+    return {"model": pause.model, "input": [{**item, "approve": True}], **fields}
+
+
+@pytest.mark.parametrize("make", ATTACKS.values(), ids=list(ATTACKS))
+async def test_nothing_else_decides(penstock: Secured, make: Make) -> None:
+    _, pause = await paused(penstock)
+    sent = make(pause)
+    got = await penstock.http.post(sent.path, json=sent.body, headers=headers(sent))
+    assert got.status_code < 500, got.text
+    if got.is_error:
+        assert got.json()["error"].keys() == {"message", "type", "param", "code"}
+    if sent.user == "bob":
+        assert "May I?" not in got.text
+    await penstock.stands(pause.approval_id)
+
+
+async def test_the_answer_with_the_digest_decides_and_its_retry_decides_no_second_time(
+    penstock: Secured,
+) -> None:
+    run, pause = await paused(penstock)
+    body = answer(pause, background=True, previous_response_id=pause.response_id)
+    first = {**bearer(), "x-stainless-retry-count": "0"}
+    begun = await penstock.http.post(RESPONSES, json=body, headers=first)
+    assert begun.json()["status"] == "queued", begun.text
+    assert begun.json()["id"] == f"resp_{run.run_id}.2"
+    decision = await penstock.decision(pause.approval_id)
+    assert (decision["by"], decision["decider"]["channel"]) == ("alice", "openai")
+    again = {**bearer(), "x-stainless-retry-count": "1"}
+    retried = await penstock.http.post(RESPONSES, json=body, headers=again)
+    assert retried.json()["id"] == begun.json()["id"], retried.text
+    assert await penstock.decision(pause.approval_id) == decision
+
+
+async def test_an_answer_to_what_was_edited_since_decides_nothing(penstock: Secured) -> None:
+    _, pause = await paused(penstock)
+    edited = {**ITEM, "args": {"path": "/"}, "digest": "sha256:" + 16 * "ffff"}
+    bucket = penstock.bus.bucket("approvals")
+    record = await bucket.load(pause.approval_id, ApprovalRecord)
+    assert record is not None
+    changed = record.model_copy(update={"items": [edited], "digest": "e", "requested_digest": "d"})
+    await bucket.put(pause.approval_id, changed.dump())
+    got = await penstock.http.post(RESPONSES, json=answer(pause), headers=bearer())
+    assert got.status_code == 409
+    assert got.headers["x-should-retry"] == "false"
+    await penstock.stands(pause.approval_id)
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model": "assistant", "messages": [*messages], **fields}
+
+
+async def test_a_chat_gets_a_link_for_whoever_may_decide_and_then_the_rest(
+    penstock: Secured,
+) -> None:
+    run, pause = await paused(penstock)
+    named = {**bearer(), "x-penstock-session": pause.session_id}
+    said = {"role": "user", "content": "yes, approve it"}
+    waits = await penstock.http.post(CHAT, json=chat(said), headers=named)
+    text = waits.json()["choices"][0]["message"]["content"]
+    assert "This waits for a decision" in text
+    found = re.search(r"delete_file\(.*\): (\S+/d/pln_\S+)", text)
+    assert found is not None, text
+    await penstock.stands(pause.approval_id)
+
+    page = await penstock.http.get(found[1])
+    form = dict(re.findall(r'name="(csrf)" value="([^"]+)"', page.text))
+    done = await penstock.http.post(found[1], data={**form, "decision": "approve"})
+    assert done.status_code == 303, done.text
+    decision = await penstock.decision(pause.approval_id)
+    assert decision["decider"]["channel"] == "link"
+
+    run.leg_number = 2
+    await run.say("lifecycle.resumed", approval_id=pause.approval_id)
+    await run.say("llm.stream", content="Deleted.", message_id="m2")
+    await run.completed()
+    told = {"role": "assistant", "content": text}
+    for _ in range(2):  # a retry gets the same
+        rest = await penstock.http.post(CHAT, json=chat(said, told, said), headers=named)
+        assert rest.json()["choices"][0]["message"]["content"] == "Deleted."
+
+
+async def test_a_caller_who_may_not_decide_gets_no_link(penstock: Secured) -> None:
+    _, pause = await paused(penstock)
+    named = {**bearer(scope="start read"), "x-penstock-session": pause.session_id}
+    said = {"role": "user", "content": "yes"}
+    waits = await penstock.http.post(CHAT, json=chat(said, stream=True), headers=named)
+    assert f"approval {pause.approval_id}" in waits.text
+    assert "/d/pln_" not in waits.text
+    assert waits.text.endswith("data: [DONE]\n\n")
+
+
+async def test_the_secret_of_a_link_does_not_reach_the_agent(penstock: Secured) -> None:
+    heard: list[str] = []
+
+    async def hear(msg: Any) -> None:
+        heard.append(msg.data.decode())
+
+    await penstock.bus.subscribe(subjects.command("connector", "start", "*"), hear)
+    told = {"role": "assistant", "content": "Decide: https://x.example/d/pln_secret (once)"}
+    asked = [{"role": "user", "content": "Hi"}, told, {"role": "user", "content": "Title of this?"}]
+    got = await penstock.http.post(CHAT, json=chat(*asked), headers=bearer())
+    assert got.is_success, got.text
+    [command] = [each for each in heard if "Title of this?" in each]
+    assert "Decide: (a link) (once)" in command
