@@ -63,8 +63,8 @@ async def test_an_agent_is_asked_rejected_and_answered_in_one_session(
     [request] = [item for item in asked["output"] if item["type"] == "mcp_approval_request"]
     answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
     given = [{**answer, "approve": False, "reason": "Keep it."}]
-    body = {"model": "assistant", "input": given, "previous_response_id": asked["id"]}
-    told = await openai.call("stream", body=body)
+    answered = {"model": "assistant", "input": given, "previous_response_id": asked["id"]}
+    told = await openai.call("stream", body=answered)
     [call] = [item for item in told[-1]["response"]["output"] if item["type"] == "mcp_call"]
     assert (call["status"], call["approval_request_id"]) == ("failed", request["id"])
     assert "Keep it." in call["error"]
