@@ -35,6 +35,9 @@ hypothesis.settings.load_profile("penstock")
 # machine needs for all examples, so the limit of other tests would be too short. Each wait inside
 # such a test has a deadline of its own.
 HYPOTHESIS_TIMEOUT_S = 900
+# The same for a test with real agent servers. The first such test of a worker waits until up to
+# five of them have started, which takes minutes on a busy machine.
+REAL_TIMEOUT_S = 300
 
 
 # The number of new objects after which Python looks for garbage.
@@ -116,9 +119,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files of `FIRST` first, and give Hypothesis tests `HYPOTHESIS_TIMEOUT_S`.
+    """Put the files of `FIRST` first, and give long tests their time limits.
 
-    A Hypothesis test that has a limit of its own keeps it.
+    A test that has a limit of its own keeps it.
     """
     places = {ROOT / path: place for place, path in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
@@ -126,8 +129,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         test = getattr(item, "obj", None)
         called = getattr(getattr(test, "__code__", None), "co_names", ())
         tries_examples = hasattr(test, "hypothesis") or "run_state_machine_as_test" in called
-        if tries_examples and item.get_closest_marker("timeout") is None:
+        if item.get_closest_marker("timeout") is not None:
+            continue
+        if tries_examples:
             item.add_marker(pytest.mark.timeout(HYPOTHESIS_TIMEOUT_S))
+        elif item.get_closest_marker("real") is not None:
+            item.add_marker(pytest.mark.timeout(REAL_TIMEOUT_S))
 
 
 @pytest.hookimpl(optionalhook=True)

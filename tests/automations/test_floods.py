@@ -203,7 +203,7 @@ async def test_events_for_which_one_users_lane_has_no_room_stop_no_other_users_m
 async def test_events_of_a_flood_are_matched_once_and_in_order_although_the_process_is_killed(
     fresh_nats: NatsServer,
 ) -> None:
-    count = 300
+    count = 160
     async with without_service(fresh_nats.url) as made:
         for number in range(4):
             url = made.receiver.url("/never")
@@ -220,7 +220,7 @@ async def test_events_of_a_flood_are_matched_once_and_in_order_although_the_proc
                 await run.tool(number, "slow", l=LIST)
 
             async def many_wait() -> bool:
-                return await _waiting_events(made) > count // 3
+                return await _waiting_events(made) > 20
 
             await eventually(many_wait, 60, "events wait outside of the shared consumer")
             await service.kill()

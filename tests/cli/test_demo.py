@@ -1,4 +1,4 @@
-"""The demo agents: their scripts, and that the real agent servers play the scripts."""
+"""The demo agents: their scripts. `test_up.py` has the real agent servers play them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import orjson
 import pytest
 import yaml
 
-from penstock.settings import Config
 from penstock_automations.actions.webhook.preparing import signed
 from penstock_automations.rules.secrets import new_secret
 from penstock_cli import demo
@@ -206,45 +205,6 @@ def test_the_demo_has_no_rules_of_its_own_beside_the_operators_file(
     assert are_wanted()
     monkeypatch.setenv("PENSTOCK_RULES", "rules.yaml")
     assert not are_wanted()
-
-
-@pytest.mark.real
-@pytest.mark.timeout(180)
-@pytest.mark.usefixtures("real_environments")
-async def test_the_real_servers_play_the_script(tmp_path: Path) -> None:
-    agno, adk = (DemoServer(recipe) for recipe in RECIPES)
-    try:
-        for server in (agno, adk):
-            await server.start(tmp_path)
-        for server in (agno, adk):
-            await server.healthy()
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            apps = (await client.get(f"{adk.url}/list-apps")).json()
-            assert set(apps) == {agent.id for agent in adk.agents}
-            for agent in Config(agents=agno.agents).server_agents:
-                run = await client.post(
-                    f"{agent.url}/agents/{agent.agent}/runs",
-                    data={"message": "delete a.txt", "stream": "true"},
-                )
-                assert "event: RunPaused" in run.text
-            created = await client.post(
-                f"{adk.url}/apps/vana/users/u/sessions", json={"sessionId": "s"}
-            )
-            assert created.status_code == 200
-            run = await client.post(
-                f"{adk.url}/run_sse",
-                json={
-                    "appName": "vana",
-                    "userId": "u",
-                    "sessionId": "s",
-                    "newMessage": {"role": "user", "parts": [{"text": "Research tea"}]},
-                    "streaming": True,
-                },
-            )
-            assert "I found two sources on tea." in run.text
-    finally:
-        for server in (agno, adk):
-            await server.stop()
 
 
 def test_every_script_file_runs_without_our_packages() -> None:

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from penstock.settings import AuthSettings, Settings
 from penstock.sse import Parser
 from penstock.web.auth import AuthConfig
+from penstock_cli.demo import RECIPES
 from penstock_cli.local import up as up_module
 from penstock_cli.main import app
 from support.drive.document_examples import missing
@@ -30,6 +31,7 @@ from support.drive.waiting import wait_for
 from support.real.forked import finished
 from support.real.up import AS_A_COMMAND, FORKED, Up
 
+AGNO_DEMO, _ = RECIPES
 CONFIG = """
 agents:
   - {id: nobody, protocol: agno, url: "http://127.0.0.1:1"}
@@ -96,6 +98,13 @@ def check_the_code_review(up: Up, client: httpx.Client) -> None:
     assert missing("unified", ["workflow_transition"], frames, payload=place) == []
 
 
+def check_that_every_agno_agent_asks(up: Up) -> None:
+    for agent in AGNO_DEMO.agents:
+        code, events = up.penstock("run", "delete a.txt", "--agent", agent["id"], "--no")
+        assert code == 0
+        assert "approval.decided" in types(events), agent
+
+
 def types(events: list[dict[str, Any]]) -> list[str]:
     return [f"{each['event']['category']}.{each['event']['action']}" for each in events]
 
@@ -124,6 +133,7 @@ def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config
             [result] = [each for each in events if each["event"]["action"] == "tool_result"]
             assert result["data"]["outcome"] == outcome
 
+    check_that_every_agno_agent_asks(up)
     assert up.penstock("run", "fail on purpose", "--agent", "assistant")[0] == 1
 
     code, agents = up.penstock("agents")

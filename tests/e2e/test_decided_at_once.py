@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +26,10 @@ ASKS = {"agno": "confirm A note", "adk": "confirm", "pydantic-ai": "Please delet
 FIRST = ("", "/audit", "/lines", "/links", "/decision", "/decision")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def penstock(
-    fresh_nats: NatsServer,
-    tmp_path: Path,
+    nats_server: NatsServer,
+    tmp_path_factory: pytest.TempPathFactory,
     agno_server: Upstream,
     adk_server: Upstream,
     pydantic_ai_server: Upstream,
@@ -42,7 +41,11 @@ async def penstock(
     ]
     services = {"normalizer": 1, "approvals": 1, "automations": 1, "connector": 1, "edge": 1}
     async with deployment(
-        fresh_nats.url, tmp_path / "penstock", agents, services, auth_jwt_secret=SECRET
+        nats_server.url,
+        tmp_path_factory.mktemp("at-once"),
+        agents,
+        services,
+        auth_jwt_secret=SECRET,
     ) as running:
         yield running
 
@@ -98,17 +101,18 @@ async def test_service_tokens_and_rules_decide_at_once_too(penstock: Deployment)
         "action": {"decide": {"decision": "approve"}},
     }
     assert (await http.post(rules, json=rule, headers=bob)).status_code == 201
-    for agent in (*ASKS, *ASKS):
+    asking = (*ASKS, *ASKS)
+    for agent in asking:
         body = {"agent": agent, "message": ASKS[agent]}
         await http.post(f"{penstock.edge()}/v1/runs", json=body, headers=bob)
 
     async def delivered() -> list[dict[str, Any]] | None:
         found = (await http.get(f"{rules}/gate/deliveries", headers=bob)).json()["deliveries"]
         done = [each for each in found if each["status"] == "delivered"]
-        return done if len(done) == 4 else None
+        return done if len(done) == len(asking) else None
 
-    deliveries = await eventually(delivered, 60, "the rule has decided all four")
-    assert [each["attempts"] for each in deliveries] == [1] * 4
+    deliveries = await eventually(delivered, 60, "the rule has decided all")
+    assert {each["attempts"] for each in deliveries} == {1}
 
 
 async def asked(
@@ -127,22 +131,28 @@ async def asked(
 
 async def test_a_user_who_asks_for_unknown_ids_does_not_slow_another(penstock: Deployment) -> None:
     http, mallory = penstock.http, bearer("mallory")
-    asking = [asyncio.create_task(_ask_for_unknown_ids(penstock, mallory)) for _ in range(90)]
-    latencies_s = []
-    try:
+
+    async def median_s() -> float:
+        latencies_s = []
         for _ in range(30):
             begun = time.monotonic()
             listed = await http.get(f"{penstock.approvals}/v1/approvals", headers=bearer("alice"))
             latencies_s.append(time.monotonic() - begun)
             assert listed.status_code == 200
+        return statistics.median(latencies_s)
+
+    alone_s = await median_s()
+    asking = [asyncio.create_task(_ask_for_unknown_ids(penstock, mallory)) for _ in range(90)]
+    try:
+        beside_s = await median_s()
         statuses, _ = await decided_at_once(penstock, "agno", "/decision")
     finally:
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
     assert statuses == [200]
-    # Not the largest: beside the whole suite, one request of 30 took 1.9 s.
-    assert statistics.median(latencies_s) < 1
+    # On a machine that has no time, each request takes longer also without the other user.
+    assert beside_s < max(1, 8 * alone_s)
 
 
 async def _ask_for_unknown_ids(penstock: Deployment, caller: dict[str, str]) -> None:

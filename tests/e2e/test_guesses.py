@@ -16,7 +16,8 @@ from support.fakes.issuer import SECRET
 from support.real.deployment import Deployment, deployment
 from support.real.nats import NatsServer
 
-pytestmark = pytest.mark.real
+# The short form of this attack is in `test_second_user.py`.
+pytestmark = [pytest.mark.real, pytest.mark.chaos]
 STRANGERS, CONNECTIONS = 3, 4
 OWNERS = 25  # links and tokens that are used for the first time while the strangers guess
 ALONE = 5  # links and tokens that are used before

@@ -31,6 +31,7 @@ ONE_OF_EACH = dict.fromkeys(("normalizer", "approvals", "connector", "edge", "au
 SCOPES = "start read decide automate administer"
 NEW_SECRET = "whsec_" + "bmV3LXNlY3JldC1vZi10aGUtdGVzdHMtMzItYnl0ZXM="
 SIDE_BY_SIDE = 3
+PAUSE_S = 0.2  # between two runs of a client; some steps wait for ten seconds
 RECONNECTS = "penstock_nats_reconnects_total"
 MORE = 4  # runs that must end between two steps of a rotation
 
@@ -113,6 +114,7 @@ class Traffic:
         while not self.is_over:
             try:
                 await self._run()
+                await asyncio.sleep(PAUSE_S)
             except (httpx.HTTPError, AssertionError, TimeoutError) as error:
                 self.wrong.append(repr(error))
                 return

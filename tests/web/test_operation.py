@@ -176,7 +176,7 @@ async def test_refusals_have_the_declared_shape() -> None:
     assert other.headers["content-type"] == "application/problem+json"
 
 
-async def test_ten_thousand_users_with_paths_of_their_own_make_a_handful_of_series() -> None:
+async def test_two_thousand_users_with_paths_of_their_own_make_a_handful_of_series() -> None:
     """The requests go to the router without a socket, which would take most of the time."""
     config = AuthConfig(**AuthSettings(jwt_secret=SECRET).model_dump())
     surface = Careless()
@@ -205,9 +205,9 @@ async def test_ten_thousand_users_with_paths_of_their_own_make_a_handful_of_seri
     await ask(0)
     await ask(1)
     before = series()
-    for user in range(10_000):
+    for user in range(2_000):
         await ask(user)
-    assert statuses == {200: 5_001, 404: 5_001}
+    assert statuses == {200: 1_001, 404: 1_001}
     assert series() < before + 10
 
 

@@ -110,7 +110,9 @@ class User:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("running", [in_one_process, in_separate_processes])
+@pytest.mark.parametrize(
+    "running", [in_one_process, pytest.param(in_separate_processes, marks=pytest.mark.chaos)]
+)
 async def test_a_thousand_long_items_delay_no_other_user_and_end_at_the_limit_of_the_run(
     running: Callable[[NatsServer, Path], AbstractAsyncContextManager[Penstock]],
     fresh_nats: NatsServer,

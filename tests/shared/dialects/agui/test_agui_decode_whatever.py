@@ -105,7 +105,7 @@ _DECIDED = st.dictionaries(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     first=frames(_COURSE, 15),
     pause=frames(["RUN_FINISHED"], 1),

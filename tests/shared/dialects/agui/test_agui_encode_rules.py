@@ -251,7 +251,7 @@ any_run = st.lists(any_event, max_size=25)
 
 
 @each_audience
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events=any_run)
 def test_whatever_comes_the_stream_keeps_the_clients_rules(
     audience: Audience, events: list[Event]
@@ -265,7 +265,7 @@ def test_whatever_comes_the_stream_keeps_the_clients_rules(
 
 
 @each_audience
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(before=any_run, after=any_run)
 def test_a_client_that_joins_at_any_event_gets_a_valid_stream(
     audience: Audience, before: list[Event], after: list[Event]
@@ -277,7 +277,7 @@ def test_a_client_that_joins_at_any_event_gets_a_valid_stream(
 
 
 @each_audience
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events=any_run)
 def test_a_stream_that_must_stop_ends_with_an_error(
     audience: Audience, events: list[Event]
