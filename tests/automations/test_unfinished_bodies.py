@@ -76,8 +76,7 @@ async def _attacked(
 ) -> float:
     """Check how long the second user waits; return by how many MiB the process grew.
 
-    The limit is far above the tenths of a second of a quiet machine. At a load of 24 on two cores,
-    the p99 was 1.5 s.
+    At a load of 24 on two cores, the p99 was 1.5 s.
     """
     pid, over = service.process.pid, threading.Event()
     calling = asyncio.create_task(asyncio.to_thread(_latencies, ask, over))
