@@ -23,6 +23,7 @@ from penstock.sse import Frame
 from penstock_edge.service import EdgeService
 from penstock_edge.views.dialects import DIALECTS
 from support.drive.pipeline import PIPELINE, TERMINAL, Event, Pipeline, pipeline
+from support.drive.short import in_short
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 from support.recorded import agui_rules, vercel_rules
@@ -374,10 +375,14 @@ async def test_every_dialect_is_in_the_matrix() -> None:
     assert {*READERS, "raw"} == set(DIALECTS)
 
 
-@pytest.mark.parametrize(
-    ("upstream", "name"),
-    [(upstream, name) for upstream, words in WORDS.items() for name in words],
-)
+# `make test` tries all scenarios with one server of each protocol, and these with the others.
+WITH_ALL = ("approved", "step error", "cancel")
+OF_EACH_PROTOCOL = ("agno agent", "adk", "pydantic-ai")
+CASES = [(upstream, name) for upstream, words in WORDS.items() for name in words]
+SHORT = [each for each in CASES if each[0] in OF_EACH_PROTOCOL or each[1] in WITH_ALL]
+
+
+@pytest.mark.parametrize(("upstream", "name"), in_short(CASES, SHORT))
 async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
     penstock: Pipeline, upstream: str, name: str
 ) -> None:

@@ -73,8 +73,9 @@ def test_helm_renders_what_is_committed(name: str) -> None:
 # Schemas
 
 
-@pytest.mark.parametrize("version", ["1.27", "1.37"])
-@pytest.mark.parametrize("name", charts.SETS)
+@pytest.mark.parametrize(
+    ("name", "version"), [("everything", "1.27"), *((name, "1.37") for name in charts.SETS)]
+)
 def test_kubernetes_takes_every_object_of_its_own_kinds(name: str, version: str) -> None:
     own = [each for each in charts.committed(name) if not each["apiVersion"].startswith(OTHERS)]
     assert own
