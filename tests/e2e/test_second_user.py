@@ -213,13 +213,13 @@ async def installed(how: str, nats_url: str, folder: Path) -> AsyncIterator[Site
 
 
 # `make test` makes some attacks for a short time, each on one of the two; `make faults` makes
-# all of them on both. Long workflows, slow conditions, many rules and unfinished bodies have tests
-# of their own with a second user, in the folders of workflows and automations.
+# all of them on both. Long workflows, slow conditions, many rules, silent receivers and unfinished
+# bodies have tests of their own with a second user, in the folders of workflows and automations.
 SHORT = [
     pytest.param(how, name, 0.3, 1.0, id=f"{name}-{how}-short")
     for how, names in {
         "separate": ("failing_receiver", "starts", "guesses", "deep_pages"),
-        "up": ("silent_receivers", "loops", "slow_readers", "definitions"),
+        "up": ("loops", "slow_readers", "definitions", "tests_of_rules"),
     }.items()
     for name in names
 ]
