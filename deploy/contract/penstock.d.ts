@@ -6,6 +6,26 @@
 //   const isType = <T extends EventType>(event: Envelope, type: T): event is EventOf<T> =>
 //     `${event.event.category}.${event.event.action}` === type;
 
+/** A budget of which a share is used. */
+export interface BudgetReached {
+  /** The budget's id. */
+  budget: string;
+  /** What has an account of its own: `run`, `user`, … */
+  per: string;
+  /** What is used: `cost`, `tokens`, `tool_calls`, `model_calls`, `time` or `same_call`. */
+  dimension: string;
+  /** What is used: millionths of the currency, seconds, or a number. */
+  used: number;
+  /** What may be used, with what people have added. */
+  limit: number;
+  /** The share of the limit that the budget names. */
+  share: number;
+  /** The currency of a cost. */
+  currency?: string | null;
+  /** When the account begins anew: RFC 3339, UTC. */
+  window_ends_at?: string | null;
+}
+
 /** What a call of a model or of a tool cost, when it was made. */
 export interface Cost {
   /** The cost in millionths of the currency. */
@@ -335,10 +355,12 @@ export interface LifecycleCancelled extends Envelope {
     action: "cancelled";
   };
   data: {
-    /** The reason: `user_stop`, `superseded` (a later start of the session interrupted the run), `shutdown` or `approval_expired`. */
+    /** The reason: `user_stop`, `superseded` (a later start of the session interrupted the run), `shutdown`, `approval_expired` or `budget`. */
     reason: string;
     /** The user who cancelled the run. */
     by?: string | null;
+    /** The budget that was used up, where one has ended the run. */
+    budget?: BudgetReached | null;
     /** The step that was running. */
     step?: string | null;
     /** Whether the agent server stopped: it accepted the cancel and ended its stream, closing the connection is its cancel, or it was never called. False: it did not accept the cancel, or did not answer, and may go on working. */

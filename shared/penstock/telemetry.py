@@ -194,6 +194,17 @@ BUDGET_ERRORS = Counter(
 BUDGET_REFUSALS = Counter(
     "penstock_budget_refusals_total", "Starts that a budget has refused", ["budget"]
 )
+BUDGET_SHARE = Gauge(
+    "penstock_budget_used_share",
+    "The greatest share of its limit that is used in any current account of a budget of several "
+    "runs, with what runs have set aside",
+    ["budget"],
+)
+BUDGET_STEPS = Counter(
+    "penstock_budget_steps_total",
+    "Steps of budgets that were carried out: warn, ask or stop",
+    ["budget", "do"],
+)
 # By the name of the document that they are about.
 DOCUMENT_VERSIONS = {"policy": POLICY_VERSION, "budgets": BUDGETS_VERSION}
 DOCUMENTS_REFUSED = {"policy": POLICIES_REFUSED, "budgets": BUDGETS_REFUSED}

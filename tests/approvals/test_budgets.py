@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
+import pytest
 
 from penstock.budgets.account import account_key
 from penstock.budgets.accounts import Accounts
@@ -15,14 +18,29 @@ from penstock.budgets.admission import Admission
 from penstock.budgets.document import RunFacts, from_value
 from penstock.budgets.model import Budget
 from penstock.bus import Bus, messages
-from penstock.bus.records import BudgetAccount, RunRecord, RunSpending
+from penstock.bus.records import (
+    ApprovalRecord,
+    BudgetAccount,
+    CancelCommand,
+    Decided,
+    Decider,
+    DecideRequest,
+    RunRecord,
+    RunSpending,
+)
+from penstock.bus.streams import COMMANDS
+from penstock.bus.subjects import command
 from penstock.settings import Config
+from penstock.web.problems import Problem
+from penstock_approvals.budgets.actions import BudgetActions
 from penstock_approvals.budgets.ledger import BudgetLedger
+from penstock_approvals.budgets.reached import reached
 from penstock_approvals.budgets.spending import Charge, add_events
 from penstock_approvals.service import ApprovalsService
+from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.normalizing import Run
-from support.drive.pipeline import pipeline
+from support.drive.pipeline import Pipeline, pipeline, types
 from support.drive.secured import Secured, bearer, secured
 from support.drive.waiting import eventually
 from support.fakes.raw import agno
@@ -116,7 +134,7 @@ async def test_a_run_is_settled_with_what_it_has_used(
         assert spending is not None
         assert spending.settled
         # what is delivered again changes nothing
-        ledger = BudgetLedger(bus, admission.budgets)
+        ledger = BudgetLedger(bus, admission.budgets, BudgetActions(bus, "test"))
         events = [event for run in runs for event in await run.events()]
         await asyncio.gather(*(ledger.on_event(event) for event in reversed(events)))
         assert await account_of(bus) == account
@@ -126,10 +144,190 @@ async def test_a_run_is_settled_with_what_it_has_used(
         assert await Accounts(bus).read(key) == account
 
 
+PER_RUN: dict[str, Any] = {
+    "version": 1,
+    "budgets": [
+        {
+            "id": "careful",
+            "per": "run",
+            "limit": {"model_calls": 4},
+            "at": [{"share": 0.5, "do": "warn"}, {"share": 1.0, "do": "stop"}],
+        }
+    ],
+}
+ASKS: dict[str, Any] = {
+    **PER_RUN["budgets"][0],
+    "at": [{"share": 1.0, "do": "ask"}],
+    "ask": {"deciders": {"roles": ["leads"]}, "raise": ["2 model_calls", "9 model_calls"]},
+}
+
+
+async def cancel_of(bus: Bus, run: Run) -> CancelCommand:
+    """Wait for the command that cancels the run; return it, and do what a connector does."""
+    subject = command("connector", "cancel", run.run_id)
+    stored = await eventually(lambda: bus.tail(COMMANDS, subject), what="the cancel")
+    cancel = CancelCommand.model_validate_json(stored.payload)
+    claimed = {"calls": True, "cancelled": cancel.facts}
+    await run.writer.write("claim", orjson.dumps(claimed), leg=run.leg)
+    await run.bytes(agno("RunCancelled"))
+    await run.end()
+    return cancel
+
+
+async def test_a_run_is_warned_and_then_stopped(fresh_nats: NatsServer) -> None:
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        bus, admission = penstock.bus, Admission(penstock.bus)
+        await admission.budgets.apply(PER_RUN, "root")
+        run, other = [await admitted(bus, admission) for _ in range(2)]
+        for each in (run, other):
+            await each.open(user_id="ada")
+            await each.bytes(agno("RunStarted") + call())
+        await run.bytes(call())
+        events = await penstock.events_until(run.run_id, "system.warning")
+        assert (
+            events[-1].data["message"] == "50% of the budget careful is used: 4 model_calls per run"
+        )
+        assert events[-1].data["code"] == "budget"
+        await run.bytes(call() + call())
+        await cancel_of(bus, run)
+        cancelled = (await penstock.ended(run.run_id))[-1]
+        assert cancelled.type == "lifecycle.cancelled"
+        assert (cancelled.data["reason"], cancelled.data["by"]) == ("budget", "policy")
+        assert cancelled.data["confirmed"] is True
+        assert cancelled.data["budget"] == {
+            "budget": "careful",
+            "per": "run",
+            "dimension": "model_calls",
+            "used": 4,
+            "limit": 4,
+            "share": 1.0,
+        }
+        await other.bytes(agno("RunCompleted", content="x"))
+        await other.end()
+        ended = types(await penstock.ended(other.run_id))
+        assert ended[-1] == "lifecycle.completed", "another run has a budget of its own"
+        assert "system.warning" not in ended
+
+
+async def asked(penstock: Pipeline, document: dict[str, Any]) -> tuple[Run, ApprovalRecord]:
+    """Return a run that asks for more of its budget."""
+    bus, admission = penstock.bus, Admission(penstock.bus)
+    await admission.budgets.apply({"version": 1, "budgets": [document]}, "root")
+    run = await admitted(bus, admission)
+    await run.open(user_id="ada")
+    await run.bytes(agno("RunStarted") + call() * 4)
+    await cancel_of(bus, run)
+    *_, paused = await penstock.events_until(run.run_id, "lifecycle.paused")
+    return run, await penstock.approval(paused.data["approval_id"])
+
+
+def vote(record: ApprovalRecord, decision: str, value: str | None = None) -> DecideRequest:
+    who = Decider(name="grace", roles=["leads"], scopes=["decide"])
+    item = {"item_id": "budget", "decision": decision, "value": value}
+    return DecideRequest(decider=who, digest=record.digest, items=[Decided.model_validate(item)])
+
+
+async def test_people_raise_the_limit_and_the_run_goes_on_until_it_asks_again(
+    fresh_nats: NatsServer,
+) -> None:
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        bus = penstock.bus
+        run, record = await asked(penstock, ASKS)
+        [item] = record.items
+        assert item["kind"] == "budget"
+        assert item["args"]["budget"] == "careful"
+        assert "4 model_calls of 4 model_calls are used" in item["description"]
+        assert item["input_schema"]["enum"] == ["2 model_calls", "9 model_calls"]
+        requester = vote(record, "approve").model_copy(
+            update={"decider": Decider(name="ada", scopes=["decide"])}
+        )
+        assert (await penstock.ask(record.approval_id, requester)).status == 403
+        wrong = await penstock.ask(record.approval_id, vote(record, "approve", "1000 tokens"))
+        assert wrong.status == 422, "only what is offered"
+        taken = await penstock.ask(record.approval_id, vote(record, "approve", "2 model_calls"))
+        assert taken.status == 200, taken.detail
+        subject = command("connector", "continue", run.run_id)
+        await eventually(lambda: bus.tail(COMMANDS, subject), what="the continue")
+        # what a connector does: another request to the agent server
+        run.leg = 2
+        facts = {"agent": "a", "approval_id": record.approval_id, "items": []}
+        await run.writer.write("open", orjson.dumps(facts), leg=2)
+        await run.bytes(agno("RunStarted") + call())
+        await penstock.events_until(run.run_id, lambda each: each.leg == 2 and "usage" in each.type)
+        account = await account_of(bus)
+        assert [each.value for each in account.raises.values()] == [2]
+        await bus.api("STREAM.PURGE.COMMANDS", None)
+        await run.bytes(call())
+        again = await cancel_of(bus, run)
+        assert again.ask is not None
+        assert (again.budget or {})["limit"] == 6
+        events = await penstock.events_until(
+            run.run_id, lambda each: each.leg == 2 and each.type == "lifecycle.paused"
+        )
+    assert types(events).count("lifecycle.resumed") == 1
+    assert "lifecycle.cancelled" not in types(events)
+    assert events[-1].data["approval_id"] != record.approval_id
+
+
+async def test_a_rejection_ends_the_run_with_the_budget(fresh_nats: NatsServer) -> None:
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        run, record = await asked(penstock, ASKS)
+        assert (await penstock.ask(record.approval_id, vote(record, "reject"))).status == 200
+        async with pipeline(fresh_nats.url, Config(), (ConnectorService,)):
+            cancelled = (await penstock.ended(run.run_id))[-1]
+    assert cancelled.type == "lifecycle.cancelled"
+    assert (cancelled.data["reason"], cancelled.data["by"]) == ("budget", "grace")
+    assert cancelled.data["budget"]["used"] == 4
+
+
+async def test_a_deadline_that_passes_is_told_as_a_deadline(fresh_nats: NatsServer) -> None:
+    document = {**ASKS, "ask": {**ASKS["ask"], "deadline": "3s"}}
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        run, _ = await asked(penstock, document)
+        async with pipeline(fresh_nats.url, Config(), (ConnectorService,)):
+            events = await penstock.ended(run.run_id)
+    assert types(events)[-2:] == ["approval.expired", "lifecycle.cancelled"]
+    assert events[-1].data["reason"] == "approval_expired"
+    assert events[-1].data["budget"]["budget"] == "careful"
+
+
+async def test_a_run_that_is_silent_is_stopped_when_its_time_is_over(
+    fresh_nats: NatsServer,
+) -> None:
+    document = {**PER_RUN["budgets"][0], "limit": {"time": "2s"}}
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        bus, admission = penstock.bus, Admission(penstock.bus)
+        await admission.budgets.apply({"version": 1, "budgets": [document]}, "root")
+        run = await admitted(bus, admission)
+        await run.open(user_id="ada")
+        await run.bytes(agno("RunStarted"))
+        began = time.monotonic()
+        cancel = await cancel_of(bus, run)
+        assert time.monotonic() - began > 1.5
+        assert (cancel.budget or {})["dimension"] == "time"
+
+
+async def test_all_runs_of_a_user_are_stopped_together(fresh_nats: NatsServer) -> None:
+    document = {**PER_RUN["budgets"][0], "per": "user"}
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        bus, admission = penstock.bus, Admission(penstock.bus)
+        await admission.budgets.apply({"version": 1, "budgets": [document]}, "root")
+        first, second = [await admitted(bus, admission) for _ in range(2)]
+        for each in (first, second):
+            await each.open(user_id="ada")
+        await first.bytes(agno("RunStarted") + call() * 4)
+        for each in (first, second):
+            await cancel_of(bus, each)
+            cancelled = (await penstock.ended(each.run_id))[-1]
+            assert cancelled.data["reason"] == "budget"
+        with pytest.raises(Problem, match="nothing left"):
+            await admitted(bus, admission)
+
+
 def event(sequence: int, type_: str, at: str, **data: Any) -> dict[str, Any]:
     category, _, action = type_.partition(".")
     named = {"category": category, "action": action}
-    return {"sequence": sequence, "timestamp": at, "event": named, "data": data}
+    return {"sequence": sequence, "timestamp": at, "event": named, "data": data, "leg": 1}
 
 
 def limited(**fields: Any) -> Budget:
@@ -154,6 +352,26 @@ def test_time_is_what_a_run_is_under_way_and_not_what_it_waits_for_people() -> N
     assert account == {"tokens": 0, "time": 65}
     assert spending.ended
     assert add_events(spending, events, 99, charges) == spending, "a repeat adds nothing"
+
+
+def test_an_agent_that_repeats_itself_is_found() -> None:
+    budget = limited(limit={"same_call": 3})
+    facts = RunFacts("r", agent="a", user="u", session_id="s")
+    at, same = "2026-11-27T10:00:00.000Z", {"tool": "t", "args": {"b": 1, "a": [2]}}
+    events = [event(n, "llm.tool_call", at, **same) for n in (1, 3)]
+    events.insert(1, event(2, "llm.tool_call", at, tool="t", args={"b": 2, "a": [2]}))
+    key = account_key(budget, facts, datetime.fromisoformat(at))
+    account = BudgetAccount(budget="b", per="run", subject="r")
+
+    def found(spending: RunSpending) -> list[tuple[str, int]]:
+        steps = reached(budget, key, account, spending, is_own=True)
+        return [(each.dimension, each.used) for each in steps]
+
+    spending = add_events(RunSpending(run_id="r"), events, 3, [Charge(budget, facts)])
+    assert found(spending) == []
+    third = event(4, "llm.tool_call", at, tool="t", args={"a": [2], "b": 1})
+    spending = add_events(spending, [third], 4, [Charge(budget, facts)])
+    assert found(spending) == [("same_call", 3)]
 
 
 def test_a_run_counts_in_the_window_of_each_of_its_events() -> None:

@@ -34,6 +34,9 @@ async def penstock(
         {"id": "team", "agent": "demo-team", "kind": "team", **agno},
         {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
         {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
+        # the budgets of test_budgets.py match these only
+        {"id": "runaway", "agent": "demo-agent", **agno},
+        {"id": "runaway-adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
         {"id": "nobody", "protocol": "adk", "url": "http://127.0.0.1:1", "agent": "gone"},
     ]
     folder = tmp_path_factory.mktemp("penstock")

@@ -16,6 +16,7 @@ from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscription, streams
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
+from penstock.bus.subjects import due, run_id_of
 from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
 from penstock.tracing import requests
@@ -26,7 +27,8 @@ from penstock_approvals.api.policy import BudgetsApi, PolicyApi
 from penstock_approvals.api.requests import Requests
 from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.trail import ApprovalAudit
-from penstock_approvals.budgets.ledger import CONSUMER, SWEEP_S, BudgetLedger
+from penstock_approvals.budgets.actions import BudgetActions
+from penstock_approvals.budgets.ledger import BUDGET, CONSUMER, SWEEP_S, BudgetLedger
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.lifecycle.deadlines import DUE, approval_of
 from penstock_approvals.lifecycle.decisions import Approvals
@@ -37,6 +39,7 @@ from penstock_approvals.store.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
+DUE_OF_BUDGETS = due("approvals", f"{BUDGET}.")
 ANCHOR_S = 600.0  # Seconds between two checks whether today's anchor exists.
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
@@ -64,11 +67,17 @@ class ApprovalsService(Service):
         )
         self._anchors = Anchors(self.bus, settings.audit_keys)
         self._policies = Policies(self.bus, settings.policy)
-        self._approvals = Approvals(
-            self.bus, context.pod, audit, self._policies, require_digest=settings.require_digest
-        )
         self._budgets = CurrentBudgets(self.bus)
-        self._budget_ledger = BudgetLedger(self.bus, self._budgets)
+        self._approvals = Approvals(
+            self.bus,
+            context.pod,
+            audit,
+            self._policies,
+            self._budgets,
+            require_digest=settings.require_digest,
+        )
+        actions = BudgetActions(self.bus, context.pod)
+        self._budget_ledger = BudgetLedger(self.bus, self._budgets, actions)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: list[Subscription] = []
         # requests over NATS that are handled now, and decisions that are being sent
@@ -122,6 +131,9 @@ class ApprovalsService(Service):
         self.consume_replays(self._approvals.on_event)
 
     async def _on_due(self, stored: Stored) -> None:
+        if stored.subject.startswith(DUE_OF_BUDGETS):
+            await self._budget_ledger.on_due(run_id_of(stored.subject))
+            return
         await self._approvals.on_due(approval_of(stored.payload))
 
     async def drain(self, grace_s: float) -> None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, cast
 from zoneinfo import ZoneInfo
 
 from penstock.budgets.document import RunFacts
-from penstock.budgets.model import Budget, Per, Window
-from penstock.bus.records import AccountRun, BudgetAccount
+from penstock.budgets.model import Budget, Dimension, Per, Window
+from penstock.bus.records import AccountRaise, AccountRun, BudgetAccount
 from penstock.bus.subjects import key_of
 
 # The most runs that may be in an account at once: each change writes all of them.
 MAX_RUNS: Final = 4000
+SAME_CALL: Final = "same_call"
 
 
 def subject_of(per: Per, facts: RunFacts) -> str:
@@ -152,6 +153,26 @@ def settle(account: BudgetAccount, run_id: str, at: str, amounts: Mapping[str, i
         account.runs.pop(run_id, None)
         account.settled[run_id] = at
         account.used = _sum(account.used, [amounts])
+
+
+def limit_of(account: BudgetAccount, budget: Budget, run_id: str, dimension: str) -> int:
+    """Return what may be used in one dimension, with what people have added: for one run, or in the
+    account of a run for all runs in it."""
+    limit = budget.limit.same_call or 0 if dimension == SAME_CALL else 0
+    limit = limit or budget.limit.amounts[cast(Dimension, dimension)]
+    return limit + sum(
+        each.value
+        for each in account.raises.values()
+        if each.dimension == dimension and (budget.per == "run" or each.run_id == run_id)
+    )
+
+
+def raise_limit(
+    account: BudgetAccount, approval_id: str, run_id: str, dimension: str, value: int
+) -> None:
+    """Raise a limit as an approval says; a repeat changes nothing."""
+    made = AccountRaise(run_id=run_id, dimension=dimension, value=value)
+    account.raises.setdefault(approval_id, made)
 
 
 def drop(account: BudgetAccount, run_id: str) -> None:

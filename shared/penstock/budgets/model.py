@@ -53,11 +53,13 @@ class Amount(NamedTuple):
         return shown(self.dimension, self.value, self.currency)
 
 
-def shown(dimension: Dimension, value: int, currency: str | None = None) -> str:
+def shown(dimension: str, value: int, currency: str | None = None) -> str:
     """Return an amount for people, such as `1.50 EUR`, `400000 tokens` or `90s`."""
     if dimension == "cost":
         return str(Money(value, currency or ""))
-    return f"{value}s" if dimension == "time" else f"{value} {dimension}"
+    if dimension == "time":
+        return f"{value} s"
+    return f"{value} times the same call" if dimension == "same_call" else f"{value} {dimension}"
 
 
 def _money(value: Any) -> Money:

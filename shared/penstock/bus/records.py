@@ -178,6 +178,19 @@ class CancelCommand(Record):
     run_id: str
     by: str = "anonymous"
     reason: str = "user_stop"
+    leg: int | None = Field(None, description="Only this leg is cancelled, and no later one")
+    budget: dict[str, Any] | None = Field(
+        None, description="Of a budget that is used up: `lifecycle.cancelled` has it"
+    )
+    ask: dict[str, Any] | None = Field(
+        None,
+        description="The leg is cancelled, and the run then asks for an approval with this item",
+    )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the run's events and source frames have of the cancel."""
+        return self.model_dump(include={"by", "reason", "budget", "ask"}, exclude_none=True)
 
 
 class RunRecord(Record):
@@ -260,6 +273,14 @@ class AccountRun(Record):
     used: dict[str, int] = {}
 
 
+class AccountRaise(Record):
+    """By how much people have raised a limit, for one run."""
+
+    run_id: str
+    dimension: str
+    value: int
+
+
 class BudgetAccount(Record):
     """KV `budgets`, key `account.<hash>`: what is used of a budget by a run, a user, …, in one
     window."""
@@ -272,6 +293,7 @@ class BudgetAccount(Record):
     used: dict[str, int] = Field({}, description="By runs that have ended")
     runs: dict[str, AccountRun] = Field({}, description="The runs that are open")
     settled: dict[str, str] = Field({}, description="Runs that have just ended, and when")
+    raises: dict[str, AccountRaise] = Field({}, description="By the approval's id")
 
 
 class RunSpending(Record):
@@ -284,6 +306,11 @@ class RunSpending(Record):
     counted_to: str | None = Field(
         None, description="The time up to which the run's time is counted; None while it waits"
     )
+    calls: dict[str, int] = Field(
+        {}, description="How often each tool was called with the same arguments, by their digest"
+    )
+    leg: int = 1
+    done: list[str] = Field([], description="The steps of budgets that were carried out")
     ended: bool = False
     settled: bool = Field(False, description="All accounts have what the ended run has used")
 
@@ -535,6 +562,11 @@ class ApprovalRecord(Record):
         """The trace context of the approval's span, in the run's trace; None without a trace."""
         return spans.of_approval(self.traceparent, self.run_id, self.approval_id)
 
+    @property
+    def is_of_budget(self) -> bool:
+        """Whether the run asks to use more of a budget. A rejection then ends the run."""
+        return any(item.get("kind") == "budget" for item in self.items)
+
     def decided_items(self) -> list[Decided]:
         """Return the decision of each item, with the note of the whole decision if it has none. The
         list is empty while there is no decision."""
@@ -550,6 +582,8 @@ class ApprovalRecord(Record):
         """Return the command to a connector that carries the decision out. Returns None while there
         is no decision, and for the run of a workflow."""
         if self.target == "workflows" or self.decision is None or not self.decided_items():
+            return None
+        if self.is_of_budget and self.decision.outcome == "rejected":
             return None
         return ContinueCommand(
             run_id=self.run_id,

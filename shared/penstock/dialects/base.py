@@ -126,6 +126,7 @@ PauseKind = Literal[
     "selection",
     "review",
     "long_running",
+    "budget",
 ]
 
 

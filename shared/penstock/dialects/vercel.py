@@ -34,7 +34,7 @@ DONE: Final = b"[DONE]"
 
 # The kinds of items that a client answers with yes or no. An item of another kind needs a value,
 # which an approval response of the SDK cannot carry.
-CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
+CONFIRMATIONS: Final = frozenset({"confirmation", "review", "budget"})
 _SETTLED: Final = {
     "approval.decided": "decided",
     "approval.expired": "expired",

@@ -193,6 +193,24 @@ class Failed(Data, title="Run failed"):
     retryable: bool | None = Field(default=None, description="Whether a new run may succeed.")
 
 
+class BudgetReached(Model):
+    """A budget of which a share is used."""
+
+    budget: str = Field(description="The budget's id.")
+    per: str = Field(description="What has an account of its own: `run`, `user`, …")
+    dimension: str = Field(
+        description="What is used: `cost`, `tokens`, `tool_calls`, `model_calls`, `time` or "
+        "`same_call`."
+    )
+    used: int = Field(description="What is used: millionths of the currency, seconds, or a number.")
+    limit: int = Field(description="What may be used, with what people have added.")
+    share: float = Field(description="The share of the limit that the budget names.")
+    currency: str | None = Field(default=None, description="The currency of a cost.")
+    window_ends_at: str | None = Field(
+        default=None, description="When the account begins anew: RFC 3339, UTC."
+    )
+
+
 class Cancelled(Data, title="Run cancelled"):
     """The run was cancelled. Terminal."""
 
@@ -205,9 +223,12 @@ class Cancelled(Data, title="Run cancelled"):
     )
     reason: str = Field(
         description="The reason: `user_stop`, `superseded` (a later start of the session "
-        "interrupted the run), `shutdown` or `approval_expired`."
+        "interrupted the run), `shutdown`, `approval_expired` or `budget`."
     )
     by: str | None = Field(default=None, description="The user who cancelled the run.")
+    budget: BudgetReached | None = Field(
+        default=None, description="The budget that was used up, where one has ended the run."
+    )
     step: str | None = Field(default=None, description="The step that was running.")
     confirmed: bool = Field(
         description="Whether the agent server stopped: it accepted the cancel and ended its "

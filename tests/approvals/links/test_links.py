@@ -266,6 +266,29 @@ async def test_an_answer_that_does_not_fit_is_kept_in_the_form(penstock: Secured
     assert decided.items[0].value == {"city": "Rome"}
 
 
+async def test_a_budget_is_raised_by_one_of_the_amounts_that_the_page_offers(
+    penstock: Secured,
+) -> None:
+    amounts = ["1.00 EUR", "5.00 EUR"]
+    item = {
+        "item_id": "budget",
+        "kind": "budget",
+        "description": "May it use more?",
+        "args": {"budget": "researcher-run", "used": 2_000_000},
+        "input_schema": {"type": "string", "enum": amounts},
+    }
+    _, approval_id = await paused(penstock, items=[item])
+    path = await linked(penstock, approval_id)
+    shown, _ = await opened(penstock, path)
+    assert "<option>1.00 EUR</option><option>5.00 EUR</option></select>" in shown
+    assert 'value="reject"' in shown
+    assert (await act(penstock, path, **{"value-0": "500.00 EUR"})).status_code == 422
+    assert (await act(penstock, path, **{"value-0": "5.00 EUR"})).status_code == 303
+    decided = (await record(penstock, approval_id)).decision
+    assert decided is not None
+    assert decided.items[0].value == "5.00 EUR"
+
+
 async def test_a_request_that_is_too_large_to_show_cannot_be_decided_here(
     penstock: Secured,
 ) -> None:

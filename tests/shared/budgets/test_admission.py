@@ -23,6 +23,7 @@ from penstock.runs.start import Origin, Start, Starter
 from penstock.settings import AgnoAgent
 from penstock.web.auth.identity import RunUser
 from penstock.web.problems import Problem
+from penstock_approvals.budgets.actions import BudgetActions
 from penstock_approvals.budgets.ledger import BudgetLedger
 from support.drive.bus import connected
 from support.real.nats import NatsServer
@@ -178,7 +179,7 @@ async def test_an_entry_of_a_run_that_was_never_started_is_removed(
             record.status = "failed"
 
         await bus.bucket("runs").change(ended, RunRecord, end)
-        ledger = BudgetLedger(bus, budgets)
+        ledger = BudgetLedger(bus, budgets, BudgetActions(bus, "test"))
         await ledger.sweep()
         assert set((await account_of(bus)).runs) == {started, ended, lost}, "they may be under way"
         monkeypatch.setattr(type(bus.clock), "age_s", lambda self, at: 1000.0)

@@ -16,24 +16,29 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import orjson
 
-from penstock.budgets.account import account_key, drop, forget, new_account, put, settle
+from penstock import telemetry
+from penstock.budgets.account import account_key, committed, drop, forget, new_account, put, settle
 from penstock.budgets.accounts import BUCKET, KEPT_S, Accounts
 from penstock.budgets.admission import ABANDONED_S, CurrentBudgets
 from penstock.budgets.document import RunFacts
-from penstock.bus import Bus, Consumer, Retry, Stored, messages, streams
+from penstock.bus import Bus, Consumer, Retry, Stored, messages, streams, subjects
 from penstock.bus.read.direct import between
 from penstock.bus.records import ENDED, BudgetAccount, RunRecord, RunSpending
 from penstock.bus.subjects import event, run_id_of
 from penstock.bus.write import objects
+from penstock.bus.write.schedules import schedule
 from penstock.events import TERMINAL
-from penstock_approvals.budgets.spending import Charge, add_events
+from penstock_approvals.budgets.actions import BudgetActions
+from penstock_approvals.budgets.reached import reached, seconds_to_next_step
+from penstock_approvals.budgets.spending import Charge, add_events, tick
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +51,9 @@ CONSUMER: Final = Consumer(
     durable="approvals-budgets",
     subjects=tuple(f"{type_}.*" for type_ in TYPES),
 )
+SERVICE: Final = "approvals"
+BUDGET: Final = "budget"  # begins the keys of the schedules of budgets
+DUE_TTL_S: Final = 86_400.0
 REMEMBERED: Final = 10_000  # the most runs whose facts are remembered
 STALE_S: Final = 30.0  # the most seconds between reading a run and entering it in accounts
 FORGET_S: Final = 120.0
@@ -55,9 +63,10 @@ SWEEP_S: Final = 30.0  # seconds between two searches for entries that nothing e
 class BudgetLedger:
     """Adds events to the spending of their runs, and to accounts."""
 
-    def __init__(self, bus: Bus, budgets: CurrentBudgets) -> None:
+    def __init__(self, bus: Bus, budgets: CurrentBudgets, actions: BudgetActions) -> None:
         self._bus = bus
         self._budgets = budgets
+        self._actions = actions
         self._bucket = bus.bucket(BUCKET)
         self._accounts = Accounts(bus)
         # By run: its record if it or a workflow around it has budgets, else None.
@@ -74,53 +83,127 @@ class BudgetLedger:
         if not charges:
             return
         async with self._locks.setdefault(run_id, asyncio.Lock()):
-            spending = await self._add(run_id, stored, charges)
-            await self._enter(spending, charges)
+            spending = await self._changed(run_id, partial(self._with_events, stored, charges))
+            await self._follow(spending, run, charges)
+            if _begins_time(stored.headers.get("ce-type", "")):
+                await self._schedule(spending, charges)
 
-    async def _add(self, run_id: str, stored: Stored, charges: list[Charge]) -> RunSpending:
+    async def on_due(self, run_id: str) -> None:
+        """Count the time of a run that is under way, and act if a step of a budget is reached. A
+        repeat changes nothing. Raises as `on_event`."""
+        run = await self._run(run_id)
+        charges = await self._charges(run) if run is not None else []
+        if run is None or not charges:
+            return
+        await self._bus.clock.refresh()
+
+        async def ticked(spending: RunSpending) -> RunSpending:
+            return tick(spending, self._bus.clock.now(), charges)
+
+        async with self._locks.setdefault(run_id, asyncio.Lock()):
+            spending = await self._changed(run_id, ticked)
+            await self._follow(spending, run, charges)
+            if not spending.ended:
+                await self._schedule(spending, charges)
+
+    async def _follow(self, spending: RunSpending, run: RunRecord, charges: list[Charge]) -> None:
+        """Write the run's amounts into its accounts, and act where a step is reached."""
+        accounts = await self._enter(spending, charges)
+        now = self._bus.clock.now()
+        for charge in charges:
+            key = account_key(charge.budget, charge.facts, now)
+            if (account := accounts.get(key)) is None:
+                continue
+            is_own = charge.budget.per == "run" and charge.facts.run_id == run.run_id
+            for step in reached(charge.budget, key, account, spending, is_own=is_own):
+                mark = step.mark(spending.leg)
+                # A run that has ended may still be the one that has used up what others use, too.
+                if mark in spending.done or (spending.ended and step.step.do != "stop"):
+                    continue
+                await self._actions.carry_out(step, run, charge.facts, spending.leg)
+                await self._changed(run.run_id, partial(_with_mark, mark))
+        if spending.ended and not spending.settled:
+            # The last write: what comes before is done again if the process ends meanwhile.
+            await self._changed(run.run_id, _as_settled)
+
+    async def _changed(
+        self, run_id: str, change: Callable[[RunSpending], Awaitable[RunSpending]]
+    ) -> RunSpending:
+        """Let `change` change the run's record; return the record."""
+        key = f"run.{run_id}"
         while True:
-            entry = await self._bucket.get(f"run.{run_id}")
-            spending = (
+            entry = await self._bucket.get(key)
+            before = (
                 RunSpending.model_validate_json(entry.value)
                 if entry is not None
                 else RunSpending(run_id=run_id)
             )
-            if spending.last >= stored.sequence:
-                return spending
-            stream = streams.events_for(run_id)
-            patterns = [event(type_, run_id) for type_ in TYPES]
-            after = spending.last or int(stored.headers.get(messages.FIRST, stored.sequence)) - 1
-            found = await between(self._bus, stream, patterns, after, stored.sequence)
-            bodies = [await self._body(each) for each in found or [stored]]
-            spending = add_events(spending, bodies, stored.sequence, charges)
+            after = await change(before)
+            if after == before:
+                return after
             revision = entry.revision if entry is not None else 0
             # Nobody needs the record of a run after its last event, and events are kept shorter.
-            ttl_s = KEPT_S if spending.ended else None
-            key = f"run.{run_id}"
-            if await self._bucket.update(key, spending.dump(), revision, ttl_s) is not None:
-                return spending
+            ttl_s = KEPT_S if after.ended else None
+            if await self._bucket.update(key, after.dump(), revision, ttl_s) is not None:
+                return after
 
-    async def _enter(self, spending: RunSpending, charges: list[Charge]) -> None:
-        """Write the run's amounts into its accounts. Raises Retry if the process was too slow."""
-        if spending.settled:
+    async def _with_events(
+        self, stored: Stored, charges: list[Charge], spending: RunSpending
+    ) -> RunSpending:
+        if spending.last >= stored.sequence:
+            return spending
+        run_id = spending.run_id
+        patterns = [event(type_, run_id) for type_ in TYPES]
+        after = spending.last or int(stored.headers.get(messages.FIRST, stored.sequence)) - 1
+        stream = streams.events_for(run_id)
+        found = await between(self._bus, stream, patterns, after, stored.sequence)
+        bodies = [await self._body(each) for each in found or [stored]]
+        return add_events(spending, bodies, stored.sequence, charges)
+
+    async def _schedule(self, spending: RunSpending, charges: list[Charge]) -> None:
+        """Schedule a look at the run for when the next step by time may be reached."""
+        if spending.counted_to is None:
             return
+        now, waits = self._bus.clock.now(), []
+        for charge in charges:
+            if charge.budget.limit.time is None:
+                continue
+            account = await self._accounts.read(account_key(charge.budget, charge.facts, now))
+            account = account or new_account(charge.budget, charge.facts, now)
+            waits.append(seconds_to_next_step(charge.budget, account, spending.run_id))
+        soonest = min((each for each in waits if each is not None), default=None)
+        if soonest is not None:
+            key = f"{BUDGET}.{spending.run_id}-0"
+            subject, target = subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)
+            payload = orjson.dumps({"run_id": spending.run_id})
+            at = now.timestamp() + soonest
+            await schedule(self._bus, subject, target, at, payload, DUE_TTL_S)
+
+    async def _enter(
+        self, spending: RunSpending, charges: list[Charge]
+    ) -> dict[str, BudgetAccount]:
+        """Write the run's amounts into its accounts; return the accounts by key. Raises Retry if
+        the process was too slow."""
+        accounts: dict[str, BudgetAccount] = {}
+        if spending.settled:
+            return accounts
         new, read_s = self._new_accounts(charges), time.monotonic()
         run_id, at = spending.run_id, self._bus.clock.stamp()
         write = settle if spending.ended else put
 
-        def enter(account: BudgetAccount, amounts: Mapping[str, int]) -> bool:
+        def enter(account: BudgetAccount, amounts: Mapping[str, int]) -> BudgetAccount | None:
             if time.monotonic() - read_s > STALE_S:
-                return False
+                return None
             write(account, run_id, at, amounts)
-            return True
+            return account
 
         for key, amounts in spending.accounts.items():
             account = new.get(key) or BudgetAccount(budget="", per="", subject="")
-            if not await self._accounts.change(key, account, partial(enter, amounts=amounts)):
+            entered = await self._accounts.change(key, account, partial(enter, amounts=amounts))
+            if entered is None:
                 raise Retry(0)
-        if spending.ended:
-            key = f"run.{run_id}"
-            await self._bucket.change(key, RunSpending, _mark_settled, ttl_s=KEPT_S)
+            accounts[key] = entered
+        return accounts
 
     def _new_accounts(self, charges: list[Charge]) -> Mapping[str, BudgetAccount]:
         now = self._bus.clock.now()
@@ -168,8 +251,12 @@ class BudgetLedger:
         A run has an entry that no event settles if its window ended before the run began, or if its
         budget was deleted.
         """
+        shares: dict[str, float] = {}
         for entry in await self._bucket.entries("account.*"):
             account = BudgetAccount.model_validate_json(entry.value)
+            share = self._share(account)
+            if share is not None:
+                shares[account.budget] = max(share, shares.get(account.budget, 0.0))
             age_s = self._bus.clock.age_s
             old = [run_id for run_id, run in account.runs.items() if age_s(run.at) > ABANDONED_S]
             for run_id in old:
@@ -179,6 +266,22 @@ class BudgetLedger:
             records = [RunSpending.model_validate_json(each.value) for each in found.values()]
             if settled := [each.run_id for each in records if each.settled]:
                 await self._accounts.change(entry.key, account, partial(forget, run_ids=settled))
+        telemetry.BUDGET_SHARE.clear()
+        for budget_id, share in shares.items():
+            telemetry.BUDGET_SHARE.labels(budget_id).set(share)
+
+    def _share(self, account: BudgetAccount) -> float | None:
+        """Return the share of its limit that is used; None for an account of one run, or of a
+        window that is over."""
+        budget = self._budgets.current.by_id.get(account.budget)
+        if budget is None or budget.per == "run":
+            return None
+        ends_at = account.ends_at
+        if ends_at is not None and datetime.fromisoformat(ends_at) <= self._bus.clock.now():
+            return None
+        total = committed(account)
+        shares = (total.get(name, 0) / each for name, each in budget.limit.amounts.items())
+        return max(shares, default=None)
 
     async def _sweep_run(self, key: str, account: BudgetAccount, run_id: str) -> None:
         record = await self._bus.bucket("runs").load(run_id, RunRecord)
@@ -204,5 +307,13 @@ def facts_of(run: RunRecord) -> RunFacts:
     )
 
 
-def _mark_settled(spending: RunSpending) -> None:
-    spending.settled = True
+def _begins_time(type_: str) -> bool:
+    return type_ in ("lifecycle.started", "lifecycle.resumed")
+
+
+async def _as_settled(spending: RunSpending) -> RunSpending:
+    return spending.model_copy(update={"settled": True})
+
+
+async def _with_mark(mark: str, spending: RunSpending) -> RunSpending:
+    return spending.model_copy(update={"done": [*spending.done, mark]})

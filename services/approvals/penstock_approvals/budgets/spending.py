@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+
+import orjson
 
 from penstock.budgets.account import account_key
 from penstock.budgets.document import RunFacts
@@ -13,6 +16,7 @@ from penstock.budgets.model import Budget
 from penstock.bus.records import RunSpending
 from penstock.events import TERMINAL
 
+MAX_CALLS: Final = 100  # the most different calls of tools that a run's record counts
 _ADDED_UP: Final = ("input_tokens", "output_tokens", "total_tokens")
 
 
@@ -44,9 +48,19 @@ def add_events(
 
 def _add(spending: RunSpending, event: Mapping[str, Any], charges: Sequence[Charge]) -> None:
     type_ = f"{event['event']['category']}.{event['event']['action']}"
-    at = datetime.fromisoformat(event["timestamp"])
-    spent = _spent(spending, type_, event["data"], at)
+    spending.leg = event["leg"]
     spending.ended = spending.ended or type_ in TERMINAL
+    _count(spending, type_, event["data"], datetime.fromisoformat(event["timestamp"]), charges)
+
+
+def _count(
+    spending: RunSpending,
+    type_: str,
+    data: Mapping[str, Any],
+    at: datetime,
+    charges: Sequence[Charge],
+) -> None:
+    spent = _spent(spending, type_, data, at)
     for charge in charges:
         account = spending.accounts.setdefault(account_key(charge.budget, charge.facts, at), {})
         for name in charge.budget.limit.amounts:
@@ -65,6 +79,7 @@ def _spent(
                 spent[f"cost {cost['currency']}"] = cost["micros"]
         case "llm.tool_call":
             spent = {"tool_calls": 1}
+            _count_call(spending, data)
         case _:
             spent = {}
     if spending.counted_to is not None:
@@ -73,6 +88,24 @@ def _spent(
         spent["time"] = max(0, int((at - since).total_seconds()))
     _move_clock(spending, type_, at, spent.get("time", 0))
     return spent
+
+
+def _count_call(spending: RunSpending, data: Mapping[str, Any]) -> None:
+    """Count how often this tool was called with these arguments. The calls that were made last are
+    kept: an agent that repeats itself does so soon."""
+    called = [data["tool"], data["args"], data.get("args_text")]
+    canonical = orjson.dumps(called, option=orjson.OPT_SORT_KEYS)
+    digest = hashlib.sha256(canonical).hexdigest()[:16]
+    spending.calls[digest] = spending.calls.pop(digest, 0) + 1
+    if len(spending.calls) > MAX_CALLS:
+        del spending.calls[next(iter(spending.calls))]
+
+
+def tick(spending: RunSpending, now: datetime, charges: Sequence[Charge]) -> RunSpending:
+    """Return the spending with the time of a run that is under way, counted up to now."""
+    added = spending.model_copy(deep=True)
+    _count(added, "", {}, now, charges)
+    return added
 
 
 def _move_clock(spending: RunSpending, type_: str, at: datetime, counted_s: int) -> None:

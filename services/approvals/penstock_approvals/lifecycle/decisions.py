@@ -15,6 +15,7 @@ from typing import Final
 import orjson
 
 from penstock import telemetry
+from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import Bus, Stored
 from penstock.bus.records import (
     ENDED,
@@ -48,7 +49,7 @@ from penstock_approvals.outcomes.automatic import (
 )
 from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with_vote
 from penstock_approvals.policy.deciding_rights import person_of
-from penstock_approvals.policy.rulings import Question, Ruling
+from penstock_approvals.policy.rulings import Question, Ruling, asked_by_budget
 from penstock_approvals.runs.announcements import Announcements
 from penstock_approvals.runs.events import WORKFLOWS, request_events
 from penstock_approvals.store.policies import Policies
@@ -68,11 +69,13 @@ class Approvals:
         pod: str,
         audit: ApprovalAudit | None = None,
         policies: Policies | None = None,
+        budgets: CurrentBudgets | None = None,
         *,
         require_digest: bool = False,
     ) -> None:
         self._bus = bus
         self._policies = policies or Policies(bus)
+        self._budgets = budgets or CurrentBudgets(bus)
         self._require_digest = require_digest
         self._deadlines = Deadlines(bus)
         self.records = ApprovalRecords(bus)
@@ -230,7 +233,10 @@ class Approvals:
         With `ask`, people are asked even if the policy would decide. `until` is the time until
         which the run waits; None if it waits for ever.
         """
-        ruling = await self._ruling(await self._question(record, run), run.tenant_user)
+        if record.is_of_budget:
+            ruling = asked_by_budget(record.items, self._budgets.current, self._bus.clock.now())
+        else:
+            ruling = await self._ruling(await self._question(record, run), run.tenant_user)
         for result in ruling.results:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()

@@ -18,6 +18,7 @@ from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock.tracing import spans
 from penstock_approvals.audit.trail import ApprovalAudit
+from penstock_approvals.budgets.raises import BudgetRaises
 from penstock_approvals.lifecycle.deadlines import Deadlines
 from penstock_approvals.outcomes.automatic import (
     CANCEL_REASON,
@@ -65,6 +66,7 @@ class Outbox:
     ) -> None:
         self._bus = bus
         self._deadlines = deadlines
+        self._raises = BudgetRaises(bus)
         self._audit = audit
         self._bucket = bus.bucket(BUCKET)
         self._records = records
@@ -105,6 +107,8 @@ class Outbox:
             # service. This report takes the place of the command.
             await self._audit.sent(record)
         elif continuing is not None:
+            if record.is_of_budget:
+                await self._raises.carry_out(record)
             payload = await objects.wrap(
                 self._bus, f"{record.approval_id}.continue", continuing.dump()
             )
@@ -112,11 +116,17 @@ class Outbox:
             headers = {"Nats-Msg-Id": record.approval_id}
             await self._bus.publisher.publish(Message(subject, payload, headers))
             await self._audit.sent(record)
+        elif record.is_of_budget and record.decision is not None:
+            await self._cancel(record, record.decision.by, "budget")
         elif deadline_consequence(record) is Consequence.CANCEL:
-            cancel = CancelCommand(run_id=record.run_id, by=POLICY, reason=CANCEL_REASON)
-            subject = command(record.target or "connector", "cancel", record.run_id)
-            headers = {"Nats-Msg-Id": f"{record.approval_id}.expired"}
-            await self._bus.publisher.publish(Message(subject, cancel.dump(), headers))
+            await self._cancel(record, POLICY, CANCEL_REASON)
+
+    async def _cancel(self, record: ApprovalRecord, by: str, reason: str) -> None:
+        budget = record.items[0]["args"] if record.is_of_budget else None
+        cancel = CancelCommand(run_id=record.run_id, by=by, reason=reason, budget=budget)
+        subject = command(record.target or "connector", "cancel", record.run_id)
+        headers = {"Nats-Msg-Id": f"{record.approval_id}.expired"}
+        await self._bus.publisher.publish(Message(subject, cancel.dump(), headers))
 
     async def sweep(self) -> None:
         """Handle every entry. An entry that cannot be handled does not block the other entries.

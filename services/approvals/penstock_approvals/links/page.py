@@ -220,6 +220,13 @@ def _field(number: int, item: Mapping[str, Any], entered: str) -> str:
     label = f'<label for="{name}">Answer for {what} (JSON, or text)</label>'
     if item.get("kind") == "credential":
         return f'{label}<input id="{name}" name="{name}" type="password">'
+    if item.get("kind") == "budget":
+        options = "".join(
+            f"<option{' selected' if each == entered else ''}>{visible(each, lines=False)}</option>"
+            for each in item["input_schema"]["enum"]
+        )
+        label = f'<label for="{name}">Raise the limit by</label>'
+        return f'{label}<select id="{name}" name="{name}">{options}</select>'
     return f'{label}<textarea id="{name}" name="{name}" rows="3">{visible(entered)}</textarea>'
 
 

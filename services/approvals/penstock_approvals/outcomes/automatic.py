@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
 from penstock_approvals.outcomes.rules import outcome
-from penstock_approvals.policy.model import ANSWERED_ONLY, NEEDS_VALUE
+from penstock_approvals.policy.model import CANCELS, NEEDS_VALUE
 
 POLICY: Final = "policy"  # the decider of automatic decisions
 CANCEL_REASON: Final = "approval_expired"
@@ -37,7 +37,7 @@ def deadline_consequence(record: ApprovalRecord) -> Consequence:
     is_rejected = any(each.outcome == "reject" for each in record.rulings)
     if record.on_deadline == "approve" and not kinds & NEEDS_VALUE and not is_rejected:
         return Consequence.APPROVE
-    return Consequence.CANCEL if kinds & ANSWERED_ONLY else Consequence.REJECT
+    return Consequence.CANCEL if kinds & CANCELS else Consequence.REJECT
 
 
 def expiring_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:

@@ -57,7 +57,8 @@ def _misfit_of(asked: dict[str, Any], item: Decided) -> str | None:
     if kind not in NEEDS_VALUE:
         return None
     if item.value is None:
-        return f" ({kind}) needs a value"
+        # Without a choice, a budget is raised by the first amount that it offers.
+        return None if kind == "budget" else f" ({kind}) needs a value"
     # On an ADK server, an answer that does not fit would make the session unusable for ever.
     schema = asked.get("input_schema")
     reason = misfit(schema, item.value) if schema else None

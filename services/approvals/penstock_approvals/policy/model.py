@@ -24,7 +24,9 @@ KINDS: Final = frozenset(get_args(PauseKind))  # the kinds of items
 # The kinds of items that a person can only answer, because the upstreams' protocols have no form
 # for a rejection.
 ANSWERED_ONLY: Final = frozenset({"input", "feedback", "selection", "credential"})
-NEEDS_VALUE: Final = ANSWERED_ONLY | {"external", "long_running"}
+NEEDS_VALUE: Final = ANSWERED_ONLY | {"external", "long_running", "budget"}
+# The kinds of items after whose deadline the run is cancelled.
+CANCELS: Final = ANSWERED_ONLY | {"budget"}
 MAX_RULES: Final = 1000
 MAX_NEED: Final = 100
 

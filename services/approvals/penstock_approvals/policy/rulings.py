@@ -21,6 +21,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal
 
+from penstock.budgets.document import Budgets
+from penstock.budgets.model import Asking
 from penstock.bus.records import (
     Deciders,
     Escalation,
@@ -308,6 +310,26 @@ class Policy:
             ],
             results=results,
         )
+
+
+def asked_by_budget(items: Sequence[Mapping[str, Any]], budgets: Budgets, now: datetime) -> Ruling:
+    """Return the ruling on a pause for a budget: people are asked on the budget's own terms. The
+    requester is asked about a budget that was deleted meanwhile."""
+    [item] = items
+    budget = budgets.by_id.get(str(item["args"]["budget"]))
+    asking = budget.ask if budget is not None else Asking()
+    rule_id = f"budget:{item['args']['budget']}"
+    return Ruling(
+        outcome="ask",
+        policy=PolicyRef(rule_id=rule_id, version=budgets.version, digest=budgets.digest),
+        deciders=[_deciders(asking.deciders)],
+        need=asking.need,
+        expires_at=_stamp(now, asking.deadline) if asking.deadline is not None else None,
+        on_deadline="leave" if asking.on_deadline == "leave" else "reject",
+        escalate=[],
+        items=[ItemRuling(item_id=str(item["item_id"]), rule_id=rule_id, outcome="ask")],
+        results=[],
+    )
 
 
 def _without_requester(terms: Terms) -> Terms:

@@ -15,7 +15,14 @@ from penstock.bus import BusUnavailable, OutcomeUnknown, Retry, Stored
 from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import control
 from penstock_connector.commands.shared import CommandContext
-from penstock_connector.state.run_state import CLOSED, end_event, holder_of, kind_of
+from penstock_connector.state.run_state import (
+    CLOSED,
+    end_event,
+    holder_of,
+    is_over,
+    kind_of,
+    leg_of,
+)
 from penstock_connector.succession.takeover import DIED
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds to wait for the holder's answer to a request to cancel
@@ -102,6 +109,12 @@ class CancelHandler:
             await self.carry_out(CancelCommand.model_validate_json(stored.payload))
 
     async def carry_out(self, command: CancelCommand) -> None:
+        if command.leg is not None:
+            last = await self._stores.runs.tail(command.run_id)
+            if last is not None and is_over(last, command.leg):
+                if command.ask is None and leg_of(last) == command.leg:
+                    await self._stores.runs.cancel_between_legs(command.run_id, command.facts)
+                return
         seen = await self._read_facts(command)
         await self._actions[choose_action(seen)](command, seen)
 
@@ -140,15 +153,15 @@ class CancelHandler:
 
     async def _end_unstarted(self, command: CancelCommand, seen: CancelFacts) -> None:
         await self._context.claim_as_cancelled(command.run_id)
-        event = end_event("lifecycle.cancelled", **_facts(command), confirmed=True)
+        event = end_event("lifecycle.cancelled", **command.facts, confirmed=True)
         await self._context.open_and_end(command.run_id, event)
 
     async def _cancel_between_legs(self, command: CancelCommand, seen: CancelFacts) -> None:
-        await self._stores.runs.cancel_between_legs(command.run_id, _facts(command))
+        await self._stores.runs.cancel_between_legs(command.run_id, command.facts)
 
     async def _end_uncalled(self, command: CancelCommand, seen: CancelFacts) -> None:
         assert seen.last is not None
-        facts = {"outcome": "cancelled", "confirmed": True, **_facts(command)}
+        facts = {"outcome": "cancelled", "confirmed": True, **command.facts}
         await self._stores.runs.end(command.run_id, seen.last, "end", facts)
 
     async def _take_over(self, command: CancelCommand, seen: CancelFacts) -> None:
@@ -160,7 +173,3 @@ class CancelHandler:
 
     async def _nothing(self, command: CancelCommand, seen: CancelFacts) -> None:
         """Do nothing, because the run has ended."""
-
-
-def _facts(command: CancelCommand) -> dict[str, str]:
-    return {"by": command.by, "reason": command.reason}

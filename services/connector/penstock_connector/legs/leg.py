@@ -26,6 +26,7 @@ import httpx
 
 from penstock import telemetry
 from penstock.bus import FenceConflict, HistoryLost
+from penstock.bus.records import CancelCommand
 from penstock.start_fields import NotAccepted
 from penstock_connector.legs.leg_span import Milestones
 from penstock_connector.legs.leg_stream import LegSpec, LegStream
@@ -52,18 +53,6 @@ from penstock_connector.upstreams.base import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The caller who cancelled the run, and the reason, as the events contain them."""
-
-    by: str
-    reason: str
-
-    @property
-    def facts(self) -> dict[str, str]:
-        return {"by": self.by, "reason": self.reason}
-
-
 @dataclass(slots=True)
 class StopRequests:
     """Requests to stop a leg; they may come at any time and more than once.
@@ -72,13 +61,13 @@ class StopRequests:
     If a leg is both released and abandoned, only the first request counts.
     """
 
-    cancelled: Cancelled | None = None
+    cancelled: CancelCommand | None = None
     is_released: bool = False
     abandoned: str | None = None  # the error for the last frame
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def cancel(self, by: str, reason: str) -> None:
-        self.cancelled = Cancelled(by, reason)
+    def cancel(self, command: CancelCommand) -> None:
+        self.cancelled = command
         self._asked.set()
 
     def release(self) -> None:
@@ -274,13 +263,17 @@ class Leg:
 
     def _cancelled(self, *, confirmed: bool) -> Outcome:
         asked = self.stop_requests.cancelled
-        return ended_as_cancelled(dict(asked.facts) if asked else {}, confirmed=confirmed)
+        return ended_as_cancelled(asked.facts if asked else {}, confirmed=confirmed)
 
     async def _cancel(self, streaming: asyncio.Task[Outcome]) -> Outcome:
         """Ask the agent server to stop; if it does not end the stream, close the connection."""
         closes_at = time.monotonic() + self.spec.resources.settings.cancel_grace_s
         if not self._may_have_called:
             await stop(streaming)
+        cancelled = self.stop_requests.cancelled
+        if cancelled is not None and cancelled.budget is not None and self._may_have_called:
+            # The agent server's own event about the cancel does not know the budget.
+            await self.writer.claim(cancelled=cancelled.facts)
         answer = await self._ask_to_cancel()
         confirmed = answer is CancelAnswer.NOT_CALLED or (
             answer is CancelAnswer.BY_CLOSING and self._closing_stops_the_run

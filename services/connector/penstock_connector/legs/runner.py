@@ -23,7 +23,7 @@ from penstock.settings import ServerAgent
 from penstock.tracing import spans
 from penstock_connector.legs.body import Flush
 from penstock_connector.legs.diagnosis import Diagnosis
-from penstock_connector.legs.leg import Cancelled, Leg
+from penstock_connector.legs.leg import Leg
 from penstock_connector.legs.leg_span import span_of
 from penstock_connector.legs.leg_stream import LegSpec, Steps
 from penstock_connector.legs.leg_writer import LegWriter
@@ -117,7 +117,7 @@ class LegRunner:
         )
         leg = Leg(spec, LegWriter(writer, run_id, order.leg, agent))
         if cancelled is not None:
-            leg.stop_requests.cancel(cancelled.by, cancelled.reason)
+            leg.stop_requests.cancel(cancelled)
         # The leg subscribes before it calls the agent server. In the other order, a cancel could
         # arrive between the call and the subscription. Such a cancel would find no holder, and
         # would end the run while the agent server continues the run.
@@ -136,7 +136,8 @@ class LegRunner:
                 "run %s: a malformed request to cancel is ignored: %s", leg.spec.run_id, error
             )
             return
-        leg.stop_requests.cancel(asked.by, asked.reason)
+        if asked.leg in (None, leg.spec.number):
+            leg.stop_requests.cancel(asked)
         await self._bus.client.publish(msg.reply, b"{}")
 
     # The steps that a leg calls
@@ -266,17 +267,16 @@ class LegRunner:
             return
         if not outcome.is_ours:
             # Another connector holds the leg, and gets the cancel only by this command.
-            await with_retries(lambda: self._cancel_again(leg.spec.run_id, cancelled))
-        elif outcome.end is LegEnd.EOF:
+            await with_retries(lambda: self._cancel_again(cancelled))
+        elif outcome.end is LegEnd.EOF and cancelled.ask is None:
             # The leg may have ended with a pause just before the cancel. The run then still waits
             # for a decision, so the run is cancelled here.
             runs = self._stores.runs
             await with_retries(lambda: runs.cancel_between_legs(leg.spec.run_id, cancelled.facts))
 
-    async def _cancel_again(self, run_id: str, cancelled: Cancelled) -> None:
-        asked = CancelCommand(run_id=run_id, by=cancelled.by, reason=cancelled.reason)
-        subject = command_subject("connector", "cancel", run_id)
-        await self._bus.publisher.publish(Message(subject, asked.dump(), {}))
+    async def _cancel_again(self, cancelled: CancelCommand) -> None:
+        subject = command_subject("connector", "cancel", cancelled.run_id)
+        await self._bus.publisher.publish(Message(subject, cancelled.dump(), {}))
 
 
 def sending_state(code: str | None) -> SendingState:

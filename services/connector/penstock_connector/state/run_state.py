@@ -88,7 +88,7 @@ class Runs:
             return CancelCommand(run_id=run_id, by="penstock", reason="the run had ended")
         return None
 
-    async def cancel_between_legs(self, run_id: str, facts: dict[str, str]) -> None:
+    async def cancel_between_legs(self, run_id: str, facts: dict[str, Any]) -> None:
         """Cancel a run whose last leg has ended; `facts` has `by` and `reason` of the event."""
         if await self.has_ended(run_id):
             return

@@ -198,8 +198,7 @@ class Takeover:
         self, run_id: str, last: Stored, reason: str, cancelled: CancelCommand | None
     ) -> None:
         if cancelled is not None:
-            facts = {"by": cancelled.by, "reason": cancelled.reason}
-            outcome = ended_as_cancelled(facts, confirmed=False)
+            outcome = ended_as_cancelled(cancelled.facts, confirmed=False)
         elif kind_of(last) in ("open", "claim"):
             text = f"{reason}; whether the upstream was called is not known"
             outcome = lost("outcome_unknown", text)

@@ -25,6 +25,7 @@ from penstock_connector.upstreams.base import (
     UpstreamRefused,
     leg_key,
     segment,
+    stopped_for_budget,
 )
 
 # The headers of each request. The client's Origin header is not forwarded, because ADK servers
@@ -98,6 +99,8 @@ class AdkUpstream(Upstream[AdkAgent]):
             "streaming": pause.fold.get("facts", {}).get("streaming", True),
             **_metadata(leg_key(command.run_id, command.leg)),
         }
+        if (message := stopped_for_budget(pause)) is not None:
+            body["newMessage"]["parts"] = [{"text": message}]
         invocation_id = pause.resume.get("invocation_id")
         # ADK 1.16 refuses an `invocationId` if its app is not resumable. A client that names the
         # invocation in its decision knows that its app is resumable.

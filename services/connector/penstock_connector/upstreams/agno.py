@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from penstock_connector.upstreams.base import (
     Upstream,
     leg_key,
     segment,
+    stopped_for_budget,
 )
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,19 @@ class AgnoUpstream(Upstream[AgnoAgent]):
     async def resume(self, agent: AgnoAgent, command: ContinueCommand, pause: PauseRecord) -> Call:
         """Return POST …/runs/{run_id}/continue, with the decisions in the pause's stored
         objects."""
+        if (message := stopped_for_budget(pause)) is not None:
+            # Agno refuses to continue a cancelled run, so this is a new run of the session.
+            run_id = str(uuid.uuid5(uuid.UUID(command.run_id), f"leg {command.leg}"))
+            again: dict[str, Any] = {
+                "message": message,
+                "stream": "true",
+                **_background(agent),
+                "session_id": command.session_id,
+                "user_id": command.user_id,
+                "run_id": run_id,
+                **_metadata(agent, leg_key(command.run_id, command.leg)),
+            }
+            return _call(f"{_base(agent)}/runs", again, run_id, command.session_id)
         resume = pause.resume
         run_id = resume.get("run_id") or command.run_id
         session_id = resume.get("session_id") or command.session_id

@@ -35,7 +35,13 @@ from penstock.dialects.agui.shared_state import State
 from penstock.dialects.json import loads
 from penstock.settings import AguiAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Call, ReattachState, Upstream, segment
+from penstock_connector.upstreams.base import (
+    Call,
+    ReattachState,
+    Upstream,
+    segment,
+    stopped_for_budget,
+)
 from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -106,6 +112,9 @@ class AguiUpstream(Upstream[AguiAgent]):
             "messages": _messages(kept),
         }
         body.pop("resume", None)  # the field belongs to the previous leg
+        if (message := stopped_for_budget(pause)) is not None:
+            said = {"id": f"{run_id}-{command.leg}-user", "role": "user", "content": message}
+            body["messages"] = [*without_unanswered_calls(body["messages"]), said]
         decided = {item.item_id: item for item in command.items}
         for item_id, how in resume.get("items", {}).items():
             if item_id in decided:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -16,6 +16,11 @@ from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand
 from penstock.bus.subjects import session_key
 from penstock.settings import AgentOfServer, ServerAgent
 from penstock.sse import Frame
+
+GO_ON: Final = (
+    "You were stopped because a budget was used up, and may go on now. Go on with this request "
+    "where you were stopped; do not repeat what is done."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,19 @@ class Upstream(ABC, Generic[AgentT_contra]):
     async def closed(self, agent: AgentT_contra, call: Call, seen: ReattachState) -> None:
         """Store the data that later legs need; the leg's last source frame is not written yet."""
         return
+
+
+def stopped_for_budget(pause: PauseRecord) -> str | None:
+    """Return the message with which a run goes on that a budget had stopped; None for a pause of
+    the agent server.
+
+    No protocol can continue a run that was cancelled. So the leg asks the agent again, in the same
+    session: what the agent knows of its earlier work is what its session keeps.
+    """
+    if pause.resume.get("kind") != "budget":
+        return None
+    message = pause.fold.get("facts", {}).get("message") or ""
+    return f"{GO_ON}\n\n{message}".rstrip()
 
 
 class UpstreamRefused(Exception):

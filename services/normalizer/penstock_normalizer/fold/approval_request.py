@@ -12,6 +12,8 @@ from penstock.digests import item_digest, request_digest
 # same id.
 APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
 
+BUDGET = "budget"
+
 
 @dataclass(slots=True)
 class PendingApproval:
@@ -47,6 +49,18 @@ def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
 
 def approval_id_of(run_id: str, leg: int) -> str:
     return str(uuid.uuid5(APPROVAL_NAMESPACE, f"{run_id}/{leg}"))
+
+
+def budget_pause(ask: JsonObject) -> Pause:
+    """Return the pause of a run that a budget has stopped: people may let it use more."""
+    item = PauseItem(
+        item_id=BUDGET,
+        kind="budget",
+        args=ask["args"],
+        description=ask["description"],
+        input_schema={"type": "string", "enum": list(ask["offers"])},
+    )
+    return Pause([item], {"kind": BUDGET, **ask})
 
 
 def approval_requested(approval_id: str, pause: Pause) -> Draft:

@@ -29,6 +29,7 @@ from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
 from penstock_normalizer.fold.approval_request import (
     PendingApproval,
     approval_requested,
+    budget_pause,
     pending_approval,
 )
 from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, canonical_event
@@ -95,6 +96,7 @@ class RunFold:
     _decoder: Decoder | None = None
     _response: _Response | None = None
     _pause: Pause | None = None
+    _stop: JsonObject | None = None  # the cancel that stops this leg for a budget
     # the payloads of the parts, while a frame comes in parts
     _parts: list[bytes] = field(default_factory=list)
     # the time of the leg's begin, or of its last call of a model or a tool
@@ -157,6 +159,7 @@ class RunFold:
                 yield from self._on_event(event)
         elif frame.leg == self.leg + 1 and self.pending is not None:
             self.leg = frame.leg
+            self._stop = None
             approval, self.pending = self.pending, None
             if approval.pause_announced:
                 yield Draft("lifecycle.resumed", {"approval_id": approval.approval_id})
@@ -167,8 +170,12 @@ class RunFold:
             yield from self._decoded(decoder.decided(items))
 
     def _on_claim(self, frame: RawFrame) -> Iterable[Draft]:
-        """Begin another attempt of the leg, because the agent server produces the leg again."""
-        attempt = orjson.loads(frame.payload).get("attempt", 1)
+        """Begin another attempt of the leg, because the agent server produces the leg again; or
+        note that the leg is stopped for a budget."""
+        claimed: JsonObject = orjson.loads(frame.payload)
+        attempt = claimed.get("attempt", 1)
+        if frame.leg == self.leg:
+            self._stop = claimed.get("cancelled", self._stop)
         if frame.leg != self.leg or self._response is None or attempt <= self.attempt:
             return
         yield from self._decoded(self._the_decoder().abort())
@@ -192,7 +199,7 @@ class RunFold:
                 frames, too_large = error.frames, error
             for parsed in frames:
                 for draft in decoder.feed(parsed):
-                    if type(draft) is Draft and draft.type != "lifecycle.resumed":
+                    if type(draft) is Draft and draft.type not in _NOT_THE_DECODERS:
                         # `_decoded` would do the same, but one more generator costs time.
                         yield draft
                     else:
@@ -223,14 +230,7 @@ class RunFold:
         self._response = None
         if outcome.get("outcome") == "cancelled":
             yield from self._decoded(decoder.abort())
-            yield Draft(
-                "lifecycle.cancelled",
-                _present(
-                    reason=outcome.get("reason", "user_stop"),
-                    by=outcome.get("by"),
-                    confirmed=outcome.get("confirmed", True),
-                ),
-            )
+            yield from self._stopped(outcome, confirmed=outcome.get("confirmed", True))
         elif ends_within_frame and self._pause is None:
             yield from self._decoded(decoder.abort())
             yield self._failed(
@@ -299,11 +299,29 @@ class RunFold:
         for draft in drafts:
             if isinstance(draft, Pause):
                 self._pause = draft  # the approval is requested when the leg has ended
+            elif draft.type == "lifecycle.cancelled" and self._stop is not None:
+                yield from self._stopped(self._stop, confirmed=draft.data["confirmed"])
             elif draft.type != "lifecycle.resumed":
                 yield draft
             elif self.pending is not None and self.pending.pause_announced:
                 self.pending.pause_announced = False
                 yield draft
+
+    def _stopped(self, cancel: JsonObject, *, confirmed: bool) -> Iterable[Draft]:
+        """End the run as cancelled; or let it pause, if a budget asks people and the agent server
+        has stopped. Otherwise the server would go on spending while people are asked."""
+        if (ask := cancel.get("ask")) is not None and confirmed:
+            self._pause = self._pause or budget_pause(ask)
+            return
+        yield Draft(
+            "lifecycle.cancelled",
+            _present(
+                reason=cancel.get("reason", "user_stop"),
+                by=cancel.get("by"),
+                confirmed=confirmed,
+                budget=cancel.get("budget"),
+            ),
+        )
 
     def _request_approval(self) -> Iterable[Draft]:
         pause, self._pause = self._pause, None
@@ -429,6 +447,8 @@ class RunFold:
         self._the_decoder().restore(state["decoder"])
 
 
+# The events of which the run decides what becomes of them.
+_NOT_THE_DECODERS = frozenset({"lifecycle.resumed", "lifecycle.cancelled"})
 _IN_SNAPSHOT = ("sequence", "raw_sequence", "raw_first", "timestamp", "leg", "facts", "ended")
 
 _HANDLERS: Mapping[str, Callable[[RunFold, RawFrame], Iterable[Draft]]] = {

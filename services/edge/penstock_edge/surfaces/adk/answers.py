@@ -14,7 +14,7 @@ from penstock_edge.surfaces.adk.request import FUNCTION_RESPONSE, RunAgentReques
 from penstock_edge.surfaces.errors import invalid
 
 # The kinds of items that ADK's clients get as calls of `adk_request_confirmation`.
-CONFIRMED: Final = frozenset({"confirmation", "review"})
+CONFIRMED: Final = frozenset({"confirmation", "review", "budget"})
 
 _RESPONSE: Final = ("newMessage", "parts", "functionResponse", "response")
 

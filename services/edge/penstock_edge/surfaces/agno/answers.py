@@ -301,6 +301,7 @@ def _rejected(item: JsonObject, answer: Answer) -> Decided:
 _DECISIONS: Final[Mapping[str, Callable[[JsonObject, Answer], Decided]]] = {
     "confirmation": _confirmation,
     "review": _confirmation,
+    "budget": _confirmation,
     "input": _input,
     "credential": _input,
     "feedback": _choice,

@@ -155,6 +155,7 @@ class AdkDecoder(Snapshots):
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
         self._leg = leg
+        self._over = False  # the agent server said that it was stopped, and the run goes on
         self._n_frames = 0
         self._unreadable = False
         # A snapshot between two legs does not have it: a restart must not change the counts.

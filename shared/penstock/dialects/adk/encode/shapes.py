@@ -153,6 +153,7 @@ _INPUT: Final[_Request] = ("adk_request_input", _input_args)
 _REQUESTS: Final[Mapping[str, _Request]] = {
     "confirmation": _CONFIRMATION,
     "review": _CONFIRMATION,
+    "budget": _CONFIRMATION,
     "credential": ("adk_request_credential", _credential_args),
 }
 

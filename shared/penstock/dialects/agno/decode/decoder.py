@@ -98,6 +98,7 @@ class AgnoDecoder(Snapshots):
 
     def open(self, leg: int) -> Drafts:
         self._leg = leg
+        self._over = False  # the agent server said that it was stopped, and the run goes on
         self._waits = self._resumed = False
         self._agents.open()
         self._messages.open(leg)

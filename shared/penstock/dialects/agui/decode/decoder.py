@@ -78,6 +78,7 @@ class AguiDecoder(Snapshots):
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
         """For the upstream, each leg is a separate run."""
+        self._over = False  # the agent server said that it was stopped, and the run goes on
         self._waits = self._told_usage = False
         self._chunks = Chunks()
         self._messages.open(leg)

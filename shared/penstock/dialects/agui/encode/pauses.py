@@ -14,7 +14,7 @@ from penstock.dialects.agui.ids import Names
 from penstock.dialects.approvals import question_id
 from penstock.dialects.base import Json, JsonObject
 
-CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
+CONFIRMATIONS: Final = frozenset({"confirmation", "review", "budget"})
 
 # Maps the kind of an item to AG-UI's usual reason. The reason for any other kind begins with
 # `penstock:`.

@@ -1,0 +1,82 @@
+"""Carries out the steps of budgets: warns runs, stops them, and lets them ask people.
+
+Every call may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+from penstock import telemetry
+from penstock.budgets.document import RunFacts
+from penstock.bus import Bus, Message
+from penstock.bus.records import CancelCommand, RunRecord
+from penstock.bus.subjects import command
+from penstock_approvals.budgets.reached import Reached
+from penstock_approvals.runs.announcements import Announcements
+
+log = logging.getLogger(__name__)
+
+BY: Final = "policy"  # who has cancelled a run that a budget stops
+REASON: Final = "budget"
+
+
+class BudgetActions:
+    """Sends warnings and commands. Every method raises BusError."""
+
+    def __init__(self, bus: Bus, pod: str) -> None:
+        self._bus = bus
+        # Announcements are written as those of approvals are: once, in the run's order.
+        self._announcements = Announcements(bus, pod)
+
+    async def carry_out(self, reached: Reached, run: RunRecord, facts: RunFacts, leg: int) -> None:
+        """Carry a step out for a run that has just spent. `facts` are of the run whose budget it
+        is: this run, or a workflow around it."""
+        step = reached.step.do
+        telemetry.BUDGET_STEPS.labels(reached.budget.id, step).inc()
+        text = "run %s: budget %s: %s at %d of %d (%s)"
+        numbers = (reached.used, reached.limit, reached.dimension)
+        log.info(text, run.run_id, reached.budget.id, step, *numbers)
+        if step == "warn":
+            await self._warn(run.run_id, leg, reached)
+        elif step == "stop":
+            await self._stop(reached, facts)
+        elif run.target != "workflows":
+            # A workflow uses nothing itself; its steps' runs ask.
+            await self._cancel(run, reached, leg=leg, ask=reached.ask)
+
+    async def _warn(self, run_id: str, leg: int, reached: Reached) -> None:
+        await self._announcements.once(run_id, leg, ("system.warning", reached.warning))
+
+    async def _stop(self, reached: Reached, facts: RunFacts) -> None:
+        """Stop all runs of the account; of a workflow's account, the workflow, which stops its
+        steps' runs."""
+        ids: Iterable[str] = (
+            [facts.run_id] if reached.budget.per == "run" else list(reached.account.runs)
+        )
+        for run_id in ids:
+            record = await self._bus.bucket("runs").load(run_id, RunRecord)
+            if record is None:
+                continue
+            if record.target == "workflows":
+                # The event about a workflow's cancel has no room for the numbers.
+                await self._announcements.once(
+                    run_id, max(record.legs, 1), ("system.warning", reached.warning)
+                )
+            await self._cancel(record, reached)
+
+    async def _cancel(
+        self,
+        run: RunRecord,
+        reached: Reached,
+        leg: int | None = None,
+        ask: dict[str, Any] | None = None,
+    ) -> None:
+        cancel = CancelCommand(
+            run_id=run.run_id, by=BY, reason=REASON, leg=leg, budget=reached.facts, ask=ask
+        )
+        name = f"{run.run_id}.{reached.mark(leg or 0)}"
+        subject = command(run.target or "connector", "cancel", run.run_id)
+        await self._bus.publisher.publish(Message(subject, cancel.dump(), {"Nats-Msg-Id": name}))
