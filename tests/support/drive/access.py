@@ -212,6 +212,7 @@ HOW: dict[str, list[How]] = {
     "POST /openai/v1/responses/{response_id}/cancel": [How(404, 409)],
     # A2A
     "GET /a2a/{agent}/.well-known/agent-card.json": [How()],
+    "GET /a2a/{agent}/0.3/.well-known/agent-card.json": [How()],
     "POST /a2a/{agent}": [How(body=A2A_RPC, headers=A2A)],
     "POST /a2a/{agent}/message:send": [
         How(
@@ -314,4 +315,8 @@ def _rows() -> Iterator[Row]:
 PUBLISHED = [operation for operation in OPERATIONS if operation.published]
 ROWS = list(_rows())
 # Static files belong to no user and are not part of the API.
-FILES = [Row(operation, How()) for operation in OPERATIONS if not operation.published]
+FILES = [
+    Row(operation, How())
+    for operation in OPERATIONS
+    if not operation.published and operation.method == "GET"
+]

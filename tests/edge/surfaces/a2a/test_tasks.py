@@ -265,3 +265,21 @@ async def test_a_card_names_the_interfaces_and_the_extension(edge: Client) -> No
         headers={"if-none-match": answer.headers["etag"]},
     )
     assert again.status_code == 304
+    older = (await edge.get("/a2a/assistant/0.3/.well-known/agent-card.json")).json()
+    assert (older["url"], older["protocolVersion"]) == (url, "0.3.0")
+    assert "supportedInterfaces" not in older
+
+
+async def test_with_the_extension_a_message_that_is_sent_again_begins_no_second_task(
+    edge: Client,
+) -> None:
+    config = {"returnImmediately": True}
+    asked = hello(messageId="m-again", contextId="c-again")
+    tasks = [
+        (await call(edge, "SendMessage", headers, message=asked, configuration=config))["task"][
+            "id"
+        ]
+        for headers in (EXTENDED, EXTENDED, V1, V1)
+    ]
+    assert tasks[0] == tasks[1]
+    assert len(set(tasks)) == 3

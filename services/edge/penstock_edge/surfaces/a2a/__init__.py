@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
 from importlib.metadata import version
@@ -89,20 +90,26 @@ class Card:
         self._since = formatdate(usegmt=True)
 
     @serves(
-        _rest(
-            method="GET",
-            path="/a2a/{agent}/.well-known/agent-card.json",
-            summary="The card of an agent",
-            answers={200: json("The card", OBJECT), 304: Answer("The card has not changed")},
-            scopes=("read",),
-            parameters=(by.AGENT_ID,),
-            refusals=(404,),
+        *(
+            _rest(
+                method="GET",
+                path=f"/a2a/{{agent}}{older}/.well-known/agent-card.json",
+                summary=f"The card of an agent{' for clients of A2A 0.3' * bool(older)}",
+                answers={200: json("The card", OBJECT), 304: Answer("The card has not changed")},
+                scopes=("read",),
+                parameters=(by.AGENT_ID,),
+                refusals=(404,),
+                constants={"older": older},
+            )
+            for older in ("", "/0.3")
         )
     )
     async def card(self, request: Request) -> ASGIApp:
-        agent = agent_by_id(self._edge.config, request.path_params["agent"])
-        url = str(request.url).partition("/.well-known/")[0]
-        body = orjson.dumps(card_of(agent, url, self._edge.settings.auth.requires_credentials))
+        path, settings = request.path_params, self._edge.settings
+        agent = agent_by_id(self._edge.config, path["agent"])
+        url = str(request.url).partition(f"{path['older']}/.well-known/")[0]
+        card = card_of(agent, url, needs_token=settings.auth.requires_credentials)
+        body = orjson.dumps(older_card(card) if path["older"] else card)
         headers = {
             "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
             "cache-control": "private, max-age=60",
@@ -111,6 +118,31 @@ class Card:
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(b"", 304, headers)
         return Response(body, 200, headers, JSON)
+
+
+RPC: Final = Operation(
+    method="POST",
+    path="/a2a/{agent}",
+    summary="A method of A2A over JSON-RPC",
+    tag="a2a",
+    answers={
+        200: Answer("The answer, or the stream", {JSON: OBJECT, SSE: by.STREAM}),
+        204: by.OVER,
+    },
+    scopes=(),
+    any_scope=("start", "decide", "read"),
+    errors=RPC_ERRORS,
+    parameters=(*HEADERS, by.LAST_EVENT_ID),
+    body=RpcRequest,
+    example={
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "SendStreamingMessage",
+        "params": {"message": _MESSAGE},
+    },
+    description="Errors of a method have the status 200, as JSON-RPC's clients expect.",
+    refusals=(404, 409),
+)
 
 
 class JsonRpc:
@@ -129,31 +161,7 @@ class JsonRpc:
             "GetExtendedAgentCard": _no_card,
         }
 
-    @serves(
-        Operation(
-            method="POST",
-            path="/a2a/{agent}",
-            summary="A method of A2A over JSON-RPC",
-            tag="a2a",
-            answers={
-                200: Answer("The answer, or the stream", {JSON: OBJECT, SSE: by.STREAM}),
-                204: by.OVER,
-            },
-            scopes=(),
-            any_scope=("start", "decide", "read"),
-            errors=RPC_ERRORS,
-            parameters=(*HEADERS, by.LAST_EVENT_ID),
-            body=RpcRequest,
-            example={
-                "jsonrpc": "2.0",
-                "id": 1,
-                "method": "SendStreamingMessage",
-                "params": {"message": _MESSAGE},
-            },
-            description="Errors of a method have the status 200, as JSON-RPC's clients expect.",
-            refusals=(404, 409),
-        )
-    )
+    @serves(RPC, replace(RPC, path=f"{RPC.path}/", published=False))
     async def post(self, request: Request) -> ASGIApp:
         require_json(request)
         try:
@@ -356,10 +364,8 @@ def require_version(call: Call, *served: str) -> None:
         raise refusal("VERSION_NOT_SUPPORTED", f"{text}; send the header A2A-Version")
 
 
-def card_of(agent: AgentConfig, url: str, needs_token: bool) -> JsonObject:
-    """Return a card that clients of both versions read: 0.3's fields are beside 1.0's."""
+def card_of(agent: AgentConfig, url: str, *, needs_token: bool) -> JsonObject:
     name, text = agent.name or agent.id, f"{agent.name or agent.id}, behind Penstock"
-    interfaces = [("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3")]
     extension = {
         "uri": EXTENSION,
         "description": "Exact resume by SSE ids, tool calls and reasoning, decisions by digest",
@@ -372,7 +378,7 @@ def card_of(agent: AgentConfig, url: str, needs_token: bool) -> JsonObject:
         "version": version("penstock"),
         "supportedInterfaces": [
             {"url": url, "protocolBinding": binding, "protocolVersion": of}
-            for binding, of in interfaces
+            for binding, of in (("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"))
         ],
         "capabilities": {
             "streaming": True,
@@ -383,18 +389,22 @@ def card_of(agent: AgentConfig, url: str, needs_token: bool) -> JsonObject:
         "defaultInputModes": modes if agent.protocol == "workflow" else modes[:1],
         "defaultOutputModes": modes,
         "skills": [{"id": agent.id, "name": name, "description": text, "tags": [agent.kind]}],
-        "url": url,
-        "preferredTransport": "JSONRPC",
-        "protocolVersion": "0.3.0",
     }
     if needs_token:
-        scheme = {"scheme": "Bearer", "bearerFormat": "JWT"}
-        card["securitySchemes"] = {
-            "bearer": {"type": "http", **scheme, "httpAuthSecurityScheme": scheme}
-        }
-        card["security"] = [{"bearer": []}]
+        card["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
         card["securityRequirements"] = [{"schemes": {"bearer": {"list": []}}}]
     return card
+
+
+def older_card(card: JsonObject) -> JsonObject:
+    url = card["supportedInterfaces"][0]["url"]
+    older = {"url": url, "preferredTransport": "JSONRPC", "protocolVersion": "0.3.0"}
+    new = ("supportedInterfaces", "securitySchemes", "securityRequirements")
+    older |= {key: each for key, each in card.items() if key not in new}
+    if "securitySchemes" in card:
+        older["securitySchemes"] = {"bearer": {"type": "http", "scheme": "Bearer"}}
+        older["security"] = [{"bearer": []}]
+    return older
 
 
 class A2a(Surface):

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 import orjson
 from starlette.responses import Response
@@ -92,9 +93,9 @@ class Tasks:
         elif not message.text.strip():
             raise Problem(422, "message.parts: must have a text")
         content = orjson.dumps([message.text, given], option=orjson.OPT_SORT_KEYS)
-        digest = hashlib.sha256(content).hexdigest()
-        # A client that repeats a request sends the same message id.
-        key = [a2a.CHANNEL, message.message_id, agent.id, message.context_id, digest]
+        # With the extension, a message with the same id and content is one that was sent again.
+        same = hashlib.sha256(content).hexdigest() if call.extended else uuid4().hex
+        key = [a2a.CHANNEL, message.message_id, agent.id, message.context_id, same]
         start = Start(
             agent,
             message.text,
