@@ -5,6 +5,7 @@
 
 - `burst-N`: N frames as fast as the client reads them
 - `paced-N-RATE`: N frames, RATE a second; a text ends in `@n=<number> @t=<ns since the epoch>`
+- `spending-N-RATE`: as `paced`; each 50th frame is followed by the end of a model call
 - `slow-N-SECONDS`: N such frames, with SECONDS between two frames
 - `large-MIB`: one frame of that size
 - `bytes-N`: N frames, each byte a chunk of its own
@@ -50,6 +51,9 @@ PAUSED = frame(
 APPROVED = frame("ToolCallStarted", tool={**TOOL, "confirmed": True}) + frame(
     "ToolCallCompleted", tool={**TOOL, "confirmed": True, "result": "gone"}
 )
+CALLED = frame(
+    "ModelRequestCompleted", model="gpt-5", model_provider="OpenAI", input_tokens=9, output_tokens=3
+)
 COMPLETED = frame("RunContentCompleted") + frame("RunCompleted", content="done")
 
 
@@ -77,7 +81,13 @@ async def slow(answer: Answer, frames: int, distance_s: int) -> None:
     await paced(answer, frames, 1 / distance_s)
 
 
-async def paced(answer: Answer, frames: int, rate: float) -> None:
+async def spending(answer: Answer, frames: int, rate: int) -> None:
+    await paced(answer, frames, rate, frames_of_call=50)
+
+
+async def paced(
+    answer: Answer, frames: int, rate: float, frames_of_call: int | None = None
+) -> None:
     loop = asyncio.get_running_loop()
     # The runs begin at different points of a frame's interval, even if all starts come at once:
     # frames of all runs at once would measure their queue.
@@ -86,6 +96,8 @@ async def paced(answer: Answer, frames: int, rate: float) -> None:
         await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))
         text = f"{time.time_ns()} {WORDS} @n={number + 1} @t={time.time_ns()}"
         await answer.send(frame("RunContent", content=text, pad=PADDING))
+        if frames_of_call is not None and number % frames_of_call == frames_of_call // 2:
+            await answer.send(CALLED)
     await answer.send(COMPLETED)
 
 
@@ -125,6 +137,7 @@ async def approval(answer: Answer, frames: int, rate: int) -> None:
 MODES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "burst": burst,
     "paced": paced,
+    "spending": spending,
     "slow": slow,
     "large": large,
     "bytes": single_bytes,

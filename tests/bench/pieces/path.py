@@ -34,6 +34,7 @@ ABOUT: Final = {
     "100": "10 runs of 10 frames/s",
     "1000": "100 runs of 10 frames/s",
     "1000-one": "1 run of 1,000 frames/s",
+    "1000-calls": "100 runs of 10 frames/s; each 50th ends a model call",
     "5000": "100 runs of 50 frames/s",
 }
 WINDOW: Final = Window(duration_s=5.0, warmup_s=2.0)
@@ -47,11 +48,12 @@ class Workload:
 
     runs: int
     rate: int
+    mode: str = "paced"
 
     @property
     def agent(self) -> str:
         seconds = WINDOW.duration_s + WINDOW.warmup_s + BESIDE_S
-        return f"paced-{int(seconds * self.rate)}-{self.rate}"
+        return f"{self.mode}-{int(seconds * self.rate)}-{self.rate}"
 
 
 WORKLOADS: Final = {
@@ -59,6 +61,7 @@ WORKLOADS: Final = {
     "100": Workload(10, 10),
     "1000": Workload(100, 10),
     "1000-one": Workload(1, 1000),
+    "1000-calls": Workload(100, 10, "spending"),
     "5000": Workload(100, 50),
 }
 

@@ -29,10 +29,12 @@ CONSUMER: Final = Consumer(
     stream=streams.EVENTS,
     durable="normalizer-costs",
     subjects=(f"{USAGE}.*", f"{TOOL_RESULT}.*"),
-    at_once=512,  # most of these handlers wait for `GATHER_S`
+    at_once=2000,  # most of these handlers wait for `GATHER_S`
 )
-# The seconds before an event is added: with the later events of its run, which are then there.
-GATHER_S: Final = 0.5
+# The seconds from one moment at which events are added to the next. The events of a run that came
+# since are one write.
+GATHER_S: Final = 2.0
+AT_ONCE: Final = 64  # the runs whose events a process adds at the same time
 # The number of runs whose records are remembered: a record is then not read before it is written.
 REMEMBERED: Final = 1000
 
@@ -49,6 +51,7 @@ class Ledger:
         self._seen: OrderedDict[str, tuple[CostRecord, int]] = OrderedDict()
         # By run: so that handlers of one process do not write the same events against each other.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._places = asyncio.Semaphore(AT_ONCE)
         bus.continuity.on_loss(self._on_loss)
 
     def _on_loss(self, loss: Loss) -> None:
@@ -66,8 +69,8 @@ class Ledger:
         is_tool = stored.subject.startswith(TOOL_RESULT)
         if is_tool and messages.COST not in stored.headers:
             return
-        await asyncio.sleep(self._gather_s)
-        async with self._locks.setdefault(run_id, asyncio.Lock()):
+        await self._gather()
+        async with self._locks.setdefault(run_id, asyncio.Lock()), self._places:
             while True:
                 if run_id in self._seen:
                     record, revision = self._seen.pop(run_id)
@@ -90,6 +93,13 @@ class Ledger:
                 if len(self._seen) > REMEMBERED:
                     self._seen.popitem(last=False)
                 return
+
+    async def _gather(self) -> None:
+        if self._gather_s:
+            # All handlers wait for the same moment, so that their requests go out together: most of
+            # what an event costs is its share of the system calls.
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(self._gather_s - now % self._gather_s)
 
     async def _read(self, run_id: str) -> tuple[CostRecord, int]:
         entry = await self._bucket.get(run_id)

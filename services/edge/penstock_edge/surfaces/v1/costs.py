@@ -60,8 +60,8 @@ class CostSums(Handlers):
             description="The sums of the events `llm.usage`, and of `llm.tool_result` with a cost, "
             "by the names of `by`, in their order. `cost_micros` maps each currency to millionths "
             "of it; `without_price` counts events whose price is not known, `estimated` those "
-            "whose tokens are estimates. `total` is of all pages. An event is in the sums about a "
-            "second after it is published. Sums are kept for 400 days.",
+            "whose tokens are estimates. `total` is of all pages. An event is in the sums some "
+            "seconds after it is published. Sums are kept for 400 days.",
             answers={
                 200: Answer(
                     "A page; as CSV with one line for each name",
