@@ -1,7 +1,7 @@
 """Adds up what runs used and cost, from an index in memory of the bucket `costs`.
 
-The index has a row for each run, day, model or tool, and currency. Measured with 200,000 rows, a row
-took 220 bytes where three runs share a session, and 413 bytes where each run has its own.
+The index has a row for each run, day, model or tool, and currency. Measured with 200,000 rows, a
+row took 220 bytes where three runs share a session, and 413 bytes where each run has its own.
 """
 
 from __future__ import annotations
