@@ -6,14 +6,16 @@
 //                                                ExactTransport
 // send {text} | regenerate | resume | answer {id, approved, reason} | stop    then the chat's state
 // state                                          the state as it is now
+import { existsSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 import { pathToFileURL } from 'node:url';
 
 const [folder, name] = process.argv.slice(2);
 const require = createRequire(`${folder}/x.js`);
-const url = pathToFileURL(require.resolve(name).replace(/index\.js$/, 'index.mjs'));
-const ai = await import(url);
+const found = require.resolve(name);
+const module = found.replace(/index\.js$/, 'index.mjs'); // an older version has both kinds
+const ai = await import(pathToFileURL(existsSync(module) ? module : found));
 const completed = ai.lastAssistantMessageIsCompleteWithApprovalResponses;
 
 class State {

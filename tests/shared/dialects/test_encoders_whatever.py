@@ -97,7 +97,7 @@ def test_unified_messages_are_well_formed_whatever_comes(events: list[dict[str, 
 def test_the_ai_sdks_client_accepts_the_stream_whatever_comes(
     sdk: str, events: list[dict[str, Any]]
 ) -> None:
-    encoder = VercelEncoder(SDKS[sdk])
+    encoder = VercelEncoder(sdk)
     end = event("lifecycle.completed", {"summary": "x"})
     chunks = [orjson.loads(frame.data) for each in [*events, end] for frame in encoder.feed(each)]
     assert vercel_rules.faults(chunks, sdk) == []

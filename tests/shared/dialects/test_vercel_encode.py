@@ -49,7 +49,7 @@ def decided(decision: str, **fields: Any) -> tuple[str, dict[str, Any]]:
 
 
 def chunks(events: Iterable[dict[str, Any]], sdk: str = "6") -> list[Chunk]:
-    encoder = VercelEncoder(SDKS[sdk])
+    encoder = VercelEncoder(sdk)
     return [orjson.loads(frame.data) for each in events for frame in encoder.feed(each)]
 
 
@@ -169,7 +169,7 @@ def test_the_parts_of_sub_agents_and_steps_are_replaced_as_they_go_on() -> None:
     )
     agents = of_type("data-penstock-agent", events)
     assert [each["data"]["status"] for each in agents] == ["running", "completed"]
-    assert {(each["id"], each["data"]["name"]) for each in agents} == {("s1", "W")}
+    assert {(each["id"], each["data"]["worker_name"]) for each in agents} == {("s1", "W")}
     steps = of_type("data-penstock-step", events)
     assert [each["data"]["status"] for each in steps] == ["running", "failed"]
     assert steps[-1]["data"]["error"] == {"code": "x"}
@@ -184,7 +184,7 @@ def test_a_sub_agents_text_names_it() -> None:
 def test_usage_is_metadata_of_the_end() -> None:
     usage = {"input_tokens": 3, "output_tokens": 1}
     end = chunks(run(("lifecycle.completed", {"summary": "x", "usage": usage})))[-1]
-    assert end["messageMetadata"] == {"usage": usage}
+    assert end["messageMetadata"] == {"status": "completed", "usage": usage}
 
 
 def test_a_failure_closes_what_is_open_and_then_is_an_error() -> None:
@@ -194,13 +194,16 @@ def test_a_failure_closes_what_is_open_and_then_is_an_error() -> None:
     )
     assert types(events)[-4:] == ["text-end", "finish-step", "message-metadata", "error"]
     assert chunks(events)[-1]["errorText"] == "broken"
-    assert chunks(events)[-2]["messageMetadata"] == {"error": {"code": "timeout"}}
+    failed = {"status": "failed", "error": {"code": "timeout"}}
+    assert chunks(events)[-2]["messageMetadata"] == failed
 
 
 @pytest.mark.parametrize("before", [(), (CALLED, REQUESTED, PAUSED)])
 def test_a_cancelled_run_is_an_abort_also_in_a_pause(before: Any) -> None:
     cancelled = ("lifecycle.cancelled", {"reason": "user_stop", "confirmed": True})
-    assert chunks(run(*before, cancelled))[-1] == {"type": "abort", "reason": "user_stop"}
+    metadata, abort = chunks(run(*before, cancelled))[-2:]
+    assert metadata["messageMetadata"] == {"status": "cancelled"}
+    assert abort == {"type": "abort", "reason": "user_stop"}
     assert vercel_rules.faults(chunks(run(*before, cancelled))) == []
 
 

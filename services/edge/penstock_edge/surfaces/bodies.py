@@ -52,13 +52,13 @@ def document_of(body: bytes) -> Any:
     return document
 
 
-def validated(model: type[Model], document: Any) -> Model:
-    """Raise InvalidBody, in FastAPI's form, if the document does not fit."""
+def validated(model: type[Model], document: Any, *where: str | int) -> Model:
+    """Raise InvalidBody, in FastAPI's form, if the part of the body at this path does not fit."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
         raise InvalidBody(
-            body_error(each["type"], each["loc"], each["msg"]) for each in error.errors()
+            body_error(each["type"], (*where, *each["loc"]), each["msg"]) for each in error.errors()
         ) from error
 
 

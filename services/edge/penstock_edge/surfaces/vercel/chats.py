@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import sse
-from penstock.bus.records import ApprovalRecord, RunRecord
+from penstock.bus.records import RunRecord
 from penstock.dialects import vercel
 from penstock.dialects.approvals import parse_question_id
 from penstock.runs.start import Start
@@ -24,12 +24,9 @@ from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.operation import (
-    FLAG,
-    NULLABLE,
-    TEXT,
+    OBJECT,
     Operation,
     Parameter,
-    an_object,
     in_path,
     json,
     one_of,
@@ -46,8 +43,8 @@ from penstock_edge.surfaces.legs import Answer, Reply, decide, first_leg, next_l
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.surfaces.session_start import session_of
 from penstock_edge.surfaces.surface import Handlers
-from penstock_edge.surfaces.vercel import request as chat_request
-from penstock_edge.surfaces.vercel.request import Chat, ChatRequest, decided, responses_of
+from penstock_edge.surfaces.vercel.request import Chat, ChatRequest, decided
+from penstock_edge.surfaces.vercel.request import Response as Responded
 from penstock_edge.views.encoded_leg import LegForm
 from penstock_edge.views.framing import Sse
 from penstock_edge.views.upstream_frames import INTERRUPTED
@@ -55,26 +52,28 @@ from penstock_edge.views.upstream_frames import INTERRUPTED
 VERCEL: Final = "vercel"
 # The SDK's client sends no cursor, so a stream that ends before its run must end in an error.
 FRAMING: Final = Sse(named=False, is_resumable=False)
-CUT: Final = [sse.encode(vercel.error(INTERRUPTED).data), sse.encode(vercel.DONE)]
-
-
-def _form(sdk: str) -> LegForm[vercel.VercelEncoder]:
-    return LegForm(
+CUT: Final = [
+    sse.encode(orjson.dumps({"type": "error", "errorText": INTERRUPTED})),
+    sse.encode(vercel.DONE),
+]
+Form = LegForm[vercel.VercelEncoder]
+FORMS: Final[dict[str, Form]] = {
+    sdk: LegForm(
         (f"sdk={sdk}",),
         VERCEL,
-        vercel.encoder(sdk),
+        partial(vercel.VercelEncoder, sdk),
         FRAMING.event,
         lambda encoder: CUT,
         FRAMING,
         vercel.DONE,
         vercel.HEADERS,
     )
-
-
-FORMS: Final = {sdk: _form(sdk) for sdk in vercel.SDKS}
+    for sdk in vercel.SDKS
+}
 SDK: Final = Parameter("sdk", "The major version of the client's package `ai`", one_of(vercel.SDKS))
 CHAT_ID: Final = in_path("chat", "The chat's id, which is the session's id")
-_chats = partial(Operation, tag=VERCEL)
+HELLO: Final = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}
+_chats = partial(Operation, tag=VERCEL, refusals=(404, 409, 410))
 
 
 class Chats(Handlers):
@@ -90,17 +89,9 @@ class Chats(Handlers):
             any_scope=("start", "decide"),
             parameters=(by.AGENT_ID, SDK),
             body=ChatRequest,
-            example={
-                "id": "chat-1",
-                "trigger": "submit-message",
-                "messages": [
-                    {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}
-                ],
-            },
-            description="Only the last message counts. A user's message starts a run, which needs "
-            "the scope `start`. An assistant's message answers a pause by its parts in the state "
-            "`approval-responded` with the digest of the request, which needs `decide`.",
-            refusals=(404, 409, 410),
+            example={"id": "chat-1", "trigger": "submit-message", "messages": [HELLO]},
+            description="Only the last message counts: a user's starts a run (scope `start`), and "
+            "an assistant's answers a pause, with the digests of what was asked (`decide`).",
         )
     )
     async def post(self, request: Request) -> ASGIApp:
@@ -110,9 +101,8 @@ class Chats(Handlers):
         edge.streams.require_room(request.scope)
         require_json(request)
         body = await read_body(request, edge.settings.max_body_bytes)
-        chat = chat_request.parse(body)
-        responses = responses_of(chat)
-        if not responses:
+        chat = Chat.parse(body)
+        if not (responses := chat.responses()):
             require(who, "start")
             return await self._start(who, agent, chat, body, form)
         require(who, "decide")
@@ -122,35 +112,24 @@ class Chats(Handlers):
         return await edge.stream(leg.view(form), leg.position)
 
     async def _start(
-        self,
-        who: Identity,
-        agent: AgentConfig,
-        chat: Chat,
-        body: bytes,
-        form: LegForm[vercel.VercelEncoder],
+        self, who: Identity, agent: AgentConfig, chat: Chat, body: bytes, form: Form
     ) -> ASGIApp:
         """For a repeated request, stream the run of the first one. A message that is generated
         again is no repetition: the client removes the earlier answer, and wants another."""
         edge, asked = self._edge, chat.request
-        text, key, when_busy = chat_request.text_of(chat), None, asked.when_busy
-        if asked.trigger == "submit-message":
-            digest = hashlib.sha256(body).hexdigest()
-            key = orjson.dumps([VERCEL, agent.id, asked.id, digest]).decode()
-        else:
-            when_busy = "refuse"
-        given = None
-        if isinstance(agent, WorkflowAgent):
-            given = workflow_input(asked.input, "input")
-        user = who.run_user(who.user_id)
+        again = asked.trigger == "regenerate-message"
+        digest = hashlib.sha256(body).hexdigest()
         start = Start(
             agent,
-            text,
+            chat.text(),
             asked.id,
-            user,
-            input=given,
-            key=key,
+            who.run_user(who.user_id),
+            input=workflow_input(asked.input, "input")
+            if isinstance(agent, WorkflowAgent)
+            else None,
+            key=None if again else orjson.dumps([VERCEL, agent.id, asked.id, digest]).decode(),
             request=body,
-            when_busy=when_busy,
+            when_busy="refuse" if again else asked.when_busy,
         )
         started, leg = await first_leg(edge, start)
         if not started.new:
@@ -158,15 +137,11 @@ class Chats(Handlers):
         return await edge.stream(leg.view(form), leg.position)
 
     async def _reply(
-        self,
-        who: Identity,
-        agent: AgentConfig,
-        chat_id: str,
-        responses: Sequence[chat_request.Response],
+        self, who: Identity, agent: AgentConfig, chat_id: str, responses: Sequence[Responded]
     ) -> Reply:
         """Return the answers to pending approvals, if there are any: a client repeats the answers
         to earlier pauses. The approvals service compares the digests."""
-        found: list[tuple[ApprovalRecord, RunRecord | None, str, chat_request.Response]] = []
+        found = []
         for response in responses:
             approval_id, item_id = parse_question_id(response.id)
             approval, root = await approval_in_session(
@@ -175,16 +150,18 @@ class Chats(Handlers):
             if approval is None or item_id is None:
                 raise Problem(404, f"there is no approval request {shortened(response.id)!r}")
             found.append((approval, root, item_id, response))
-        found = [each for each in found if each[0].status == "pending"] or found[-1:]
         answers: dict[str, Answer] = {}
-        for approval, _, item_id, response in found:
+        roots: dict[str, RunRecord] = {}
+        for approval, root, item_id, response in [
+            each for each in found if each[0].status == "pending"
+        ] or found[-1:]:
             digest = response.descriptor.digest
             answer = answers.setdefault(approval.approval_id, Answer(approval, digest=digest))
             if answer.digest != digest:
                 raise Problem(422, "messages: the answers to one pause have different digests")
             answer.items.append(decided(response, item_id))
-        roots = {root.run_id: root for _, root, _, _ in found if root is not None}
-        if len(answers) > max(1, len(found) * bool(roots)) or len(roots) > 1:
+            roots |= {} if root is None else {root.run_id: root}
+        if len(roots or answers) > 1:
             raise Problem(422, "messages: the answers belong to pauses of different runs")
         return Reply(list(answers.values()), next(iter(roots.values()), None))
 
@@ -198,7 +175,6 @@ class Chats(Handlers):
             answers=by.FOLLOWED,
             scopes=("read",),
             parameters=(by.AGENT_ID, CHAT_ID, SDK, by.USER, *by.CURSOR),
-            refusals=(404, 410),
         )
     )
     async def resume(self, request: Request) -> ASGIApp:
@@ -222,15 +198,11 @@ class Chats(Handlers):
             path="/vercel/{agent}/{chat}/stop",
             summary="Cancel the chat's newest run: a client that leaves does not",
             answers={
-                200: json(
-                    "The run is cancelled; `confirmed` is false if its agent server may go on",
-                    an_object(run_id=TEXT, status=TEXT, timestamp=NULLABLE, confirmed=FLAG),
-                ),
-                202: json("Not known yet", an_object(run_id=TEXT, status=TEXT)),
+                200: json("The run is cancelled: `run_id`, and `confirmed` by its server", OBJECT),
+                202: json("Not known yet", OBJECT),
             },
             scopes=("start",),
             parameters=(by.AGENT_ID, CHAT_ID, by.USER),
-            refusals=(404, 409),
         )
     )
     async def stop(self, request: Request) -> ASGIApp:
@@ -241,13 +213,11 @@ class Chats(Handlers):
         if record is None:
             raise Problem(404, f"there is no chat {shortened(session.session_id)}")
         cancelled = await edge.canceller.cancel(record.run_id, identity_of(request))
-        body: dict[str, Any] = {"run_id": record.run_id, "timestamp": cancelled.at}
-        if cancelled.at is None:
-            return json_response(body | {"status": "cancelling"}, 202)
-        return json_response(body | {"status": "cancelled", "confirmed": cancelled.confirmed})
+        body = {"run_id": record.run_id, "confirmed": cancelled.confirmed}
+        return json_response(body, 202 if cancelled.at is None else 200)
 
 
-def _form_of(request: Request) -> LegForm[vercel.VercelEncoder]:
+def _form_of(request: Request) -> Form:
     sdk = request.query_params.get("sdk", vercel.DEFAULT_SDK)
     if sdk not in FORMS:
         raise Problem(422, f"sdk: must be one of {', '.join(FORMS)}")

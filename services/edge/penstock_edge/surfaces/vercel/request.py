@@ -1,5 +1,4 @@
-"""Models of the body of POST /vercel/{agent}, as `DefaultChatTransport` of the AI SDK sends it.
-Pure.
+"""Models of the body of POST /vercel/{agent}. Pure.
 
 A client sends the whole conversation again with each request, and may write anything into it. So
 only the last message counts: a user's message starts a run, and an assistant's message answers a
@@ -9,19 +8,15 @@ pause, with nothing but its approval responses that have the digest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.bus.records import Decided, WhenBusy
 from penstock_edge.surfaces.bodies import document_of, validated
-from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid
+from penstock_edge.surfaces.errors import invalid, shortened
 
-MAX_ID: Final = 512
-RESPONDED: Final = "approval-responded"
-M = TypeVar("M", bound=BaseModel)
-Trigger = Literal["submit-message", "regenerate-message"]
-Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Described(BaseModel):
@@ -34,7 +29,7 @@ class ChatRequest(_Described):
 
     id: Id
     messages: Annotated[list[Any], Field(min_length=1)]
-    trigger: Trigger = "submit-message"
+    trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     when_busy: WhenBusy = "queue"
     input: Any = None
 
@@ -48,14 +43,14 @@ class Part(_Described):
     approval: Any = None
 
     @property
-    def is_call(self) -> bool:
-        return self.type == "dynamic-tool" or self.type.startswith("tool-")
+    def is_answer(self) -> bool:
+        is_call = self.type == "dynamic-tool" or self.type.startswith("tool-")
+        return is_call and self.state == "approval-responded"
 
 
 class Message(_Described):
     """A UIMessage."""
 
-    id: str | None = None
     role: Literal["system", "user", "assistant"]
     parts: list[Part]
 
@@ -70,66 +65,48 @@ class Response(_Described):
     """The approval of a part that the user has answered."""
 
     id: Id
-    approved: StrictBool
+    approved: bool
     descriptor: Descriptor
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One request: the chat, its last message, and where the message is in the body."""
+    """One request: its fields, its last message, and where the message's parts are in the body."""
 
     request: ChatRequest
     message: Message
     where: tuple[str | int, ...]
 
+    @classmethod
+    def parse(cls, body: bytes) -> Chat:
+        request = validated(ChatRequest, document_of(body))
+        where = ("messages", len(request.messages) - 1)
+        return cls(request, validated(Message, request.messages[-1], *where), (*where, "parts"))
 
-def parse(body: bytes) -> Chat:
-    request = validated(ChatRequest, document_of(body))
-    where = ("messages", len(request.messages) - 1)
-    return Chat(request, _at(where, Message, request.messages[-1]), where)
+    def responses(self) -> list[Response]:
+        """Return the answers in an assistant's message; none in a user's message."""
+        return [
+            validated(Response, part.approval, *self.where, index, "approval")
+            for index, part in enumerate(self.message.parts)
+            if self.message.role == "assistant" and part.is_answer
+        ]
 
-
-def responses_of(chat: Chat) -> list[Response]:
-    """Return the approval responses of an assistant's message; none for a user's message."""
-    if chat.message.role != "assistant":
-        return []
-    return [
-        _at((*chat.where, "parts", index, "approval"), Response, part.approval)
-        for index, part in enumerate(chat.message.parts)
-        if part.state == RESPONDED and part.is_call
-    ]
+    def text(self) -> str:
+        """Return the text of the user's message, which is all that an agent gets of it."""
+        if self.message.role != "user":
+            text = "the last message must be the user's, or answer a tool-approval-request"
+            raise invalid("no_user_message", self.where, text)
+        for index, part in enumerate(self.message.parts):
+            if part.text is None:
+                text = f"an agent gets no {shortened(part.type)}"
+                raise invalid("not_portable", (*self.where, index), text)
+        text = "".join(part.text or "" for part in self.message.parts)
+        if not text.strip():
+            raise invalid("blank", self.where, "must not be empty or only white space")
+        return text
 
 
 def decided(response: Response, item_id: str) -> Decided:
     decision: Literal["approve", "reject"] = "approve" if response.approved else "reject"
     return Decided(item_id=item_id, decision=decision, note=response.reason)
-
-
-def text_of(chat: Chat) -> str:
-    """Return the text of the user's message, which is all that an agent gets of it."""
-    if chat.message.role != "user":
-        text = "the last message must be the user's, or have the answer to a tool-approval-request"
-        raise invalid("no_user_message", chat.where, text)
-    others = [
-        body_error(
-            "not_portable", (*chat.where, "parts", index), f"an agent gets no {part.type[:MAX_ID]}"
-        )
-        for index, part in enumerate(chat.message.parts)
-        if part.text is None
-    ]
-    if others:
-        raise InvalidBody(others)
-    text = "".join(part.text or "" for part in chat.message.parts)
-    if not text.strip():
-        raise invalid("blank", (*chat.where, "parts"), "must not be empty or only white space")
-    return text
-
-
-def _at(where: tuple[str | int, ...], model: type[M], value: Any) -> M:
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise InvalidBody(
-            body_error(each["type"], (*where, *each["loc"]), each["msg"]) for each in error.errors()
-        ) from error
