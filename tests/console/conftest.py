@@ -1,4 +1,4 @@
-"""One demo, one Penstock that asks who calls, and one browser for all tests of the console."""
+"""One Penstock that asks who calls, and one browser for all tests of the console."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from penstock.dialects.openai import Asked
 from support.attacks.smuggled import ATTACKS, DECISIONS, FACES, Caller, Request, Target
 from support.drive.secured import bearer
 from support.drive.waiting import eventually
@@ -28,6 +29,7 @@ from support.real.upstreams import Upstream
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 JSON = {"accept": "application/json"}
+AGENTS = ["assistant", pytest.param("research", marks=pytest.mark.chaos)]
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Site:
             tool=paused["tools"][0],
             call=calls[0],
             interrupt=finished["outcome"]["interrupts"][0],
+            openai_request=str(Asked.of(approval["approval_id"], item)),
         )
 
     async def is_pending(self, target: Target) -> bool:
@@ -145,7 +148,7 @@ async def site(
         nats.remove()
 
 
-@pytest.mark.parametrize("agent", ["assistant", "research"])
+@pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("face", FACES)
 async def test_nothing_but_a_decision_answers_a_pause(site: Site, face: str, agent: str) -> None:
     target = await site.pause(agent)
@@ -161,7 +164,7 @@ async def test_nothing_but_a_decision_answers_a_pause(site: Site, face: str, age
     assert site.ran(target) == 1
 
 
-@pytest.mark.parametrize("agent", ["assistant", "research"])
+@pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("face", DECISIONS)
 async def test_an_answer_that_is_sent_again_decides_nothing_more(
     site: Site, face: str, agent: str

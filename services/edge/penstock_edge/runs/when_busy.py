@@ -6,6 +6,7 @@ same time, the one whose record was created first counts as the earlier one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,10 +19,13 @@ from penstock.bus.streams import COMMANDS, events_for
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import event
 from penstock.bus.write.objects import unwrap
+from penstock.events.catalogue import TERMINAL
 from penstock.lookups import look_until
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
+from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.run_list import RunList
+from penstock_edge.views.items import type_of
 
 # `lifecycle.started` and the `open` show no more characters of a message (commands/shared.py).
 MAX_CHARACTERS: Final = 50_000
@@ -87,9 +91,17 @@ class BusySessions:
             for run_id, other in found.items()
             if other.status != "queued" or other.revision < mine.revision
         )
-        bucket = self._bus.bucket("runs")
-        records = [await bucket.load(run_id, RunRecord) for run_id in earlier]
-        return [each for each in records if each is not None and each.status not in ENDED]
+        records = await asyncio.gather(*map(self._open_run, earlier))
+        return [each for each in records if each is not None]
+
+    async def _open_run(self, run_id: str) -> RunRecord | None:
+        """Return the record of a run that has not ended. The event comes before the record, and a
+        client that has seen the event may start the next run at once."""
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        if record is None or record.status in ENDED:
+            return None
+        last = await lifecycle_of(self._bus, run_id)
+        return None if last is not None and type_of(last) in TERMINAL else record
 
     async def _message(self, run: RunRecord) -> str:
         """Return the whole message of a run: from its command, or once it has begun from its first

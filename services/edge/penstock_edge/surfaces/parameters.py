@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
+from penstock.bus.records import WhenBusy
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.dialects.unified import CATEGORY_OF
 from penstock.web.operation import (
@@ -99,6 +100,11 @@ IDEMPOTENCY_KEY: Final = Parameter(
     "Idempotency-Key",
     "A request with the same key and body gets the run that the first one started",
     location="header",
+)
+WHEN_BUSY: Final = Parameter(
+    "when_busy",
+    "What a new run does while another one of the session is open, as in POST /v1/runs",
+    one_of(get_args(WhenBusy)),
 )
 DEPTH: Final = Parameter(
     "Penstock-Depth",

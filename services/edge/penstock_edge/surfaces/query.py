@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast, get_args
 
 from starlette.requests import HTTPConnection
 
-from penstock.bus.records import RunRecord
+from penstock.bus.records import RunRecord, WhenBusy
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.problems import Problem
 from penstock_edge.runs.records import is_workflow
@@ -44,6 +44,15 @@ def parsed_cursor(request: HTTPConnection, parse: Callable[[str], T]) -> T | Non
         return parse(text)
     except ValueError as error:
         raise Problem(400, str(error)) from error
+
+
+def when_busy_of(request: HTTPConnection) -> WhenBusy:
+    """Return what a start does in a busy session, on a surface whose bodies have no field for
+    it."""
+    value, known = request.query_params.get("when_busy", "queue"), get_args(WhenBusy)
+    if value not in known:
+        raise Problem(422, f"when_busy: must be one of {', '.join(known)}")
+    return cast(WhenBusy, value)
 
 
 def wants_page(request: HTTPConnection) -> bool:

@@ -22,6 +22,7 @@ from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
+from support.drive.agui_requests import run_input, user
 from support.drive.pipeline import PIPELINE, Event, Pipeline, Services, pipeline
 from support.drive.steps import Step
 from support.drive.waiting import eventually
@@ -138,7 +139,6 @@ async def test_a_start_is_refused_while_a_run_of_its_session_is_open_and_no_othe
         await upstream.called(1)
         held.go.set()
         await ada.end(first)
-        await ada.penstock.record(first, "completed")
         # A refused start leaves nothing, so the same request is accepted now.
         again = await ada.start("second", "refuse", idempotency_key="k")
         await ada.end(again)
@@ -232,6 +232,36 @@ async def test_no_agent_server_takes_a_message_in_the_middle_of_a_run(
         assert refused.status_code == 409
         assert "Agno takes a message only with a new run" in refused.json()["detail"]
         held.go.set()
+
+
+async def test_the_faces_of_other_protocols_take_it_too(
+    nats_server: NatsServer, upstream: Misbehaving, held: Held
+) -> None:
+    said = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "second"}]}
+    async with site(nats_server, agents(upstream)) as ada:
+        first = await ada.start("first", user_id=None)
+        asked: dict[str, Any] = {
+            "/agents/agno/runs": {"message": "second", "session_id": ada.session},
+            "/agui/agno": run_input(ada.session, user("second")),
+            "/openai/v1/responses": {
+                **{"model": "agno", "input": "second", "conversation": ada.session},
+            },
+            "/openai/v1/chat/completions": {
+                **{"model": "agno", "messages": [{"role": "user", "content": "second"}]},
+                "metadata": {"session_id": ada.session},
+            },
+            "/a2a/agno/message:send": {"message": {**said, "contextId": ada.session}},
+        }
+        for path, body in asked.items():
+            headers = {"a2a-version": "1.0"}
+            url = f"{path}?when_busy=refuse"
+            refused = await ada.http.post(url, json=body, headers=headers)
+            assert refused.status_code == 409, (path, refused.text)
+            assert first in refused.text, path
+        wrong = await ada.http.post("/agui/agno?when_busy=x", json=asked["/agui/agno"])
+        assert wrong.status_code == 422
+        held.go.set()
+    assert held.messages == ["first"]
 
 
 async def test_waiting_starts_are_listed_moved_and_withdrawn_by_their_user_alone(

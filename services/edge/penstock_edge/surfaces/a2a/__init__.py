@@ -132,7 +132,7 @@ RPC: Final = Operation(
     scopes=(),
     any_scope=("start", "decide", "read"),
     errors=RPC_ERRORS,
-    parameters=(*HEADERS, by.LAST_EVENT_ID),
+    parameters=(*HEADERS, by.LAST_EVENT_ID, by.WHEN_BUSY),
     body=RpcRequest,
     example={
         "jsonrpc": "2.0",
@@ -205,7 +205,7 @@ class Rest:
                 answers=answers,
                 scopes=(),
                 any_scope=("start", "decide"),
-                parameters=HEADERS,
+                parameters=(*HEADERS, by.WHEN_BUSY),
                 body=SendRequest,
                 example={"message": _MESSAGE},
                 constants={"verb": verb},

@@ -42,7 +42,7 @@ from penstock_edge.surfaces.a2a.views import STATES, Call, TaskObject, fold_form
 from penstock_edge.surfaces.bodies import workflow_input
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
-from penstock_edge.surfaces.query import cursor_of
+from penstock_edge.surfaces.query import cursor_of, when_busy_of
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.view import View
 
@@ -104,6 +104,7 @@ class Tasks:
             input=given,
             key=orjson.dumps(key).decode(),
             request=content,
+            when_busy=when_busy_of(call.request),
         )
         started, leg = await first_leg(edge, start)
         if not started.new:

@@ -48,6 +48,7 @@ from penstock_edge.surfaces.agno.views import (
 )
 from penstock_edge.surfaces.bodies import json_response, workflow_input
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
+from penstock_edge.surfaces.query import when_busy_of
 from penstock_edge.surfaces.surface import Handlers
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
@@ -111,7 +112,7 @@ class Runs(Handlers):
             },
             scopes=("start",),
             sometimes={"raw": RAW},
-            parameters=(by.AGNO_ID,),
+            parameters=(by.AGNO_ID, by.WHEN_BUSY),
             body=RunRequest,
             body_types=(*FORMS, JSON),
             example={"message": "Hello", "stream": True},
@@ -148,6 +149,7 @@ class Runs(Handlers):
             # For an agent that is neither an Agno agent nor a workflow, `given` is empty, because
             # the request has no fields for the input of such an agent.
             input=given or None,
+            when_busy=when_busy_of(request),
         )
         started, leg = await legs.first_leg(edge, start, frames=native and asked.stream)
         if asked.returns_at_once:

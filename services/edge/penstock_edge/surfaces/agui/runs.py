@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock import start_fields
+from penstock.bus.records import WhenBusy
 from penstock.runs.start import Start
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, identity_of, require
@@ -28,6 +29,7 @@ from penstock_edge.surfaces.agui.request import RunAgentInput
 from penstock_edge.surfaces.bodies import workflow_input
 from penstock_edge.surfaces.errors import unaccepted_as_422
 from penstock_edge.surfaces.legs import Leg, Reply, decide, first_leg, next_leg
+from penstock_edge.surfaces.query import when_busy_of
 from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.agui import Audience
 from penstock_edge.views.view import View
@@ -46,7 +48,7 @@ class Runs(Handlers):
             scopes=(),
             any_scope=("start", "decide"),
             errors=DETAIL,
-            parameters=(by.AGENT_ID,),
+            parameters=(by.AGENT_ID, by.WHEN_BUSY),
             body=RunAgentInput,
             example={
                 "threadId": "thread-1",
@@ -80,10 +82,15 @@ class Runs(Handlers):
                 start_fields.check_body(AGUI, agent.accepts, body)
             else:
                 start_fields.refuse_answers(orjson.loads(body))
-        return await self._start(who, agent, asked, body)
+        return await self._start(who, agent, asked, body, when_busy_of(request))
 
     async def _start(
-        self, who: Identity, agent: AgentConfig, asked: RunAgentInput, body: bytes
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        asked: RunAgentInput,
+        body: bytes,
+        when_busy: WhenBusy,
     ) -> ASGIApp:
         """For a repeated request, stream the run of the first one."""
         edge = self._edge
@@ -100,6 +107,7 @@ class Runs(Handlers):
             body=body.decode() if agent.protocol == AGUI else None,
             key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),
             request=body,
+            when_busy=when_busy,
             prepare=lambda run_id: edge.agui_leg_ids.write(run_id, 1, asked.run_id),
         )
         started, leg = await first_leg(edge, start)

@@ -83,7 +83,7 @@ class Chat:
             scopes=("start",),
             errors=ERRORS,
             refusals=(400, 404, 409, 410, 502),
-            parameters=(_SESSION,),
+            parameters=(_SESSION, by.WHEN_BUSY),
             body=ChatRequest,
             example={
                 "model": "assistant",

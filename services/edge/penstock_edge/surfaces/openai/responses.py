@@ -67,6 +67,7 @@ class Responses:
             answers=_RESPONSE,
             scopes=(),
             any_scope=("start", "decide"),
+            parameters=(by.WHEN_BUSY,),
             body=ResponsesRequest,
             example={"model": "assistant", "input": "Hello", "stream": True},
         )

@@ -27,7 +27,7 @@ from penstock_edge.surfaces.bodies import Model, document_of, validated, workflo
 from penstock_edge.surfaces.legs import Leg, first_leg
 from penstock_edge.surfaces.openai.ids import ResponseId
 from penstock_edge.surfaces.openai.request import refused
-from penstock_edge.surfaces.query import cursor_of
+from penstock_edge.surfaces.query import cursor_of, when_busy_of
 from penstock_edge.views.encoded_leg import LegForm
 from penstock_edge.views.view import View
 
@@ -92,6 +92,7 @@ class Runs:
             given = workflow_input((metadata or {}).get("input"), "metadata", "input")
         user = asked.who.run_user(asked.who.user_id)
         start = Start(agent, message, session_id, user, given, request=asked.body)
+        start = replace(start, when_busy=when_busy_of(asked.request))
         if (key := asked.request.headers.get(KEY)) is not None:
             start = replace(start, key=key)
         elif RETRY in asked.request.headers:
