@@ -23,6 +23,7 @@ from support.drive.repository import ROOT
 from support.real import devtools, servers, up, upstreams
 from support.real.nats import NatsServer, write_passwords
 from support.real.nats_choice import NotPossible, chosen, new_server
+from support.real.ports import free_port
 from support.real.upstreams import Recipe, Upstream
 
 # Hypothesis uses fixed examples, so that `make test` is the same each time. An example has no
@@ -341,7 +342,13 @@ def demo(test_run: servers.SharedRun, agno_server: Upstream, adk_server: Upstrea
     config = test_run.folder / "console.yaml"
     tester = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
     away = {"id": "away", "protocol": "agui", "url": "http://127.0.0.1:9/"}
-    config.write_text(yaml.safe_dump({"agents": [tester, away]}))
+    # The agents of `penstock replay-server`, which a test starts on this port.
+    stored = {"url": f"http://127.0.0.1:{free_port()}"}
+    replays = [
+        {"id": "replayed-agno", "protocol": "agno", "agent": "demo-agent", **stored},
+        {"id": "replayed-adk", "protocol": "adk", "agent": "vana", **stored},
+    ]
+    config.write_text(yaml.safe_dump({"agents": [tester, away, *replays]}))
     return up.shared(
         test_run,
         "demo",

@@ -178,6 +178,12 @@ async def test_filters_are_in_the_address_and_stay_after_a_reload(
         await row_of(page, later, "waits for a person")
         await page.choose("#filter-agent", "linter")
         await page.until("document.querySelector('.empty')?.innerText.includes('No run fits')")
+        await page.go(f"{demo}/console/runs?agent=tester&status=paused")
+        await page.choose("#filter-since", "2020-01-01T00:00")
+        await page.until("new URLSearchParams(location.search).get('since') === '2020-01-01T00:00'")
+        await row_of(page, waits, "waits for a person")
+        await page.choose("#filter-until", "2020-01-02T00:00")
+        await page.until("document.querySelector('.empty')?.innerText.includes('No run fits')")
         is_clean(page, demo)
 
 
@@ -222,7 +228,7 @@ async def test_a_run_is_followed_and_decided_where_it_asks(
         await page.click("#event-0")
         await page.until("document.querySelector('.detail').innerText.includes('textconfirm')")
         await is_accessible(page, "events")
-        await page.value("history.back()")
+        await page.value("setTimeout(() => history.back()); null")
         await page.until("document.querySelector('[aria-selected=true]').id === 'tab-transcript'")
         is_clean(page, demo)
 
@@ -328,7 +334,7 @@ async def test_pages_that_were_left_hold_no_connection(demo: str, http: httpx.As
             await page.until("document.querySelector('.live').textContent === 'live'")
             await page.go(f"{demo}/console/runs/{run_id}")
             await page.until("!!document.querySelector('.decision')")
-        await page.value("history.back()")
+        await page.value("setTimeout(() => history.back()); null")
         await page.until("location.pathname.startsWith('/console/inbox')")
         await page.until("document.querySelector('.live')?.textContent === 'live'")
         is_clean(page, demo)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from support.fakes.issuer import token
-from support.real.consoles import HOSTILE, SHOWN, is_accessible, is_clean
+from support.real.consoles import HOSTILE, SHOWN, is_accessible, is_clean, sign_in
 from support.real.devtools import Page, page_at
 
 # The demo starts two agent servers, which takes long on a busy machine.
@@ -82,7 +82,7 @@ async def test_a_streamed_run_is_shown_as_it_comes_and_in_the_list(demo: str) ->
         await page.click(f"{STREAMED} > .foot a")
         await page.until("!!document.querySelector('main.run .item-end')")
         assert await page.value("location.pathname") == link
-        await page.value("history.back()")
+        await page.value("setTimeout(() => history.back()); null")
         await ready(page, "assistant")
         asked = [each for each in page.requested if "/v1/runs?" in each and "limit=50" in each]
         assert len(asked) == 2  # no list is asked for again and again
@@ -224,9 +224,7 @@ async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_ou
     asking: str,
 ) -> None:
     async with page_at(f"{asking}/") as page:
-        await page.until("!!document.querySelector('#token')")
-        await page.type("#token", token(sub="dora"))
-        await page.click(".sign-in button")
+        await sign_in(page, token(sub="dora"))
         await ready(page, "tester")
         assert await page.text(".user") == "dora"
         assert "penstock_token" not in await page.value("document.cookie")
@@ -242,9 +240,7 @@ async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_ou
 
 async def test_a_decision_that_is_refused_says_so_in_view(asking: str) -> None:
     async with page_at(f"{asking}/") as page:
-        await page.until("!!document.querySelector('#token')")
-        await page.type("#token", token(sub="bob", scope="start read"))
-        await page.click(".sign-in button")
+        await sign_in(page, token(sub="bob", scope="start read"))
         await ready(page, "tester")
         await starts(page, ASKS, "tester", "confirm " + "a long argument " * 60)
         await page.until(f"!!document.querySelector('{ASKS} .decision button.approve')")

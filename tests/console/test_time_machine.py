@@ -39,7 +39,7 @@ async def test_a_run_is_run_again_after_what_it_called_was_named(
     async with page_at(f"{demo}/console/runs/{run_id}") as page:
         await page.resize(1280)
         await page.until("!!document.querySelector('.item-end')")
-        await page.click(".bar .cancel")
+        await page.click(".run-again")
         await page.until("document.activeElement.id === 'again-text'")
         calls = await page.text(".again .called")
         [call] = (await http.get(f"/v1/runs/{run_id}/state")).json()["tool_calls"]
@@ -89,8 +89,8 @@ async def test_a_workflow_is_run_again_with_an_edited_input(
     await decided(http, run_id)
     await has_status(http, run_id, "completed")
     async with page_at(f"{demo}/console/runs/{run_id}") as page:
-        await page.until("!!document.querySelector('main > .bar .cancel')")
-        await page.click(".bar .cancel")
+        await page.until("!!document.querySelector('.run-again')")
+        await page.click(".run-again")
         await page.until("!!document.querySelector('#again-text')")
         told = json.loads(await page.value("document.querySelector('#again-text').value"))
         assert told["message"] == "+password = 3"

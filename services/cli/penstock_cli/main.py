@@ -40,6 +40,7 @@ _COMMANDS: Final = {
     "deadletters": ("deadletters", "app"),
     "streams": ("streams", "app"),
     "subscribers": ("subscribers", "app"),
+    "replay-server": ("replays", "replay_server"),
 }
 
 

@@ -27,7 +27,9 @@ BUCKET: Final = "runs"
 STATUSES: Final = {status: code for code, status in enumerate(get_args(RunStatus))}
 _OPEN: Final = tuple(code for status, code in STATUSES.items() if status not in ENDED)
 MAX_BELOW: Final = 2000  # about as many runs below a run are looked for
-_AFTER_ALL: Final = b"\xff" * 16
+# The keys from the first one on, up to the second one, which is not included.
+Began = tuple[bytes, bytes]
+EVER: Final[Began] = (b"", b"\xff" * 16)
 _PUT: Final = (
     "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
     "owner = excluded.owner, agent = excluded.agent, session = excluded.session, "
@@ -87,10 +89,11 @@ class RunRows(IndexRows):
         return key_of_run(key)
 
     def slice(
-        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
+        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int, first: bytes
     ) -> tuple[list[bytes], bytes | None]:
-        """Search some rows before a key; return the keys of the rows that fit, the newest first.
-        Also returns the key from which to continue, or None if no more rows can fit."""
+        """Search some rows before a key, from the key `first` on; return the keys of the rows that
+        fit, the newest first. Also returns the key from which to continue, or None if no more rows
+        can fit."""
         index, by = _index(owner, wanted)
         others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
         given = [_code(name, others.pop(name)) for name in by]
@@ -102,7 +105,7 @@ class RunRows(IndexRows):
         if others:
             sql = f"SELECT key FROM runs {index} WHERE {base}key < ? ORDER BY key DESC"
             at = self.rows(f"{sql} LIMIT 1 OFFSET {SLICE - 1}", (*given, before))
-            next_before = at[0][0] if at else None
+            next_before = at[0][0] if at and at[0][0] > first else None
         conditions = " ".join(f"AND {_COLUMNS[name]} = ?" for name in others)
         found = self.rows(
             f"SELECT key FROM runs {index} WHERE {base}key < ? AND key >= ? {conditions}"
@@ -110,7 +113,7 @@ class RunRows(IndexRows):
             (
                 *given,
                 before,
-                next_before or b"",
+                next_before or first,
                 *(_code(name, value) for name, value in others.items()),
                 limit,
             ),
@@ -183,20 +186,23 @@ class RunList:
         wanted: Mapping[str, str],
         before: str | None,
         limit: int,
+        began: Began = EVER,
     ) -> tuple[list[JsonObject], bool]:
         """Return the newest runs of these owners (None: of all), and whether more runs follow.
 
         `may_see` is asked about the owner in the record that is shown, so an error of the index
         cannot show a run that the caller may not see. `wanted` are values of the records' `agent`,
         `session_id`, `status` and `parent_run_id`; an empty `parent_run_id` is that of a run
-        without a parent. Only runs older than the run id `before` are returned.
+        without a parent. Only runs that have begun in the time `began` and are older than the run
+        id `before` are returned.
         """
         await self.index.caught_up()
         found: list[JsonObject] = []
-        place = packed(before) if before is not None else _AFTER_ALL
+        first, end = began
+        place = end if before is None else min(packed(before), end)
         while len(found) <= limit:
             missing = limit + 1 - len(found)
-            keys = await self._keys(owners, wanted, place, missing)
+            keys = await self._keys(owners, wanted, place, missing, first)
             ids = [run_id_of(key) for key in keys]
             values = await self.index.values(ids)
             for run_id in ids:
@@ -220,20 +226,25 @@ class RunList:
         return found
 
     async def _keys(
-        self, owners: Collection[str] | None, wanted: Mapping[str, str], before: bytes, limit: int
+        self,
+        owners: Collection[str] | None,
+        wanted: Mapping[str, str],
+        before: bytes,
+        limit: int,
+        first: bytes,
     ) -> list[bytes]:
         keys: list[bytes] = []
         for owner in owners if owners is not None else (None,):
-            keys += await self._keys_of(owner, wanted, before, limit)
+            keys += await self._keys_of(owner, wanted, before, limit, first)
         return sorted(keys, reverse=True)[:limit]
 
     async def _keys_of(
-        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
+        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int, first: bytes
     ) -> list[bytes]:
         keys: list[bytes] = []
         place: bytes | None = before
         while place is not None and len(keys) < limit:
-            some, place = self.rows.slice(owner, wanted, place, limit - len(keys))
+            some, place = self.rows.slice(owner, wanted, place, limit - len(keys), first)
             keys += some
             # Other tasks may run here. If no run fits the filter, this loop checks all rows, which
             # takes long.
@@ -278,6 +289,18 @@ def _code(name: str, value: str) -> int:
     if name == "status":
         return STATUSES.get(value, -1)
     return number_of(value) if value else 0
+
+
+def began_between(since: datetime | None, until: datetime | None) -> Began:
+    """Return the ids of runs that have begun from one time to the other, which is not included."""
+    first, end = EVER
+    return _key_at(since) if since else first, _key_at(until) if until else end
+
+
+def _key_at(time: datetime) -> bytes:
+    # The first six bytes of a run's id are the time of its start.
+    ms = int(time.timestamp() * 1000)
+    return min(max(ms, 0), 2**48 - 1).to_bytes(6, "big") + bytes(10)
 
 
 def packed(run_id: str) -> bytes:

@@ -64,9 +64,8 @@ SAVED_CURSOR: Final = Parameter(
     "The name of a cursor that the edge saves: without Last-Event-ID, the stream continues there",
     {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
 )
-SINCE: Final = Parameter(
-    "since", "The answer begins at this time (RFC 3339)", {"type": "string", "format": "date-time"}
-)
+TIME: Final[Json] = {"type": "string", "format": "date-time"}
+SINCE: Final = Parameter("since", "The answer begins at this time (RFC 3339)", TIME)
 NAMES: Final = Parameter("names", "Whether frames have an `event` line", SWITCH)
 MARKERS: Final = Parameter("markers", "Whether a frame marks the end of the stored events", SWITCH)
 CURSORS: Final = Parameter("cursors", "Whether each message is followed by its cursor", SWITCH)

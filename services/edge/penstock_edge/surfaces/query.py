@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
+from datetime import datetime
 from typing import Final, TypeVar, cast, get_args
 
 from starlette.requests import HTTPConnection
@@ -17,6 +19,9 @@ from penstock_edge.views.trees import BY_DEFAULT
 
 T = TypeVar("T")
 
+_RFC_3339: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
 MAX_VALUES: Final = 100
 IDLE: Final = "idle"
 CHILDREN: Final = "children"
@@ -128,6 +133,21 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
         return known.select_types(categories, types)
     except ValueError as error:
         raise Problem(422, f"category, type: {error}") from error
+
+
+def time_of(request: HTTPConnection, name: str) -> datetime | None:
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    # In a URL, a plus sign that is not escaped is read as a space. Accepted times contain no space,
+    # so each space is turned back into a plus sign.
+    text = text.strip().replace(" ", "+")
+    if _RFC_3339.fullmatch(text):
+        try:
+            return datetime.fromisoformat(text.upper())
+        except ValueError:
+            pass
+    raise Problem(422, f"{name}: must be a time as RFC 3339 has it: 2026-01-31T12:00:00Z")
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from penstock.bus.messages import raw_frame
 from penstock.bus.read.direct import read
 from penstock_edge.sources import locate
 from support.drive.clients import Client, MakeEdge, Stream
+from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun, command_of
 
 START = {"agent": "assistant", "message": "hello"}
@@ -319,6 +321,52 @@ async def test_runs_are_listed_newest_first_in_pages(edge: Client) -> None:
     rest = (await edge.get("/v1/runs", params=query)).json()
     assert [run["run_id"] for run in rest["runs"]] == made[:1]
     assert rest["next"] is None
+
+
+def id_at(time: str) -> str:
+    ms = f"{int(datetime.fromisoformat(time).timestamp() * 1000):012x}"
+    return f"{ms[:8]}-{ms[8:]}-{str(uuid_utils.uuid7())[14:]}"
+
+
+async def test_runs_are_filtered_by_the_time_of_their_start(edge: Client, bus: Bus) -> None:
+    times = [f"2020-01-01T1{hour}:00:00+00:00" for hour in range(4)]
+    made = [id_at(time) for time in times]
+    for run_id, time in zip(made, times, strict=True):
+        await PretendRun(bus, run_id, "timed").record(created_at=time)
+
+    async def found(**query: str) -> list[int]:
+        """Return the numbers of the runs of all pages, each with one run."""
+        numbers: list[int] = []
+        asked = {"session_id": "timed", "limit": "1", **query}
+        while True:
+            page = (await edge.get("/v1/runs", params=asked)).json()
+            numbers += [made.index(run["run_id"]) for run in page["runs"]]
+            if page["next"] is None:
+                return numbers
+            asked["before"] = page["next"]
+
+    async def all_known() -> bool:
+        return await found() == [3, 2, 1, 0]
+
+    await eventually(all_known)
+    assert await found(since=times[1]) == [3, 2, 1]
+    assert await found(until=times[1]) == [0]
+    assert await found(since=times[1], until=times[3]) == [2, 1]
+    assert await found(since="2020-01-01T14:00:00+02:00") == [3, 2]
+    assert await found(since=times[3], until=times[0]) == []
+    # Without the session, other indexes are used.
+    for more in ({"agent": "assistant"}, {"status": "queued"}, {"user_id": "anonymous"}):
+        query = {"since": times[0], "until": times[2], "limit": "9", **more}
+        page = (await edge.get("/v1/runs", params=query)).json()
+        assert [run["run_id"] for run in page["runs"]] == [made[1], made[0]]
+
+
+@pytest.mark.parametrize("time", ["yesterday", "2020-01-01", "2020-13-01T00:00:00Z"])
+async def test_a_wrong_time_of_a_list_is_422(edge: Client, time: str) -> None:
+    for name in ("since", "until"):
+        answer = await edge.get("/v1/runs", params={name: time})
+        assert answer.status_code == 422
+        assert answer.json()["detail"].startswith(f"{name}: must be a time")
 
 
 async def test_runs_are_filtered_by_agent_and_status(edge: Client, bus: Bus) -> None:

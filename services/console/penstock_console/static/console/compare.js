@@ -3,7 +3,7 @@
 
 import { get } from "../api.js";
 import { Transcript } from "./fold.js";
-import { Component, Status, Tree, duration, html, named } from "./view.js";
+import { Component, Status, Tree, duration, html, money, named } from "./view.js";
 import { short } from "../text.js";
 
 const MOST_EVENTS = 20_000;
@@ -138,7 +138,7 @@ export class Compare extends Component {
       ["Agent", ({ run }) => run.agent],
       ["Duration", ({ tookMs }) => duration(tookMs)],
       ["Tokens", ({ transcript: { usage } }) => (usage.calls ? `${usage.input} in, ${usage.output} out` : "not reported")],
-      ["Cost", ({ transcript: { usage } }) => [...usage.micros].map(([currency, micros]) => `${micros / 1e6} ${currency}`).join(" + ") || "not known"],
+      ["Cost", ({ transcript: { usage } }) => [...usage.micros].map(([currency, micros]) => money(currency, micros)).join(" + ") || "not known"],
     ];
     return html`<main class="compare">
       <div class="bar">

@@ -12,7 +12,7 @@ import { focusOn, go, query } from "./place.js";
 import { ENDED } from "./run_list.js";
 import { State } from "./state.js";
 import { Story } from "./story.js";
-import { Component, Id, Status, Time, duration, html, named } from "./view.js";
+import { Component, Id, Status, Time, duration, html, money, named } from "./view.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const DIALECTS = ["raw", "canonical", "agui", "unified"];
@@ -25,9 +25,7 @@ const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 const comparePlace = (one, other) => `/console/compare/${encodeURIComponent(one)}/${encodeURIComponent(other)}`;
 
 function Usage({ usage }) {
-  const money = ([currency, micros]) =>
-    new Intl.NumberFormat(undefined, { style: "currency", currency, maximumFractionDigits: 6 }).format(micros / 1e6);
-  const costs = [...usage.micros].map(money).join(" + ");
+  const costs = [...usage.micros].map(([currency, micros]) => money(currency, micros)).join(" + ");
   const unknown = usage.unknown ? `${usage.unknown} of ${usage.calls} calls have no known price` : "";
   return html`<div>
       <dt>Tokens${usage.isEstimated ? ", estimated" : ""}</dt>
@@ -226,9 +224,9 @@ export class Run extends Component {
         <h1 tabindex="-1">${short(run.message, 160) || run.run_id}</h1>
         <${Status} status=${status} />
         ${!ENDED.has(status) && html`<button type="button" class="reject cancel" disabled=${isCancelling} onClick=${() => this.cancel()}>Cancel the run</button>`}
-        ${end && !run.step_id && html`<button type="button" class="quiet cancel" aria-expanded=${isAgain} onClick=${() => this.setState({ isAgain: !isAgain })}>Run again…</button>`}
+        ${end && !run.step_id && html`<button type="button" class="quiet run-again" aria-expanded=${isAgain} onClick=${() => this.setState({ isAgain: !isAgain })}>Run again…</button>`}
       </div>
-      ${end && isAgain && html`<${Again} run=${run} transcript=${this.transcript} onClose=${() => this.setState({ isAgain: false }, () => focusOn(".bar .cancel"))} />`}
+      ${end && isAgain && html`<${Again} run=${run} transcript=${this.transcript} onClose=${() => this.setState({ isAgain: false }, () => focusOn(".run-again"))} />`}
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       <div class="columns">
         <div class="story">

@@ -13,7 +13,7 @@ const STATUS = {
 };
 
 export class RunList {
-  /** `filters` may have `agent`, `user_id`, `session_id` and `status`. */
+  /** `filters` may have `agent`, `user_id`, `session_id`, `status`, `since` and `until`. */
   constructor(filters) {
     this.filters = filters;
     this.records = new Map(); // all runs that are known, by id
@@ -61,7 +61,7 @@ export class RunList {
       updated_at: timestamp,
       approval_id: status === "paused" ? data.approval_id : undefined,
       ...(status === "failed" && { code: data.code, error: data.error }),
-      ...(data.usage && { usage: data.usage }),
+      ...(data.usage && { usage: { ...record.usage, ...data.usage } }),
     });
     this._link(this.records.get(event.run_id));
     return "shown";
@@ -87,7 +87,10 @@ export class RunList {
   }
 
   _fits(record) {
-    return Object.entries(this.filters).every(([name, value]) => !value || record[name] === value);
+    const { since, until, ...equal } = this.filters;
+    const began = Date.parse(record.created_at);
+    if (began < Date.parse(since) || began >= Date.parse(until)) return false;
+    return Object.entries(equal).every(([name, value]) => !value || record[name] === value);
   }
 
   // Ids of runs begin with the time of their start.

@@ -6,20 +6,42 @@ import { short } from "../text.js";
 import { follow, oncePerFrame } from "./live.js";
 import { go, query } from "./place.js";
 import { ENDED, RunList } from "./run_list.js";
-import { Component, Status, Time, duration, html } from "./view.js";
+import { Component, Status, Time, duration, html, money } from "./view.js";
 
 const PAGE = 50;
 const PART = 10; // the rows of a list that is a part of another screen
 // The stream begins so long before the answer of the list, since a list may be a moment behind.
 const OVERLAP_MS = 30_000;
 const AGAIN_MS = 3000;
-const FILTERS = ["status", "agent", "user_id", "session_id"];
+const SUMS_MS = 3000; // lists know the costs of a run so long after its end
+const FILTERS = ["status", "agent", "user_id", "session_id", "since", "until"];
 const STATUSES = ["queued", "running", "paused", "completed", "failed", "cancelled"];
 
+/** Return a time of the reader's zone, as a field for times has it, as the API wants it. */
+function instant(text) {
+  const time = new Date(text);
+  return Number.isNaN(time.getTime()) ? "" : time.toISOString();
+}
+
 function path(filters, more = {}) {
-  const wanted = Object.entries({ ...filters, ...more }).filter(([, value]) => value !== "");
+  const { since, until, ...rest } = filters;
+  const times = { since: instant(since), until: instant(until) };
+  const wanted = Object.entries({ ...rest, ...times, ...more }).filter(([, value]) => value !== "");
   const search = new URLSearchParams([...wanted, ["parent_run_id", ""], ["limit", `${PAGE}`]]);
   return `/v1/runs?${search}`;
+}
+
+const usageOf = (run) => run.usage_with_children ?? run.usage ?? {};
+
+function tokensOf(run) {
+  const { input_tokens: read = 0, output_tokens: wrote = 0 } = usageOf(run);
+  return read + wrote ? (read + wrote).toLocaleString() : "";
+}
+
+function costOf(run) {
+  const { cost_micros: micros = {}, without_price: unknown = 0 } = usageOf(run);
+  const known = Object.entries(micros).map(([currency, each]) => money(currency, each)).join(" + ");
+  return `${known}${unknown ? (known ? " and more" : "not known") : ""}`;
 }
 
 export class Runs extends Component {
@@ -99,6 +121,16 @@ export class Runs extends Component {
       if (record && this.list === list) list.add([record]);
     }
     if (found) this.draw();
+    if (found === "shown" && ENDED.has(event.event.action)) setTimeout(() => this.readSums(list, event.run_id), SUMS_MS);
+  }
+
+  /** Read the record of a run that has ended, for what it has cost. */
+  async readSums(list, runId) {
+    if (this.isGone || this.list !== list || document.hidden) return;
+    const record = await get(`/v1/runs/${encodeURIComponent(runId)}`).catch(() => null);
+    if (!record || this.isGone) return;
+    list.add([record]);
+    this.draw();
   }
 
   pause(isPaused) {
@@ -182,9 +214,9 @@ export class Runs extends Component {
         ${options(choices, filters[name])}
       </select>
     </label>`;
-    const field = (name, label, hint) => html`<label for=${`filter-${name}`}>
+    const field = (name, label, hint, type = "search") => html`<label for=${`filter-${name}`}>
       ${label}
-      <input id=${`filter-${name}`} type="search" value=${filters[name]} placeholder=${hint}
+      <input id=${`filter-${name}`} type=${type} value=${filters[name]} placeholder=${hint}
         onChange=${(event) => this.choose(name, event.target.value.trim())} />
     </label>`;
     return html`<main>
@@ -195,6 +227,8 @@ export class Runs extends Component {
           ${select("agent", "Agent", agents.map((each) => [each.id, each.name]))}
           ${field("user_id", "User", "a user's name")}
           ${field("session_id", "Session", "a session's id")}
+          ${field("since", "Since", "", "datetime-local")}
+          ${field("until", "Until", "", "datetime-local")}
         </form>
         <button type="button" class="quiet" aria-pressed=${isPaused} onClick=${() => this.pause(!isPaused)}>
           ${isPaused ? `Show ${waiting} ${waiting === 1 ? "change" : "changes"}` : "Pause updates"}
@@ -218,6 +252,8 @@ export class Runs extends Component {
           <th scope="col" class="wide">User</th>
           <th scope="col" class="wide">Started</th>
           <th scope="col" class="number">Duration</th>
+          <th scope="col" class="number wide">Tokens</th>
+          <th scope="col" class="number wide">Cost</th>
         </tr>
       </thead>
       <tbody>
@@ -247,6 +283,8 @@ export class Runs extends Component {
         <td class="wide">${run.user_id}</td>
         <td class="wide"><${Time} at=${run.created_at} /></td>
         <td class="number">${duration(until - Date.parse(run.created_at))}</td>
+        <td class="number wide">${tokensOf(run)}</td>
+        <td class="number wide">${costOf(run)}</td>
       </tr>`,
       ...(isOpen ? below.flatMap((each) => this.rows(each, depth + 1)) : []),
     ];

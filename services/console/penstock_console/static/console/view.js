@@ -109,6 +109,11 @@ export function duration(ms) {
   return `${Math.floor(s / Number(big[1]))} ${big[0]}${rest ? ` ${rest} ${small[0]}` : ""}`;
 }
 
+/** Return an amount, which comes in millionths of the currency, as text. */
+export function money(currency, micros) {
+  return new Intl.NumberFormat(undefined, { style: "currency", currency, maximumFractionDigits: 6 }).format(micros / 1e6);
+}
+
 const LONG = 400;
 const MAX_DEPTH = 20;
 

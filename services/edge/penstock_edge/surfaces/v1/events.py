@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +43,7 @@ from penstock_edge.surfaces.query import (
     number,
     parsed_cursor,
     switch,
+    time_of,
     wants_page,
 )
 from penstock_edge.surfaces.surface import Handlers
@@ -58,10 +58,6 @@ SUBJECTS: Final = Parameter(
     "category or action",
 )
 EVERYTHING: Final = "*.*"
-
-_RFC_3339: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ class EventsOfAllRuns(Handlers):
         subjects = subjects_of(request)
         if caller.grant is not None:
             caller.grant.check_subjects(subjects)
-        since = _time(request)
+        since = time_of(request, "since")
         if self._edge.bus.shards.made > 1:
             after = parsed_cursor(request, ShardCursor.parse)
         else:
@@ -302,23 +298,8 @@ def _matches(pattern: str, event_type: str) -> bool:
 async def position_of(edge: Edge, request: HTTPConnection, shard: int = 0) -> StartPosition | None:
     """Return the position that the request names, if any. A cursor counts more than a time: an
     EventSource that reconnects sends the time of its first URL and a newer cursor."""
-    since = _time(request)
+    since = time_of(request, "since")
     after = cursor_of(request)
     if after is not None:
         return await start_after(edge.bus, after, shard=shard)
     return None if since is None else await start_since(edge.bus, since, shard)
-
-
-def _time(request: HTTPConnection) -> datetime | None:
-    text = request.query_params.get("since")
-    if not text:
-        return None
-    # In a URL, a plus sign that is not escaped is read as a space. Accepted times contain no space,
-    # so each space is turned back into a plus sign.
-    text = text.strip().replace(" ", "+")
-    if _RFC_3339.fullmatch(text):
-        try:
-            return datetime.fromisoformat(text.upper())
-        except ValueError:
-            pass
-    raise Problem(422, "since: must be a time as RFC 3339 has it: 2026-01-31T12:00:00Z")

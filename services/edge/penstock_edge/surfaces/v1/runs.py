@@ -48,6 +48,7 @@ from penstock_edge.sources.locate import (
     with_live_marker,
 )
 from penstock_edge.sources.read_run import BYTES_READ, EVENTS_READ, READ_S, Allowance, read_run
+from penstock_edge.sources.run_list import began_between
 from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import Message, json_response, page_of
@@ -59,6 +60,7 @@ from penstock_edge.surfaces.query import (
     include_of,
     number,
     switch,
+    time_of,
     types_of,
     wants_page,
     with_children,
@@ -198,6 +200,8 @@ class Runs(Handlers):
             parameters=(
                 *FILTERS,
                 Parameter("user_id", "Only runs of this user"),
+                Parameter("since", "Only runs that have begun at this time or later", by.TIME),
+                Parameter("until", "Only runs that have begun before this time", by.TIME),
                 by.limit(MAX_LIMIT),
                 Parameter("before", "`next` of the page before"),
             ),
@@ -215,12 +219,13 @@ class Runs(Handlers):
         if status is not None and status not in get_args(RunStatus):
             raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
         wanted = {each.name: query[each.name] for each in FILTERS if each.name in query}
+        began = began_between(time_of(request, "since"), time_of(request, "until"))
         owners = who.owners
         if (user := query.get("user_id")) is not None:
             owners = frozenset({user}) if owners is None else owners & {user}
         async with self._edge.turns.of(who.tenant_user):
             runs, more = await self._edge.run_list.page(
-                owners, who.may_see_runs_of, wanted, before, limit
+                owners, who.may_see_runs_of, wanted, before, limit, began
             )
         if not who.has_scope("administer"):
             for run in runs:
