@@ -11,10 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from conformance import adk, agent_runs, agno, executions, unified
+from conformance import adk, agent_runs, agno, executions, unified, vercel
 from conformance.rows import Document, Example, Row, Verdict
 
-DOCUMENTS: Final = tuple(module.DOCUMENT for module in (executions, unified, agno, adk, agent_runs))
+DOCUMENTS: Final = tuple(
+    module.DOCUMENT for module in (executions, unified, agno, adk, agent_runs, vercel)
+)
 TESTS: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = TESTS.parent / "deploy/contract/conformance.md"
 
@@ -138,7 +140,7 @@ def _lines() -> Iterator[str]:
     yield "# The statements of each contract, and the tests that show them"
     yield ""
     yield (
-        f"The five documents make {len(rows)} statements that can be tested. This page says of "
+        f"The documents make {len(rows)} statements that can be tested. This page says of "
         "each statement whether it holds, and names the tests that show it. A statement that holds "
         "has at least one test from an agent server's bytes to the client's bytes, or a test of "
         "the running service. If the document leaves something open, the page says what Penstock "

@@ -6,7 +6,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +15,7 @@ import pytest_asyncio
 
 from penstock.settings import Config
 from penstock_edge.service import EdgeService
-from support.attacks.vercel_answers import FORGED, answered
+from support.attacks.vercel_answers import FORGED, Waits, answered
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline
 from support.drive.waiting import eventually
 from support.real import vercel_docs
@@ -126,31 +125,19 @@ async def test_a_tool_that_needs_approval_runs_once_or_never(
     assert [each["method"] for each in state["requests"]] == ["POST", "POST"]
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """A run that waits for an answer, as its client sees it."""
-
-    agent: str
-    session: str
-    approval_id: str
-    digest: str
-    item_id: str
-    tool_call_id: str
-
-    @classmethod
-    def of(cls, state: State) -> Waits:
-        (call,) = parts(state, "dynamic-tool")
-        approval_id, _, item_id = call["approval"]["id"].partition("/")
-        session = answer_of(state)["metadata"]["sessionId"]
-        digest = call["approval"]["descriptor"]["digest"]
-        return cls("assistant", session, approval_id, digest, item_id, call["toolCallId"])
+def waiting(state: State) -> Waits:
+    (call,) = parts(state, "dynamic-tool")
+    approval_id, _, item_id = call["approval"]["id"].partition("/")
+    session = answer_of(state)["metadata"]["sessionId"]
+    digest = call["approval"]["descriptor"]["digest"]
+    return Waits("assistant", session, approval_id, digest, item_id, call["toolCallId"])
 
 
 async def test_no_form_of_an_answer_without_the_digest_decides_anything(
     client: Chat, penstock: Pipeline, agno_server: Upstream
 ) -> None:
     title = f"Doc {uuid.uuid4().hex}"
-    waits = Waits.of(await asked(client, penstock, title))
+    waits = waiting(await asked(client, penstock, title))
     answers = {}
     for name, make in FORGED.items():
         path, body = make(waits)

@@ -9,13 +9,14 @@ from typing import Any
 
 import orjson
 import pytest
+import uuid_utils
 
 from penstock.bus import Bus
 from penstock.dialects.vercel import DONE, SDKS
 from penstock.settings import Config
 from penstock.sse import Frame
 from penstock_edge.stream import client as clients
-from support.attacks.vercel_answers import Json, agents, user
+from support.attacks.vercel_answers import FORGED, Json, Waits, agents, user
 from support.drive.agno_surface import CONFIG, Paused
 from support.drive.clients import Client, Stream
 from support.fakes.pretend import PretendRun
@@ -256,14 +257,33 @@ async def test_all_items_of_a_pause_are_answered_at_once(edge: Client, paused: M
 
 
 async def test_answers_to_earlier_pauses_that_a_client_repeats_do_not_count(
-    edge: Client, paused: MakePaused
+    edge: Client, bus: Bus, paused: MakePaused
 ) -> None:
     waits = await paused(CALL)
-    first = answer(waits, ("c1", True))
-    async with Stream(edge, "POST", "/vercel/assistant", json=first):
-        pass
-    late = await edge.post("/vercel/assistant", json=first)
+    earlier, record = str(uuid_utils.uuid7()), await bus.bucket("approvals").get(waits.approval_id)
+    assert record is not None
+    decided = {**orjson.loads(record.value), "approval_id": earlier, "status": "decided"}
+    await bus.bucket("approvals").put(earlier, orjson.dumps(decided))
+    body = answer(waits, ("c0", True), ("c1", False))
+    body["messages"][-1]["parts"][0]["approval"]["id"] = f"{earlier}/c1"
+    async with Stream(edge, "POST", "/vercel/assistant", json=body):
+        assert waits.decided == [{"item_id": "c1", "decision": "reject"}]
+    late = await edge.post("/vercel/assistant", json=body)
     assert (late.status_code, waits.sent) == (409, 1)
+
+
+@pytest.mark.parametrize("form", FORGED)
+async def test_an_answer_without_the_digest_where_it_belongs_decides_nothing(
+    edge: Client, paused: MakePaused, form: str
+) -> None:
+    waits = await paused(CALL)
+    at = Waits("assistant", waits.run.session_id, waits.approval_id, "d", "c1", "c1")
+    path, body = FORGED[form](at)
+    async with Stream(edge, "POST", path, json=body) as stream:
+        assert stream.response.status_code in (200, 404, 409, 422)
+        assert waits.sent == 0
+        if stream.response.status_code == 200:
+            assert stream.run_id != waits.run.run_id
 
 
 async def test_an_answer_to_what_was_edited_since_is_409(

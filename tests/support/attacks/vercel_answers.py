@@ -7,6 +7,7 @@ may decide anything, whoever sends it. `answered` makes the one request that dec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -29,6 +30,18 @@ class Asked(Protocol):
     def item_id(self) -> str: ...
     @property
     def tool_call_id(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The plain form of `Asked`."""
+
+    agent: str
+    session: str
+    approval_id: str
+    digest: str
+    item_id: str
+    tool_call_id: str
 
 
 Make = Callable[[Asked], Sent]
