@@ -47,6 +47,13 @@ def text_part(text: str) -> JsonObject:
     return {"text": text}
 
 
+def escaped(data: bytes) -> bytes:
+    """Escape the characters at which A2A's official client for Python wrongly ends a line of SSE:
+    it reads lines with `str.splitlines`, and finds a text with one of these cut off."""
+    data = data.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
+    return data.replace(b"\xc2\x85", rb"\u0085")
+
+
 def message(run_id: str, context_id: str, message_id: str, *parts: JsonObject) -> JsonObject:
     return {
         "messageId": message_id,
@@ -74,7 +81,9 @@ class A2aEncoder:
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         responses = self.responses(event)
-        return [frame(older(each) if self.older else each) for each in responses]
+        return [
+            Frame(escaped(frame(older(each) if self.older else each).data)) for each in responses
+        ]
 
     def responses(self, event: JsonObject) -> Iterator[JsonObject]:
         """Yield the stream responses of A2A 1.0."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,6 +18,14 @@ from penstock_edge.service import EdgeService
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline
 from support.drive.repository import ROOT
 from support.real import node
+from support.real.a2a_client import (
+    INTERFACES,
+    Official,
+    events_of,
+    normal,
+    official,
+    text_of,
+)
 from support.real.nats import NatsServer
 from support.real.upstreams import A2A_CLIENT, Upstream
 
@@ -78,3 +88,45 @@ async def test_the_javascript_program_decides_and_goes_on(
     assert told.endswith("TASK_STATE_COMPLETED\n"), told
     ran = [run for run in agno_server.tool_runs() if run["args"].get("title") == title]
     assert len(ran) == 1
+
+
+def said_to(text: str, **fields: Any) -> dict[str, Any]:
+    message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"text": text}]}
+    return {"message": {**message, **fields}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(penstock: Pipeline) -> AsyncIterator[Official]:
+    async with official(str(penstock.http.base_url)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("interface", INTERFACES, ids=" ".join)
+async def test_each_interface_tells_the_same_task_with_its_tools(
+    client: Official, interface: tuple[str, str]
+) -> None:
+    task = await client.call("send_message", said_to("tools"), interface=interface)
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED", task
+    called = [each["data"]["tool"] for each in events_of(task) if each["type"] == "llm.tool_call"]
+    assert len(called) == 3
+    assert text_of(task)
+    again = await client.call("get_task", {"id": task["id"]}, interface=interface)
+    assert normal(again) == normal(task)
+
+
+async def test_a_client_that_was_cut_off_subscribes_and_has_the_same_task(
+    client: Official,
+) -> None:
+    task = await client.call("send_message", said_to("long"), cut=5, again=True)
+    whole = await client.call("get_task", {"id": task["id"]})
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED", task
+    assert normal(task) == normal(whole)
+
+
+async def test_a_task_is_cancelled_and_an_error_has_its_text(client: Official) -> None:
+    asked = await client.call("send_message", said_to("slow"), cut=3)
+    cancelled = await client.call("cancel_task", {"id": asked["id"]})
+    assert cancelled["status"]["state"] == "TASK_STATE_CANCELED", cancelled
+    failed = await client.call("send_message", said_to("failmid"), stream=False)
+    assert failed["status"]["state"] == "TASK_STATE_FAILED"
+    assert failed["status"]["message"]["parts"][0]["text"]

@@ -177,3 +177,12 @@ def test_the_frames_are_json_without_line_ends() -> None:
     [frame] = A2aEncoder().feed(asked)
     assert b"\n" not in frame.data
     assert orjson.loads(frame.data)["task"]["history"][0]["parts"] == [{"text": "a\nb"}]
+
+
+def test_no_character_in_a_frame_ends_a_line_for_a_reader_that_splits_as_python_does() -> None:
+    text = "a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg\\\u2028"
+    [_, *frames] = A2aEncoder().feed(event("llm.stream", {"message_id": "m", "content": text}))
+    [frame] = frames
+    assert len(frame.data.decode().splitlines()) == 1
+    [part] = orjson.loads(frame.data)["artifactUpdate"]["artifact"]["parts"]
+    assert part["text"] == text

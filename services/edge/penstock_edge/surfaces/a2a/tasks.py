@@ -160,7 +160,7 @@ class Tasks:
         shown = call.response({**task, "status": {**status, "message": reminder}})
         if not stream:
             return call.answer(shown)
-        return Response(call.frame(orjson.dumps(shown)), 200, {**sse.HEADERS, **call.headers})
+        return Response(call.frame(shown), 200, {**sse.HEADERS, **call.headers})
 
     async def get(self, call: Call, params: Any) -> ASGIApp:
         asked = parsed(TaskRequest, params)
@@ -240,8 +240,7 @@ class Tasks:
         """Stream the task as it is after the stream sequence `last`, and then what follows."""
         task = found.fold.task() if found.fold.state else task_of_record(record) if record else {}
         cursor = Cursor(last, LAST_FRAME) if last else None
-        body = orjson.dumps(call.response(task))
-        preface = call.frame(body, str(cursor) if cursor else None)
+        preface = call.frame(call.response(task), str(cursor) if cursor else None)
         client = await self._edge.hubs.join(view, replace(position, after=cursor, ended=False))
         return Prefaced(EventStream(client), preface)
 

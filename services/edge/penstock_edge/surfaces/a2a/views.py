@@ -81,7 +81,10 @@ class Call:
         """Return a stream response, which is also the answer to a message."""
         return a2a.older({"task": task}) if self.older else {"task": task}
 
-    def frame(self, body: bytes, cursor: str | None = None) -> bytes:
+    def frame(self, body: JsonObject, cursor: str | None = None) -> bytes:
+        return self.encoded(a2a.escaped(orjson.dumps(body)), cursor)
+
+    def encoded(self, body: bytes, cursor: str | None) -> bytes:
         return sse.encode(self.wrapped(body), id=cursor)
 
     def form(self) -> LegForm[A2aEncoder]:
@@ -90,7 +93,7 @@ class Call:
             (self.version, f"extended={self.extended}", repr(self.rpc_id)),
             a2a.CHANNEL,
             self.encoder,
-            lambda frame, cursor: self.frame(frame.data, cursor),
+            lambda frame, cursor: self.encoded(frame.data, cursor),
             lambda _: [sse.encode(self.error(lost), event="error")],
             UNNAMED,
             headers=self.headers,
