@@ -42,11 +42,11 @@ async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
         yield running
 
 
-async def paused(penstock: Secured) -> tuple[PretendRun, Pause]:
-    """Return a run of Alice's that waits for a decision, for the second time about one call."""
-    run = await penstock.live()
-    decided = await penstock.approval(run, items=[ITEM], status="decided")
-    approval_id = await penstock.approval(run, items=[ITEM], digest=16 * "f0f0")
+async def paused(penstock: Secured, user: str = "alice") -> tuple[PretendRun, Pause]:
+    """Return a run that waits for a decision, for the second time about one call."""
+    run = await penstock.live(user)
+    decided = await penstock.approval(run, user, items=[ITEM], status="decided")
+    approval_id = await penstock.approval(run, user, items=[ITEM], digest=16 * "f0f0")
     asked = {"approval_id": approval_id, "digest": "d", "items": [ITEM], "deciders_required": 1}
     await run.text("May I?")
     await run.say("approval.requested", **asked)
@@ -151,6 +151,19 @@ async def test_a_caller_who_may_not_decide_gets_no_link(penstock: Secured) -> No
     assert f"approval {pause.approval_id}" in waits.text
     assert "/d/pln_" not in waits.text
     assert waits.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_service_token_gets_no_link_because_it_would_outlive_the_token(
+    penstock: Secured,
+) -> None:
+    token, _ = await penstock.service_token(scopes=["start", "read", "decide"])
+    _, pause = await paused(penstock, "service-token:machine")
+    named = {**token, "x-penstock-session": pause.session_id}
+    said = {"role": "user", "content": "yes"}
+    waits = await penstock.http.post(CHAT, json=chat(said), headers=named)
+    text = waits.json()["choices"][0]["message"]["content"]
+    assert f"approval {pause.approval_id}" in text
+    assert "/d/pln_" not in text
 
 
 async def test_the_secret_of_a_link_does_not_reach_the_agent(penstock: Secured) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.records import DecideRequest, StartCommand
+from penstock.bus.records import DecideRequest, RunRecord, StartCommand
 from penstock.dialects.openai import Asked
 from support.drive.clients import Client
+from support.fakes.cutter import Cutter
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun
 from support.real.openai_client import LANGUAGES, OpenAIClient, Refused, running
 
@@ -44,8 +45,10 @@ async def runs(bus: Bus) -> AsyncIterator[list[StartCommand]]:
     commands: list[StartCommand] = []
 
     async def play(run: PretendRun, command: StartCommand) -> None:
-        commands.append(command)
-        await hello(run, command)
+        # A repeated request may publish the command again, and a connector claims a run once.
+        if command.run_id not in [each.run_id for each in commands]:
+            commands.append(command)
+            await hello(run, command)
 
     connector = PretendConnector(bus, play)
     await connector.start()
@@ -177,4 +180,113 @@ async def test_a_decision_is_an_item_with_the_digest_and_continues_the_run(
     ]
     [item] = await openai.call("inputs", id=then["id"])
     assert (item["approval_request_id"], item["approve"]) == (request["id"], True)
+    await connector.stop()
+
+
+CALLS = {
+    "whole": ("create", body()),
+    "stream": ("stream", body()),
+    "at once": ("create", body(background=True)),
+    "chat": ("chat", {"model": "assistant", "messages": [{"role": "user", "content": "you"}]}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_request_that_the_client_repeats_starts_one_run(
+    openai: OpenAIClient, edge: Client, runs: list[StartCommand], name: str
+) -> None:
+    do, asked = CALLS[name]
+    cutter = Cutter(str(edge.base_url), [0, 0])  # the first two responses do not arrive
+    server = await cutter.serve()
+    async with server:
+        await openai.call(do, body=asked, url=cutter.url)
+        assert (cutter.cut, len(runs)) == (2, 1)
+        # The user says the same again.
+        await openai.call(do, body=asked, url=cutter.url)
+    assert len(runs) == 2
+
+
+async def test_what_a_retry_repeats_is_not_a_request_of_another_time_path_or_user(
+    edge: Client, bus: Bus, runs: list[StartCommand]
+) -> None:
+    async def start(count: int, path: str = "/openai/v1/responses", **fields: Any) -> None:
+        headers = {"x-stainless-retry-count": f"{count}"}
+        answer = await edge.post(path, json=body(background=True, **fields), headers=headers)
+        assert answer.is_success, answer.text
+
+    await start(1)  # the first request never arrived
+    await start(1)
+    assert len(runs) == 1
+    await start(0)
+    await start(2)
+    await start(2, input="they")
+    assert len(runs) == 3
+    # The run of the newest request has ended long ago, so the retry is of a later request.
+    record = await bus.bucket("runs").load(runs[-2].run_id, RunRecord)
+    assert record is not None
+    ended = {"status": "completed", "updated_at": "2026-01-01T00:00:00.000Z"}
+    await bus.bucket("runs").put(record.run_id, record.model_copy(update=ended).dump())
+    await start(1)
+    assert len(runs) == 4
+
+
+async def test_an_idempotency_key_is_taken_as_it_is(edge: Client, runs: list[StartCommand]) -> None:
+    headers = {"idempotency-key": f"key of {id(runs)}", "x-stainless-retry-count": "0"}
+    for _ in range(2):
+        answer = await edge.post("/openai/v1/responses", json=body(), headers=headers)
+        assert answer.is_success, answer.text
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"input": []}, 400, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input"),
+        ({"previous_response_id": "resp_1"}, 404, "previous_response_id"),
+        ({"input": 1}, 422, None),
+    ],
+)
+async def test_a_refusal_has_openais_shape(
+    edge: Client, fields: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = await edge.post("/openai/v1/responses", json=body(**fields))
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+async def test_a_response_waits_in_the_queue_and_is_read_while_it_runs(
+    edge: Client, bus: Bus
+) -> None:
+    begun = await edge.post("/openai/v1/responses", json=body(background=True))
+    response_id, path = begun.json()["id"], f"/openai/v1/responses/{begun.json()['id']}"
+    assert begun.json()["status"] == "queued"
+    run = PretendRun(bus, response_id.removeprefix("resp_"))
+    await run.started()
+    await run.text("Hel", "lo")
+    now = (await edge.get(path)).json()
+    assert (now["status"], now["output"][0]["content"][0]["text"]) == ("in_progress", "Hello")
+    await run.say("lifecycle.failed", error="it broke", code="upstream_error")
+    ended = (await edge.get(path)).json()
+    assert (ended["status"], ended["output"][0]["status"]) == ("failed", "incomplete")
+    assert ended["error"]["message"] == "upstream_error: it broke"
+    over = await edge.get(path, params={"stream": "true", "starting_after": "999"})
+    assert (over.status_code, over.content) == (200, b"")
+
+
+async def test_a_chat_whose_run_fails_is_an_error(edge: Client, bus: Bus) -> None:
+    async def play(run: PretendRun, command: StartCommand) -> None:
+        await run.started()
+        await run.text("Hel")
+        await run.say("lifecycle.failed", error="it broke", code="upstream_error")
+
+    connector = PretendConnector(bus, play)
+    await connector.start()
+    asked = {"model": "assistant", "messages": [{"role": "user", "content": "you"}]}
+    whole = await edge.post("/openai/v1/chat/completions", json=asked)
+    assert (whole.status_code, whole.json()["error"]["type"]) == (502, "server_error")
+    streamed = await edge.post("/openai/v1/chat/completions", json={**asked, "stream": True})
+    assert '"message":"upstream_error: it broke"' in streamed.text
+    assert streamed.text.endswith("data: [DONE]\n\n")
     await connector.stop()
