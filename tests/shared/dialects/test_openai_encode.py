@@ -191,6 +191,18 @@ def test_a_call_that_a_policy_allows_is_no_request() -> None:
     assert only["approval_request_id"] == f"mcpr_p.{32 * 'a'}"
 
 
+def test_a_pause_asks_only_for_what_is_open() -> None:
+    def asked(name: str) -> tuple[str, Body]:
+        item = {"item_id": "i", "kind": "confirmation", "digest": 64 * "a", "tool": name}
+        return "approval.requested", {"approval_id": name, "items": [item]}
+
+    decided = {"approval_id": "first", "items": [{"item_id": "i", "decision": "approve"}]}
+    paused = ("lifecycle.paused", {"reason": "approval_required", "approval_id": "second"})
+    said = run(asked("first"), ("approval.decided", decided), asked("second"), paused)
+    [only] = response(said)[-1]["response"]["output"]
+    assert (only["type"], only["name"]) == ("mcp_approval_request", "second")
+
+
 def test_a_run_that_is_cancelled_ends_as_incomplete_with_its_status() -> None:
     said = run(
         ("llm.stream", {"message_id": "m", "content": "Hel"}),

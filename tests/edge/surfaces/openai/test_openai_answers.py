@@ -75,6 +75,7 @@ async def test_nothing_else_decides(penstock: Secured, make: Make) -> None:
         assert got.json()["error"].keys() == {"message", "type", "param", "code"}
     if sent.user == "bob":
         assert "May I?" not in got.text
+        assert got.status_code == 404 if sent.path == RESPONSES else got.is_success
     await penstock.stands(pause.approval_id)
 
 
