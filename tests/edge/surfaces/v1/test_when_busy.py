@@ -16,9 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
+from penstock_cli.main import app
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
@@ -73,9 +75,10 @@ def held(upstream: Misbehaving) -> Held:
 
 @dataclass
 class Site:
-    """The services, and a session of Ada."""
+    """The services, and a session of Ada, or of another user."""
 
     penstock: Pipeline
+    user: str = "ada"
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -84,7 +87,7 @@ class Site:
 
     async def post(self, message: str, when_busy: str = "queue", **body: Any) -> httpx.Response:
         asked = {"agent": "agno", "session_id": self.session, "message": message}
-        given = {**asked, "when_busy": when_busy, "user_id": "ada", **body}
+        given = {**asked, "when_busy": when_busy, "user_id": self.user, **body}
         return await self.http.post("/v1/runs", json=given)
 
     async def start(self, message: str, *how: str, **body: Any) -> str:
@@ -92,9 +95,9 @@ class Site:
         assert answer.status_code == 202, answer.text
         return str(answer.json()["run_id"])
 
-    async def queue(self, user: str = "ada") -> dict[str, list[str]]:
+    async def queue(self, user: str | None = None) -> dict[str, list[str]]:
         path = f"/v1/sessions/{self.session}/queue"
-        answer = await self.http.get(path, params={"user_id": user})
+        answer = await self.http.get(path, params={"user_id": user or self.user})
         assert answer.status_code == 200, answer.text
         return {name: [run["message"] for run in runs] for name, runs in answer.json().items()}
 
@@ -216,7 +219,7 @@ async def test_an_interrupting_start_goes_on_when_its_connector_dies_after_the_c
         end = await ada.end(first)
         assert end.type == "lifecycle.cancelled"
         assert held.messages == ["first"]
-        async with pipeline(fresh_nats.url, config, (ConnectorService,), **FAST):
+        async with pipeline(fresh_nats.url, config, (ConnectorService,), ack_wait_s=2, **FAST):
             held.go.set()
             end = await ada.end(last)
             assert end.type == "lifecycle.completed"
@@ -239,7 +242,8 @@ async def test_the_faces_of_other_protocols_take_it_too(
 ) -> None:
     said = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "second"}]}
     async with site(nats_server, agents(upstream)) as ada:
-        first = await ada.start("first", user_id=None)
+        ada.user = "anonymous"
+        first = await ada.start("first")
         asked: dict[str, Any] = {
             "/agents/agno/runs": {"message": "second", "session_id": ada.session},
             "/agui/agno": run_input(ada.session, user("second")),
@@ -312,3 +316,31 @@ async def test_waiting_starts_are_listed_moved_and_withdrawn_by_their_user_alone
             await ada.end(runs[name])
         assert (await ada.end(runs["b"])).type == "lifecycle.cancelled"
     assert held.messages == ["first", "d", "c", "a", "e"]
+
+
+async def test_the_terminal_lists_moves_and_withdraws_what_waits(
+    nats_server: NatsServer, upstream: Misbehaving, held: Held
+) -> None:
+    async with site(nats_server, agents(upstream)) as penstock:
+        penstock.user = "anonymous"
+        await penstock.start("first")
+        await upstream.called(1)
+        runs = {name: await penstock.start(name) for name in ("a", "b", "c")}
+        await penstock.queued("first", *runs)
+
+        async def say(command: str, *arguments: str) -> str:
+            given = ["queue", command, penstock.session, *arguments]
+            url = str(penstock.http.base_url)
+            done = await asyncio.to_thread(CliRunner().invoke, app, [*given, "--url", url])
+            assert done.exit_code == 0, done.output
+            return done.stdout
+
+        await say("move", runs["c"], "--before", runs["a"])
+        await say("withdraw", runs["b"])
+        listed = (await say("list")).splitlines()
+        assert [line.split()[0] for line in listed] == ["place", "runs", "1", "2"]
+        assert [name in line for name, line in zip("ca", listed[2:], strict=True)] == [True, True]
+        assert runs["c"] in listed[2]
+        held.go.set()
+        await penstock.end(runs["a"])
+    assert held.messages == ["first", "c", "a"]
