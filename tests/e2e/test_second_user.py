@@ -57,6 +57,7 @@ WORK = (streams.RAW, streams.COMMANDS, streams.EVENTS, streams.DELIVERIES, strea
 LEFT_S = 200.0
 SETTINGS = {
     "auth_jwt_secret": SECRET,
+    "auth_tenant_claim": "org",
     "webhook_allow_hosts": "127.0.0.1",
     "log_level": "error",
     "max_runs_per_root": "200",

@@ -9,6 +9,7 @@ because a real attacker uses other machines.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -280,8 +281,20 @@ async def starts(mallory: Attacker) -> None:
 
 
 async def deep_pages(mallory: Attacker) -> None:
+    await _read_deep_pages(mallory, [mallory.token])
+
+
+async def deep_pages_of_a_tenant(mallory: Attacker) -> None:
+    """Let each request be of another user of the same tenant."""
+    tokens = [token(sub=f"mallory-{n}", scope=SCOPES, org="acme") for n in range(60)]
+    await _read_deep_pages(mallory, tokens)
+
+
+async def _read_deep_pages(mallory: Attacker, tokens: Sequence[str]) -> None:
+    turns = itertools.cycle(tokens)
+
     async def read() -> None:
-        headers = {"authorization": f"Bearer {mallory.token}", "accept": "application/json"}
+        headers = {"authorization": f"Bearer {next(turns)}", "accept": "application/json"}
         await mallory.ask("edge", "GET", "/v1/events?subjects=*.*&after=1-0", headers=headers)
 
     await mallory.again_and_again(60, read)
@@ -356,6 +369,7 @@ ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
         guesses,
         starts,
         deep_pages,
+        deep_pages_of_a_tenant,
         slow_readers,
         questions,
         definitions,
