@@ -7,6 +7,7 @@ import json
 import httpx
 import pytest
 
+from support.drive.waiting import eventually
 from support.fakes.issuer import token
 from support.real.consoles import HOSTILE, SHOWN, is_accessible, is_clean, sign_in
 from support.real.devtools import Page, page_at
@@ -233,6 +234,17 @@ async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_ou
         await page.click(f"{ASKS} .decision .approve")
         await says(page, ASKS, "completed with event")
         assert "approved by dora" in await story(page, ASKS)
+        headers = {"authorization": f"Bearer {token(sub='dora')}"}
+        async with httpx.AsyncClient(base_url=asking, headers=headers, timeout=30) as http:
+
+            async def costs() -> int:
+                total = (await http.get("/v1/costs")).json()["total"]
+                return int(total["input_tokens"] if total["calls"] > 1 else 0)
+
+            read = await eventually(costs, 30, "the sums of both legs")
+        await page.go(f"{asking}/")
+        await page.until("!!document.querySelector('#spent')")
+        assert f"{read} tokens read" in await page.text("aside")
         await page.click(".top button")
         await page.until("!!document.querySelector('#token')")
         assert "this one" not in await page.text("body")

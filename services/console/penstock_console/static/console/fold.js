@@ -68,6 +68,10 @@ export class Transcript {
   }
 }
 
+function spend({ micros }, cost) {
+  micros.set(cost.currency, (micros.get(cost.currency) ?? 0) + cost.micros);
+}
+
 function settled(transcript, event, outcome) {
   const item = transcript.known(event, "approval", event.data.approval_id);
   if (item) item.outcome = outcome;
@@ -110,8 +114,7 @@ const READ = {
     usage.input += data.input_tokens ?? data.total_tokens ?? 0;
     usage.output += data.output_tokens ?? 0;
     usage.isEstimated ||= data.estimated;
-    const { cost } = data;
-    if (cost) usage.micros.set(cost.currency, (usage.micros.get(cost.currency) ?? 0) + cost.micros);
+    if (data.cost) spend(usage, data.cost);
     else usage.unknown += 1;
   },
   "llm.tool_args": (all, event, data) => {
@@ -132,6 +135,7 @@ const READ = {
     const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool });
     const took = data.duration_s ?? (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
     Object.assign(item, { state: data.outcome, result: data.result, error: data.error, took });
+    if (data.cost) spend(all.usage, data.cost);
   },
   "approval.requested": (all, event, data) =>
     all.item(event, "approval", data.approval_id, { approval: data, outcome: null }),

@@ -6,10 +6,12 @@ import { Transcript } from "./fold.js";
 import { follow, oncePerFrame } from "./live.js";
 import { Runs } from "./runs.js";
 import { Story } from "./story.js";
-import { Component, html } from "./view.js";
+import { Component, html, money } from "./view.js";
 
 const AGAIN_MS = 3000;
 const NEAR_PX = 60;
+const SPENT_DAYS = 30;
+const DAY_MS = 86_400_000;
 const TRIALS = [
   {
     title: "A streamed run",
@@ -148,7 +150,17 @@ class Trial extends Component {
   }
 }
 
-function Agents({ agents }) {
+function Spent({ total }) {
+  const read = total.input_tokens + total.total_tokens;
+  if (!read && !total.tool_calls) return null;
+  const number = new Intl.NumberFormat();
+  const costs = Object.entries(total.cost_micros).map(([currency, micros]) => money(currency, micros));
+  if (costs.length && total.without_price) costs.push("calls without a known price");
+  return html`<h2 id="spent">Used in ${SPENT_DAYS} days</h2>
+    <p>${number.format(read)} tokens read, ${number.format(total.output_tokens)} written${costs.length > 0 && `: ${costs.join(" + ")}`}</p>`;
+}
+
+function Agents({ agents, spent }) {
   const stateOf = ({ answers, starting }) => (answers ? "answers" : starting ? "is being set up" : "does not answer");
   return html`<aside aria-labelledby="agents">
     <h2 id="agents">Agents</h2>
@@ -158,13 +170,14 @@ function Agents({ agents }) {
         <span class=${each.answers ? "good" : each.starting ? "dim" : "bad"}>${stateOf(each)}</span>
       </li>`)}
     </ul>
+    ${spent && html`<${Spent} total=${spent} />`}
   </aside>`;
 }
 
 export class Start extends Component {
   constructor() {
     super();
-    this.state = { agents: [], error: null, isRead: false };
+    this.state = { agents: [], error: null, isRead: false, spent: null };
   }
 
   componentDidMount() {
@@ -191,10 +204,13 @@ export class Start extends Component {
       this.setState({ error: error.message });
       again = error.mayPass;
     }
+    const since = new Date(Date.now() - SPENT_DAYS * DAY_MS).toISOString().slice(0, 10);
+    // Without an answer, the screen is whole.
+    get(`/v1/costs?by=agent&since=${since}`).then(({ total }) => this.setState({ spent: total }), () => {});
     if (again && !this.isGone && !document.hidden) this.timer = setTimeout(() => this.read(), AGAIN_MS);
   }
 
-  render({ onLive }, { agents, error, isRead }) {
+  render({ onLive }, { agents, error, isRead, spent }) {
     return html`<main class="start-screen">
       <div class="bar">
         <h1 tabindex="-1">Event streams of AI agents: one order, nothing lost, and a person decides</h1>
@@ -207,7 +223,7 @@ export class Start extends Component {
       <div class="columns">
         <${Runs} search="" onLive=${onLive} isPart=${true} />
         ${agents.length > 0
-          ? html`<${Agents} agents=${agents} />`
+          ? html`<${Agents} agents=${agents} spent=${spent} />`
           : isRead && html`<aside class="dim">No agent is configured (docs/agents.md).</aside>`}
       </div>
     </main>`;
