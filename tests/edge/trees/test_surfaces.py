@@ -25,10 +25,14 @@ from penstock.bus.records import (
     WorkflowRecord,
 )
 from penstock.bus.write.objects import unwrap
+from penstock.dialects.vercel import DONE
 from penstock.settings import Config, WorkflowAgent
+from penstock.sse import Frame
+from support.attacks.vercel_answers import Json, agents, user
 from support.drive.clients import Client, Stream, contents
 from support.drive.waiting import eventually
 from support.fakes.pretend_tree import PretendTree
+from support.recorded import vercel_rules
 
 CONFIG = Config(
     agents=[WorkflowAgent(id="diagnosis", protocol="workflow", agent="diagnosis", topology_id=123)]
@@ -433,3 +437,47 @@ async def test_a_thread_takes_the_cursor_of_a_step_and_continues_with_the_workfl
     assert [each["type"] for each in rest if each["type"].startswith("RUN_")] == [
         *("RUN_FINISHED", "RUN_STARTED", "RUN_FINISHED")
     ]
+
+
+async def test_a_chat_of_the_ai_sdk_has_the_steps_as_one_message_and_answers_a_step(
+    edge: Client, workflows: PretendWorkflows
+) -> None:
+    chat = f"chat {uuid_utils.uuid7()}"
+
+    async def leg(*messages: Json) -> list[Frame]:
+        body = {"id": chat, "trigger": "submit-message", "messages": messages}
+        async with Stream(edge, "POST", "/vercel/diagnosis", json=body) as stream:
+            return await stream.rest()
+
+    async def resumed(**query: str) -> list[Frame]:
+        path = f"/vercel/diagnosis/{chat}/stream"
+        async with Stream(edge, "GET", path, params=query) as stream:
+            assert stream.response.status_code in (200, 204)
+            return await stream.rest()
+
+    def chunks(frames: list[Frame]) -> list[Json]:
+        return [orjson.loads(frame.data) for frame in frames if frame.data != DONE]
+
+    first = await leg(user())
+    assert vercel_rules.faults(chunks(first)) == []
+    assert await resumed() == first
+    assert await resumed(after=first[-1].id or "") == []
+    [asked] = [each for each in chunks(first) if each["type"] == "tool-approval-request"]
+    approval = {"id": asked["approvalId"], "descriptor": asked["approvalDescriptor"]}
+    shown = {"type": "dynamic-tool", "state": "approval-responded"}
+    second = await leg(user(), agents({**shown, "approval": {**approval, "approved": True}}))
+    assert decision(workflows) == (workflows.trees[-1].approval_id, APPROVED)
+    assert workflows.decisions[0][1].digest == asked["approvalDescriptor"]["digest"]
+    whole = await resumed()
+    assert vercel_rules.faults(chunks(whole)) == []
+    texts = [vercel_rules.joined(chunks(each), "text-delta") for each in (first, second, whole)]
+    assert texts[0] + texts[1] == texts[2]
+    assert texts[2].startswith("The plan")
+    steps = {
+        each["id"]: each["data"]
+        for each in chunks(whole)
+        if each["type"].endswith("-step") and "data" in each
+    }
+    assert {each["status"] for each in steps.values()} == {"completed", "failed"}
+    for at in range(0, len(whole), 7):
+        assert await resumed(after=whole[at].id or "") == whole[at + 1 :]
