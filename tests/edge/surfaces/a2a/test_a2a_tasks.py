@@ -130,8 +130,12 @@ async def test_a_client_that_subscribes_again_gets_the_task_whole_and_then_the_r
         await run.completed()
         fold = TaskFold()
         fold.add(task)
-        for each in contents(await stream.rest()):
+        rest = contents(await stream.rest())
+        for each in rest:
             fold.add(each)
+    assert [next(iter(each)) for each in rest] == [
+        *("artifactUpdate", "artifactUpdate", "statusUpdate")
+    ]
     assert fold.task()["artifacts"][0]["parts"] == [{"text": "abc"}]
     assert fold.task()["status"]["state"] == "TASK_STATE_COMPLETED"
     answer = await edge.post(path, headers=V1)
@@ -177,6 +181,24 @@ async def test_a_pause_asks_with_a_digest_and_the_answer_streams_the_next_leg(
     [decided] = approvals.decisions
     assert (decided.digest, decided.decider.channel) == ("d", "a2a")
     assert [(item.item_id, item.decision) for item in decided.items] == [("C", "approve")]
+
+
+async def test_a_decision_has_the_digest_that_its_client_sent_and_none_is_refused(
+    edge: Client, bus: Bus, approvals: PretendApprovals
+) -> None:
+    run, approval_id = await paused(bus, approvals)
+    decision = {"approval_id": approval_id, "decision": "approve"}
+    asked = message({"data": decision}, taskId=run.run_id)
+    assert (await call(edge, "SendMessage", message=asked))["code"] == -32602
+    foreign = PretendRun(bus)
+    await foreign.record(status="paused")
+    await foreign.started()
+    asked = message({"data": {**decision, "digest": "d"}}, taskId=foreign.run_id)
+    assert (await call(edge, "SendMessage", message=asked))["code"] == -32602
+    assert approvals.decisions == []
+    asked = message({"data": {**decision, "digest": "another"}}, taskId=run.run_id)
+    await call(edge, "SendMessage", message=asked, configuration={"returnImmediately": True})
+    assert [each.digest for each in approvals.decisions] == ["another"]
 
 
 async def test_a_yes_as_text_is_told_that_the_task_waits(
