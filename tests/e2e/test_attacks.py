@@ -289,6 +289,18 @@ async def test_what_runs_is_what_was_approved_and_not_what_came_after_it(
     assert "I know" in await said(site, agent, session, "what do you know?")
 
 
+async def test_a_start_that_interrupts_a_pause_begins_when_the_thread_waits_no_more(
+    site: Site,
+) -> None:
+    """A start in a thread that waits is not accepted, so the cancel must be over before it."""
+    run_id, session, path = await site.paused("graph")
+    body = {"agent": "graph", "message": "hello", "session_id": session}
+    after = await site.start(**body, when_busy="interrupt")
+    assert (await site.comes_to(after, *ENDED, "paused"))["status"] != "failed"
+    assert (await site.comes_to(run_id, *ENDED))["status"] == "cancelled"
+    assert site.deleted(path) == 0
+
+
 async def test_a_pause_keeps_its_thread_when_its_run_is_not_listed_any_more(site: Site) -> None:
     """The list of runs keeps a run for 30 days, but a run may wait for longer."""
     run_id, session, path = await site.paused("graph")
