@@ -110,7 +110,7 @@ export interface ForkedFrom {
 export interface RequestedItem {
   /** The item's id, unique in the approval. */
   item_id: string;
-  /** The kind of the item: `confirmation`, `input`, `external`, `credential`, `feedback`, `selection`, `review` or `long_running`. */
+  /** The kind of the item: `confirmation`, `input`, `external`, `credential`, `feedback`, `selection`, `review`, `long_running` or `budget`. */
   kind: string;
   /** The SHA-256 of the item as hexadecimal digits, to which a decision is bound. */
   digest: string;

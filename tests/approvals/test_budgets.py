@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+import uuid_utils
 
 from penstock.budgets.account import account_key
 from penstock.budgets.accounts import Accounts
@@ -305,6 +306,35 @@ async def test_a_run_that_is_silent_is_stopped_when_its_time_is_over(
         cancel = await cancel_of(bus, run)
         assert time.monotonic() - began > 1.5
         assert (cancel.budget or {})["dimension"] == "time"
+
+
+async def test_what_the_steps_of_a_workflow_use_stops_the_workflow(
+    fresh_nats: NatsServer,
+) -> None:
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        bus, admission = penstock.bus, Admission(penstock.bus)
+        await admission.budgets.apply(PER_RUN, "root")
+        workflow = str(uuid_utils.uuid7())
+        now, runs = messages.now(), bus.bucket("runs")
+        common: dict[str, Any] = {
+            **{"session_id": "s", "user_id": "ada"},
+            **{"created_at": now, "updated_at": now},
+        }
+        around = RunRecord(
+            run_id=workflow, agent="flow", target="workflows", budgets=["careful"], **common
+        )
+        await runs.create(workflow, around.dump())
+        for _ in range(2):
+            step = Run(bus)
+            record = RunRecord(run_id=step.run_id, agent="b", ancestors=[workflow], **common)
+            await runs.create(step.run_id, record.dump())
+            await step.open(user_id="ada")
+            await step.bytes(agno("RunStarted") + call() * 2)
+        subject = command("workflows", "cancel", workflow)
+        stored = await eventually(lambda: bus.tail(COMMANDS, subject), what="the cancel")
+        cancel = CancelCommand.model_validate_json(stored.payload)
+        assert (cancel.budget or {})["used"] == 4
+        assert await bus.tail(COMMANDS, command("connector", "cancel", step.run_id)) is None
 
 
 async def test_all_runs_of_a_user_are_stopped_together(fresh_nats: NatsServer) -> None:

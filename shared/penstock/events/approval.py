@@ -16,7 +16,7 @@ class RequestedItem(Model):
     item_id: str = Field(description="The item's id, unique in the approval.")
     kind: str = Field(
         description="The kind of the item: `confirmation`, `input`, `external`, `credential`, "
-        "`feedback`, `selection`, `review` or `long_running`."
+        "`feedback`, `selection`, `review`, `long_running` or `budget`."
     )
     digest: str = Field(
         description="The SHA-256 of the item as hexadecimal digits, to which a decision is bound."
