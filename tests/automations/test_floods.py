@@ -172,6 +172,7 @@ async def test_the_waiting_jobs_of_many_deleted_rules_of_one_owner_return_bit_by
         assert max([*waiting.values(), *due.values()]) < 2 * RETURNS_PER_S
 
 
+@pytest.mark.timeout(300)
 async def test_events_for_which_one_users_lane_has_no_room_stop_no_other_users_matching(
     fresh_nats: NatsServer, record_property: Callable[[str, object], None]
 ) -> None:
@@ -194,10 +195,13 @@ async def test_events_for_which_one_users_lane_has_no_room_stop_no_other_users_m
             for number in range(1, 4):
                 begun = time.monotonic()
                 await other.tool(number, "quick")
-                await made.receiver.count(number + 1, "/bob", timeout_s=60)
+                await made.receiver.count(number + 1, "/bob", timeout_s=90)
                 waits_s.append(time.monotonic() - begun)
+            waiting = await _waiting_events(made)
         record_property("latencies_s", [round(each, 3) for each in waits_s])
-        assert max(waits_s) < LATE_S, waits_s
+        # How long bob waits depends on the machine: what counts is that he does not wait for most
+        # of alice's events.
+        assert waiting > FLOOD // 2, (waiting, waits_s)
 
 
 async def test_events_of_a_flood_are_matched_once_and_in_order_although_the_process_is_killed(
