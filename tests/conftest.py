@@ -8,7 +8,7 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import certifi
 import hypothesis
 import pytest
 import yaml
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource
 from xdist.scheduler import LoadScopeScheduling
 
 from support.drive.repository import ROOT
@@ -199,6 +201,36 @@ def no_search_for_sniffio() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if importlib.util.find_spec("sniffio") is None:
             patch.setitem(sys.modules, "sniffio", None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fields_of_settings_once() -> Iterator[None]:
+    """Let pydantic-settings remember the variables of a field, and whether its type is complex.
+
+    It looks at the types of all fields anew whenever it reads settings. That took a fifth of the
+    CPU time of tests that run services in their own process.
+    """
+
+    def remembering(look: Callable[..., Any]) -> Callable[..., Any]:
+        known: dict[tuple[object, ...], tuple[FieldInfo, Any]] = {}
+
+        def looked(source: EnvSettingsSource, field: FieldInfo, name: str = "", *more: Any) -> Any:
+            arguments = (field, name, *more) if name else (field,)
+            if more:
+                return look(source, *arguments)
+            key = (source.settings_cls, source.env_prefix, id(field), name)
+            if key not in known:
+                known[key] = field, look(source, *arguments)
+            return known[key][1]
+
+        return looked
+
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("_extract_field_info", "_field_is_complex"):
+            patch.setattr(
+                EnvSettingsSource, method, remembering(getattr(EnvSettingsSource, method))
+            )
         yield
 
 

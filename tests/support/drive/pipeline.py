@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import orjson
 import uuid_utils
+from pydantic_settings import SettingsConfigDict
 
 from penstock.bus import Bus, BusSettings, Message, Stored, messages, streams, subjects
 from penstock.bus.messages import RawFrame, raw_frame
@@ -267,6 +268,12 @@ class Pipeline:
         return self._followed[run_id]
 
 
+class _Given(Settings):
+    """The common settings, and those that only some services have: `connect` passes all on."""
+
+    model_config = SettingsConfigDict(extra="allow")
+
+
 @asynccontextmanager
 async def pipeline(
     nats_url: str,
@@ -280,14 +287,12 @@ async def pipeline(
     `pod_ttl_s=2`; each service takes the settings that it has.
     """
     given = {"nats_url": nats_url, "port": 0, "drain_s": 0.5, **settings}
-    common = Settings(**given)
+    common = _Given(**given)
     started: list[Service] = []
     bus = await Bus.connect(BusSettings(url=nats_url, name="test"))
     try:
         for service_type in services:
-            context = await connect(service_type, common, config)
-            own = service_type.settings_type(**given)
-            started.append(service_type(replace(context, settings=own)))
+            started.append(service_type(await connect(service_type, common, config)))
         for service in started:
             await service.run()
         # If a service has several instances, the first one serves HTTP.
