@@ -72,7 +72,12 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 
 test: ## Set up what is not there yet, and run all that CI runs (15 minutes of CPU time)
 	@$(MAKE) --no-print-directory -j4 setup upstreams node agui-client
-	@$(MAKE) --no-print-directory -j2 checks bytecode
+	@$(MAKE) --no-print-directory -j2 lint imports bytecode
+	@$(MAKE) --no-print-directory -j2 types all-tests
+
+# mypy computes for a minute with one core, and the tests wait more than they compute.
+.PHONY: all-tests
+all-tests: setup
 	@$(PYTEST_N) -rs
 
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
@@ -82,7 +87,7 @@ test-fast: setup ## Run the tests of pure code and of the bus, which need .venv 
 checks: lint types imports
 
 # All workers collect all tests at the same moment. In a new clone, each worker would compile every
-# test for itself, which takes 11 s of CPU; one process compiles them while mypy uses another core.
+# test for itself, which takes 11 s of CPU; one process compiles them before.
 # The run itself reports a test that cannot be collected.
 bytecode: setup
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:xdist -p no:cacheprovider --collect-only -q \
