@@ -69,6 +69,7 @@ async def paused(bus: Bus, approvals: PretendApprovals) -> tuple[PretendRun, str
 
 
 async def goes_on(run: PretendRun, approval_id: str) -> None:
+    await run.say("approval.decided", approval_id=approval_id, outcome="approved", by="u1")
     run.leg_number = 2
     await run.say("lifecycle.resumed", approval_id=approval_id)
     await run.say("llm.stream", content="Deleted.", message_id="m2")
@@ -174,8 +175,9 @@ async def test_a_pause_asks_with_a_digest_and_the_answer_streams_the_next_leg(
     approvals.on_decision = go_on
     decision = {"approval_id": approval_id, "digest": asked["digest"], "decision": "approve"}
     answer = message({"data": decision}, taskId=run.run_id)
-    async with post(edge, "SendStreamingMessage", message=answer) as stream:
+    async with post(edge, "SendStreamingMessage", EXTENDED, message=answer) as stream:
         shown = results(await stream.rest())
+    assert b'"type":"approval.decided"' in stream.body
     assert shown[0]["task"]["artifacts"][0]["parts"] == [{"text": "I will delete it."}]
     assert shown[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
     [decided] = approvals.decisions

@@ -133,7 +133,7 @@ class Tasks:
             text = "the agent still works on the task; begin a new task in its context"
             raise refusal("UNSUPPORTED_OPERATION", text)
         if stream:
-            return await self._follow(call, found, last, leg.view(call.form()), leg.position)
+            return await self._follow(call, found, last, _rest(call, leg), leg.position)
         if at_once:
             return await self.get(call, {"id": record.run_id, "historyLength": history})
         return await self._whole(call, leg, history)
@@ -222,7 +222,7 @@ class Tasks:
             text = f"task {record.run_id} has ended; get the task"
             raise refusal("UNSUPPORTED_OPERATION", text)
         number = found.leg + (state in a2a.INTERRUPTED)
-        view = self._leg(record, number, last).view(call.form())
+        view = _rest(call, self._leg(record, number, last))
         position = await locate(edge.bus, view, after, record)
         if after is not None:
             return await edge.stream(view, position)
@@ -287,6 +287,14 @@ class Tasks:
         if record.agent != call.agent.id:
             raise unknown
         return record
+
+
+def _rest(call: Call, leg: Leg) -> View:
+    """Return the view up to the end of this leg. Events of the leg before may still follow its
+    pause, such as the decision, so that leg is written, too."""
+    if leg.tree is not None:
+        return leg.view(call.form())
+    return call.form().view(leg.run_id, leg.number, replays=True)
 
 
 def no_push() -> Problem:
