@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long rolling faults mutations lock format clean
+.PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench console-check chaos chaos-long rolling faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
@@ -81,7 +81,7 @@ all-tests: setup
 	@$(PYTEST_N) -rs
 
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
-	@$(PYTEST_N) -m "not real and not bench and not chaos and not dist and not images and not kubernetes and not n8n" -rs $(FAST)
+	@$(PYTEST_N) -m "not real and not bench and not console and not chaos and not dist and not images and not kubernetes and not n8n" -rs $(FAST)
 
 .PHONY: checks bytecode
 checks: lint types imports
@@ -166,6 +166,10 @@ chaos-long: setup upstreams ## The same with 500 kills, under many seeds
 rolling: setup upstreams ## Replace all pods under load as the chart says, as processes (SEED=n; 20 minutes)
 	@PENSTOCK_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest tests/chaos/test_rolling.py -m chaos \
 		-p no:xdist --timeout 1800 -s
+
+console-check: setup upstreams node ## Try the console at full size; pictures of its screens are in .penstock/pictures
+	@mkdir -p .penstock/pictures
+	@PENSTOCK_SHOTS=.penstock/pictures $(BIN)/python -m pytest tests/console -m "" -n 2 --dist loadfile -rs
 
 faults: setup upstreams ## One fault after another, each at its full length
 	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s \

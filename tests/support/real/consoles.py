@@ -66,9 +66,12 @@ def is_clean(page: Page, url: str) -> None:
 
 
 async def is_accessible(page: Page, name: str) -> None:
-    """Check the page with axe-core, in a light and in a dark scheme; take its picture if asked."""
+    """Check the page with axe-core, and its width in a narrow window.
+
+    `make console-check` also checks it in a dark scheme, and takes its pictures.
+    """
     axe = (node.packages("console") / "axe-core/axe.min.js").read_text()
-    for dark in (False, True):
+    for dark in (False, True) if SHOTS else (False,):
         await page.scheme(dark=dark)
         if SHOTS:
             await page.screenshot(Path(SHOTS) / f"{name}-{'dark' if dark else 'light'}.png")
