@@ -374,8 +374,10 @@ def demo(test_run: servers.SharedRun, agno_server: Upstream, adk_server: Upstrea
     config = test_run.folder / "console.yaml"
     tester = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
     away = {"id": "away", "protocol": "agui", "url": "http://127.0.0.1:9/"}
-    # The agents of `penstock replay-server`, which a test starts on this port.
-    stored = {"url": f"http://127.0.0.1:{free_port()}"}
+    # The agents of `penstock replay-server`, which a test starts on this port. The file is the same
+    # for all workers.
+    port = test_run.once("replay-server-port", lambda _: str(free_port()))
+    stored = {"url": f"http://127.0.0.1:{port}"}
     replays = [
         {"id": "replayed-agno", "protocol": "agno", "agent": "demo-agent", **stored},
         {"id": "replayed-adk", "protocol": "adk", "agent": "vana", **stored},
