@@ -9,7 +9,7 @@ import pytest
 
 from support.drive.waiting import eventually
 from support.fakes.issuer import token
-from support.real.consoles import HOSTILE, SHOWN, is_accessible, is_clean, sign_in
+from support.real.consoles import HOSTILE, SHOTS, SHOWN, is_accessible, is_clean, sign_in
 from support.real.devtools import Page, page_at
 
 # The demo starts two agent servers, which takes long on a busy machine.
@@ -220,7 +220,8 @@ async def test_docs_show_every_request_of_the_document(demo: str) -> None:
         assert found[0].startswith("POST/v1/runs ")
         assert all(each.startswith("POST/v1/runs") for each in found)
         assert len(found) < 10
-        await is_accessible(page, "docs")
+        if SHOTS:  # axe-core takes seconds for so many elements: `make console-check`
+            await is_accessible(page, "docs")
         is_clean(page, demo)
 
 
