@@ -32,14 +32,11 @@ const calls = {
   },
 };
 
+const clients = {};
 for await (const line of createInterface({ input: process.stdin })) {
   const call = JSON.parse(line);
-  const client = new OpenAI({
-    baseURL: `${call.url}/openai/v1`,
-    apiKey: call.key ?? "none",
-    maxRetries: call.retries ?? 2,
-    timeout: (call.timeout_s ?? 60) * 1000,
-  });
+  const baseURL = `${call.url}/openai/v1`;
+  const client = (clients[baseURL] ??= new OpenAI({ baseURL, apiKey: "none", timeout: 60_000 }));
   let result;
   try {
     result = { ok: await calls[call.do](client, call) };

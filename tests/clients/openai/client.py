@@ -59,14 +59,13 @@ def dumped(answer):
     return answer.model_dump(mode="json", warnings=False) | text
 
 
+clients = {}
 for line in sys.stdin:
     call = json.loads(line)
-    client = openai.OpenAI(
-        base_url=f"{call['url']}/openai/v1",
-        api_key=call.get("key", "none"),
-        max_retries=call.get("retries", 2),
-        timeout=call.get("timeout_s", 60),
-    )
+    url = f"{call['url']}/openai/v1"
+    if url not in clients:
+        clients[url] = openai.OpenAI(base_url=url, api_key="none", timeout=60)
+    client = clients[url]
     try:
         result = {"ok": CALLS[call["do"]](client, call)}
     except openai.APIStatusError as error:
