@@ -228,7 +228,7 @@ def test_a_pause_asks_about_every_open_approval() -> None:
         for frame in encoded("adk", "code_review")
         if frame.get("longRunningToolIds")
     ]
-    assert requests == [["step_license_check", "step_sign_off"], ["step_license_check"]]
+    assert requests == [["a-2/step_license_check", "a-1/step_sign_off"], ["a-2/step_license_check"]]
 
 
 # --- agui
