@@ -93,5 +93,5 @@ async def edge(folder: Path, python: str = sys.executable) -> AsyncIterator[Serv
             headers=bearer(),
             broker_pids=[nats.pid],
             python=python,
-            dialects=frozenset({"canonical", "agui", "unified"}),
+            dialects=frozenset({"canonical", "agui", "unified", "vercel", "a2a"}),
         )
