@@ -104,7 +104,9 @@ class Secured:
         """
         agent = next((id for path, id in KINDS.items() if row.route.startswith(path)), "assistant")
         # A request that changes a session gets a session that no other request uses.
-        run = await (self.finished() if "{session}" in row.route else self.run(agent))
+        # A request that continues a run's session leaves a run there that no service ends.
+        use = "continued" if "{run_id}" in str(row.how.body) else "read"
+        run = await (self.finished() if "{session}" in row.route else self.run(agent, use=use))
         names = {"app": "assistant", "user": "alice", "id": agent, "new": str(uuid_utils.uuid7())}
         names |= {"run_id": run.run_id, "session": run.session_id, "session_id": run.session_id}
         names |= {"response_id": f"resp_{run.run_id}", "model": agent}
@@ -131,11 +133,14 @@ class Secured:
             names["token_id"] = made["id"]
         return names
 
-    async def run(self, agent: str = "assistant", user: str = "alice") -> PretendRun:
-        """Return a finished run of the user, the same run each time."""
-        key = f"{user} {agent}"
+    async def run(
+        self, agent: str = "assistant", user: str = "alice", *, use: str = "read"
+    ) -> PretendRun:
+        """Return a finished run of the user, the same run each time for the same use."""
+        key = f"{user} {agent} {use}"
         if key not in self._runs:
-            self._runs[key] = await self.finished(agent, user, f"session-of-{agent}")
+            session_id = f"session-of-{agent}" if use == "read" else f"{use}-session-of-{agent}"
+            self._runs[key] = await self.finished(agent, user, session_id)
         return self._runs[key]
 
     async def finished(
