@@ -200,8 +200,12 @@ async def test_who_decides_an_approval(
         await penstock.stands(approval_id)
 
 
-def _to_adk(run: PretendRun, _: str) -> tuple[str, dict[str, Any]]:
-    response = {"id": "c1", "name": "adk_request_confirmation", "response": {"confirmed": True}}
+def _to_adk(run: PretendRun, approval_id: str) -> tuple[str, dict[str, Any]]:
+    response = {
+        "id": f"{approval_id}/c1",
+        "name": "adk_request_confirmation",
+        "response": {"confirmed": True},
+    }
     return "/run_sse", {
         "appName": "assistant",
         "userId": "{user}",

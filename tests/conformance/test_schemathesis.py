@@ -285,7 +285,7 @@ async def test_a_body_of_another_kind_is_415(penstock: Secured) -> None:
                 continue
             row = next(row for row in ROWS if told(row.method, row.route) == told(method, path))
             url = row.route.format(**await penstock.given(row))
-            headers = ANYTHING | {"content-type": "text/plain"}
+            headers = {**ANYTHING, **row.how.headers, "content-type": "text/plain"}
             answer = await penstock.http.request(method, url, headers=headers, content=b"{}")
             assert answer.status_code == 415, (method, path)
 

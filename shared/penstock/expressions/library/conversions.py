@@ -165,6 +165,8 @@ def plain_json(value: Any, max_bytes: int, budget: Budget | None = None) -> Any:
     try:
         size_bytes = len(orjson.dumps(found))
     except TypeError as error:
+        if "Recursion limit" in str(error):
+            raise ExpressionError("the data is nested too deep") from None
         # The value contains an integer of more than 64 bits, or a text that is no valid Unicode.
         raise ExpressionError(f"the value is no JSON: {error}") from None
     if size_bytes > max_bytes:

@@ -38,7 +38,7 @@ PUBLISH: Mapping[str, set[str]] = {
     f"command.workflows.continue.{RUN}": {"approvals"},
     f"command.approvals.replay.{RUN}": set(),
     "decide.1": {"edge", "automations"},
-    "link.1": {"automations"},
+    "link.1": {"automations", "edge"},
     # frames and events of runs
     f"raw.{RUN}.upstream": {"connector"},
     f"raw.{RUN}.edge": {"edge"},

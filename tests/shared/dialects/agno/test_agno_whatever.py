@@ -143,6 +143,9 @@ def test_whatever_comes_is_events_of_the_contract_with_one_end(
 ) -> None:
     made = decoder(kind)
     drafts = feed(made, *first, *pauses)
+    if any(draft.type in TERMINAL for draft in drafts if isinstance(draft, Draft)):
+        assert_once(drafts)  # a run that has ended has no second leg
+        return
     restored = AgnoDecoder(AgentFacts(id="assistant", kind=kind))
     restored.restore(json.loads(json.dumps(made.snapshot())))
     assert restored.snapshot() == made.snapshot()
