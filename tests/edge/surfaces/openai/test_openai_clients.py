@@ -11,7 +11,7 @@ from penstock.bus import Bus
 from penstock.bus.records import DecideRequest, RunRecord, StartCommand
 from penstock.dialects.openai import Asked
 from support.drive.clients import Client
-from support.fakes.cutter import Cutter
+from support.fakes.cutter import cutter
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun
 from support.real.openai_client import LANGUAGES, OpenAIClient, Refused, running
 
@@ -196,13 +196,12 @@ async def test_a_request_that_the_client_repeats_starts_one_run(
     openai: OpenAIClient, edge: Client, runs: list[StartCommand], name: str
 ) -> None:
     do, asked = CALLS[name]
-    cutter = Cutter(str(edge.base_url), [0, 0])  # the first two responses do not arrive
-    server = await cutter.serve()
-    async with server:
-        await openai.call(do, body=asked, url=cutter.url)
-        assert (cutter.cut, len(runs)) == (2, 1)
+    # The first two responses do not arrive.
+    async with cutter(str(edge.base_url), [0, 0]) as broken:
+        await openai.call(do, body=asked, url=broken.url)
+        assert (broken.cut, len(runs)) == (2, 1)
         # The user says the same again.
-        await openai.call(do, body=asked, url=cutter.url)
+        await openai.call(do, body=asked, url=broken.url)
     assert len(runs) == 2
 
 
