@@ -94,6 +94,7 @@ async def test_the_list_shows_runs_as_they_happen_without_polling(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_list_that_cannot_be_read_says_so_and_is_read_again(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -109,6 +110,7 @@ async def test_a_list_that_cannot_be_read_says_so_and_is_read_again(
         await row_of(page, run_id, "text for later")
 
 
+@pytest.mark.console
 async def test_an_argument_of_a_million_characters_is_folded_and_whole(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -125,6 +127,7 @@ async def test_an_argument_of_a_million_characters_is_folded_and_whole(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_updates_can_be_paused_and_then_nothing_is_missing(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -141,6 +144,7 @@ async def test_updates_can_be_paused_and_then_nothing_is_missing(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_older_runs_come_page_by_page(demo: str, http: httpx.AsyncClient) -> None:
     made = [await started(http, f"text {number}", "away") for number in range(51)]
     await has_status(http, made[0], "failed")
@@ -159,6 +163,7 @@ async def test_older_runs_come_page_by_page(demo: str, http: httpx.AsyncClient) 
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_filters_are_in_the_address_and_stay_after_a_reload(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -187,6 +192,7 @@ async def test_filters_are_in_the_address_and_stay_after_a_reload(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_runs_of_steps_are_folded_under_their_run(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, "+password = 1", "code_review")
     await has_status(http, run_id, "paused")
@@ -233,6 +239,7 @@ async def test_a_run_is_followed_and_decided_where_it_asks(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_run_is_watched_again_to_any_of_its_events(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -275,6 +282,7 @@ async def test_a_run_is_watched_again_to_any_of_its_events(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_page_behind_others_has_no_stream_and_goes_on_when_it_is_seen(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -310,6 +318,7 @@ async def test_a_page_behind_others_has_no_stream_and_goes_on_when_it_is_seen(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_reload_in_the_middle_of_a_run_loses_and_repeats_nothing(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -325,6 +334,7 @@ async def test_a_reload_in_the_middle_of_a_run_loses_and_repeats_nothing(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_pages_that_were_left_hold_no_connection(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, "confirm the way back")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
@@ -340,6 +350,7 @@ async def test_pages_that_were_left_hold_no_connection(demo: str, http: httpx.As
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_run_can_be_cancelled_on_its_page(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, "Tell me a slow story", "assistant")
     async with page_at(f"{demo}/console/runs/{run_id}") as page:
@@ -403,6 +414,7 @@ async def test_the_inbox_is_used_with_the_keyboard_alone(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_two_people_who_decide_at_once_are_told_who_was_first(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -429,6 +441,7 @@ async def test_two_people_who_decide_at_once_are_told_who_was_first(
         assert both[0].status_code == (200 if record["decision"]["outcome"] == "approved" else 409)
 
 
+@pytest.mark.console
 async def test_a_decision_with_a_note_reaches_the_record(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -446,6 +459,7 @@ async def test_a_decision_with_a_note_reaches_the_record(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_question_is_answered_by_the_form_of_its_schema(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -494,6 +508,7 @@ async def test_a_penstock_that_is_killed_in_the_middle_loses_and_repeats_nothing
     assert up.signal(signal.SIGTERM) == 0
 
 
+@pytest.mark.console
 async def test_whoever_is_not_signed_in_is_asked_and_comes_back_to_the_same_screen(
     asking: str,
 ) -> None:
@@ -513,6 +528,7 @@ async def test_whoever_is_not_signed_in_is_asked_and_comes_back_to_the_same_scre
         await page.until("!!document.querySelector('#token')")
 
 
+@pytest.mark.console
 async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -539,6 +555,7 @@ async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_rule_shows_its_deliveries_and_is_paused(
     demo: str, http: httpx.AsyncClient
 ) -> None:

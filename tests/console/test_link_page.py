@@ -66,7 +66,13 @@ async def tab_to(page: Page, selector: str) -> list[str]:
     raise AssertionError(f"the keyboard does not reach {selector}: {passed}")
 
 
-@pytest.mark.parametrize(("value", "outcome"), [("approve", "approved"), ("reject", "rejected")])
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [
+        ("approve", "approved"),
+        pytest.param("reject", "rejected", marks=pytest.mark.console),
+    ],
+)
 async def test_it_is_decided_by_the_keyboard_alone_without_scripts(
     http: httpx.AsyncClient, value: str, outcome: str
 ) -> None:
@@ -99,6 +105,7 @@ async def test_it_is_decided_by_the_keyboard_alone_without_scripts(
     assert decided["decider"]["channel"] == "link"
 
 
+@pytest.mark.console
 async def test_it_fits_a_phone_in_light_and_dark(http: httpx.AsyncClient) -> None:
     _, _, url = await linked(http, HOSTILE)
     async with page_at(url) as page:

@@ -110,7 +110,8 @@ def talker(count: int) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.console)])
+@pytest.mark.console
+@pytest.mark.parametrize("count", [10_000, 100_000])
 async def test_very_many_events_are_shown_within_the_memory_of_a_page(count: int) -> None:
     with talker(count) as url:
         async with page_at(f"{url}/docs") as page:

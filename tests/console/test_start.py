@@ -91,7 +91,11 @@ async def test_a_streamed_run_is_shown_as_it_comes_and_in_the_list(demo: str) ->
 
 
 @pytest.mark.parametrize(
-    ("button", "ends"), [("approve", "Done: report.txt is gone"), ("reject", "stays where it is")]
+    ("button", "ends"),
+    [
+        ("approve", "Done: report.txt is gone"),
+        pytest.param("reject", "stays where it is", marks=pytest.mark.console),
+    ],
 )
 async def test_a_run_is_approved_or_rejected_by_a_click(demo: str, button: str, ends: str) -> None:
     async with page_at(f"{demo}/") as page:
@@ -106,6 +110,7 @@ async def test_a_run_is_approved_or_rejected_by_a_click(demo: str, button: str, 
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_workflow_shows_its_agents_and_asks(demo: str) -> None:
     async with page_at(f"{demo}/") as page:
         await ready(page, "code_review")
@@ -121,6 +126,7 @@ async def test_a_workflow_shows_its_agents_and_asks(demo: str) -> None:
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: str) -> None:
     async with page_at(f"{demo}/") as page:
         await ready(page, "assistant")
@@ -145,6 +151,7 @@ async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: str) -
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_hostile_arguments_are_text_and_what_cannot_be_seen_is_named(demo: str) -> None:
     async with page_at(f"{demo}/") as page:
         await ready(page, "tester")
@@ -179,6 +186,7 @@ window.fetch = async (path, options) => {
 """
 
 
+@pytest.mark.console
 async def test_agents_are_shown_as_they_answer(demo: str) -> None:
     async with page_at("about:blank") as page:
         await page.send("Page.addScriptToEvaluateOnNewDocument", source=BEING_SET_UP)
@@ -191,6 +199,7 @@ async def test_agents_are_shown_as_they_answer(demo: str) -> None:
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_it_is_used_with_the_keyboard_alone(demo: str) -> None:
     async with page_at(f"{demo}/") as page:
         await ready(page, "assistant")
@@ -202,6 +211,7 @@ async def test_it_is_used_with_the_keyboard_alone(demo: str) -> None:
         await says(page, STREAMED, "completed with event")
 
 
+@pytest.mark.console
 async def test_docs_show_every_request_of_the_document(demo: str) -> None:
     async with httpx.AsyncClient(timeout=30) as http:
         told = (await http.get(f"{demo}/openapi.json")).json()
@@ -225,6 +235,7 @@ async def test_docs_show_every_request_of_the_document(demo: str) -> None:
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_out(
     asking: str,
 ) -> None:
@@ -254,6 +265,7 @@ async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_ou
         assert "this one" not in await page.text("body")
 
 
+@pytest.mark.console
 async def test_a_decision_that_is_refused_says_so_in_view(asking: str) -> None:
     async with page_at(f"{asking}/") as page:
         await sign_in(page, token(sub="bob", scope="start read"))

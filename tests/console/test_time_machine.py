@@ -82,6 +82,7 @@ async def test_a_run_is_run_again_after_what_it_called_was_named(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_workflow_is_run_again_with_an_edited_input(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -109,6 +110,7 @@ async def test_a_workflow_is_run_again_with_an_edited_input(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_runs_that_did_different_things_stand_beside_each_other(
     demo: str, http: httpx.AsyncClient
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from penstock.budgets.admission import CurrentBudgets
 from penstock.bus.records import RunRecord
 from support.drive.bus import connected
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.real.deployment import Deployment
 
@@ -17,6 +18,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 AGENTS = ("runaway", "runaway-adk")
+IN_SHORT = in_short(AGENTS, AGENTS[:1])
 LIMIT = 4
 
 
@@ -38,7 +40,7 @@ async def store(penstock: Deployment, **fields: Any) -> None:
             await eventually(in_force, what="the budgets at each edge")
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", IN_SHORT)
 async def test_a_runaway_agent_stops_asks_and_goes_on(penstock: Deployment, agent: str) -> None:
     await store(
         penstock,
@@ -63,7 +65,7 @@ async def test_a_runaway_agent_stops_asks_and_goes_on(penstock: Deployment, agen
     assert legs.count(2) == 1
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", IN_SHORT)
 async def test_a_runaway_agent_is_stopped(penstock: Deployment, agent: str) -> None:
     await store(penstock, limit={"tool_calls": LIMIT}, at=[{"share": 1.0, "do": "stop"}])
     run_id = await penstock.run(agent, "runaway please")

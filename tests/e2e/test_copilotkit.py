@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.drive.repository import ROOT
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.real import node
 from support.real.deployment import Deployment, deployment
@@ -180,7 +181,7 @@ def said(answer: dict[str, Any]) -> str:
     return " ".join(each["content"] for each in answer["messages"] if each["role"] == "assistant")
 
 
-@pytest.mark.parametrize("agent", ["assistant", "vana"])
+@pytest.mark.parametrize("agent", in_short(["assistant", "vana"], ["assistant"]))
 async def test_a_chat_of_two_turns(client: Program, agent: str) -> None:
     first = await client.do("run", f"chat-{agent}", agent, text="text")
     second = await client.do("run", f"chat-{agent}", agent, text="text")
@@ -199,6 +200,7 @@ async def test_a_thread_without_a_run_is_empty(client: Program) -> None:
     assert (answer["messages"], answer["error"]) == ([], None)
 
 
+@pytest.mark.chaos
 async def test_an_interrupt_is_shown_after_a_restart_of_the_runtime_and_can_be_approved(
     world: World, client: Program
 ) -> None:
@@ -226,6 +228,7 @@ async def test_a_run_that_is_stopped_is_cancelled(world: World, client: Program)
     assert following["events"][-1] == "RUN_FINISHED"
 
 
+@pytest.mark.chaos
 async def test_a_stop_after_a_restart_of_the_runtime_cancels_the_run(
     world: World, client: Program
 ) -> None:
@@ -241,6 +244,7 @@ async def test_a_stop_after_a_restart_of_the_runtime_cancels_the_run(
     await world.has_status(thread, "cancelled")
 
 
+@pytest.mark.chaos
 async def test_a_restart_of_the_runtime_in_the_middle_of_a_run_loses_nothing(
     world: World, client: Program
 ) -> None:
@@ -256,6 +260,7 @@ async def test_a_restart_of_the_runtime_in_the_middle_of_a_run_loses_nothing(
     assert shown["messages"] == later["messages"]
 
 
+@pytest.mark.chaos
 async def test_an_edge_that_is_killed_in_the_middle_of_a_run_loses_and_repeats_nothing(
     world: World, client: Program
 ) -> None:
@@ -272,6 +277,7 @@ async def test_an_edge_that_is_killed_in_the_middle_of_a_run_loses_and_repeats_n
     assert world.runtime.process.returncode is None, "the runtime's process has ended"
 
 
+@pytest.mark.chaos
 async def test_an_error_of_penstock_ends_the_run_and_not_the_runtime(
     world: World, client: Program
 ) -> None:
@@ -281,6 +287,7 @@ async def test_an_error_of_penstock_ends_the_run_and_not_the_runtime(
     assert world.runtime.process.returncode is None
 
 
+@pytest.mark.chaos
 def test_the_types_of_the_runner_fit_the_runtime(tmp_path: Path) -> None:
     packages, compiler = node.packages("copilotkit"), node.packages("contract")
     (tmp_path / "node_modules").symlink_to(packages)

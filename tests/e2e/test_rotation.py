@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 from standardwebhooks import Webhook
 
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.fakes.issuer import JwksServer, Key
 from support.fakes.receiver import SECRET, Receiver, receiver
@@ -215,6 +216,7 @@ async def test_the_keys_of_the_issuer(scene: Scene) -> None:
         scene.key = new
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_service_tokens(scene: Scene) -> None:
     url = f"{scene.penstock.approvals}/v1/service-tokens"
@@ -234,6 +236,7 @@ async def test_service_tokens(scene: Scene) -> None:
         await eventually(is_refused, 40, "the first token is refused")
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_stream_tokens(scene: Scene) -> None:
     url = f"{scene.penstock.edge()}/v1/tokens"
@@ -314,6 +317,7 @@ async def test_webhook_secrets(scene: Scene) -> None:
     assert not got.bad_signatures
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_hook_secrets(scene: Scene) -> None:
     webhook = {"url": scene.receiver.url("/called"), "secrets": [scene.receiver.secret]}
@@ -365,7 +369,7 @@ async def test_hook_secrets(scene: Scene) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("first", ["file", "server"])
+@pytest.mark.parametrize("first", in_short(["file", "server"], ["file"]))
 async def test_passwords_of_nats_users(scene: Scene, first: str) -> None:
     """The server ends the connections with the former passwords; services connect with the new."""
     http, passwords = scene.penstock.http, scene.folder / "passwords"

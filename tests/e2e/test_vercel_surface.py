@@ -189,6 +189,7 @@ async def test_the_state_after_a_cut_and_a_resume_is_that_of_an_uncut_stream(
     assert len(parts(whole, "dynamic-tool")) == 3
 
 
+@pytest.mark.chaos
 async def test_the_documents_page_asks_its_user_goes_on_and_stops(
     penstock: Pipeline, agno_server: Upstream, tmp_path: Path
 ) -> None:

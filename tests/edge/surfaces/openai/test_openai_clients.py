@@ -11,6 +11,7 @@ from penstock.bus import Bus
 from penstock.bus.records import DecideRequest, RunRecord, StartCommand
 from penstock.dialects.openai import Asked
 from support.drive.clients import Client
+from support.drive.short import in_short
 from support.fakes.cutter import cutter
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun
 from support.real.openai_client import LANGUAGES, OpenAIClient, Refused, running
@@ -19,7 +20,8 @@ DIGEST = "sha256:" + 16 * "0123"
 ITEM = {"digest": DIGEST, "tool": "delete_file", "args": {"path": "a"}, "tool_call_id": "c1"}
 
 
-@pytest.fixture(scope="module", params=LANGUAGES)
+# `make test` tries most with the first language alone, `make faults` all with each.
+@pytest.fixture(scope="module", params=in_short(LANGUAGES, LANGUAGES[:1]))
 def openai(request: pytest.FixtureRequest, edge: Client) -> Iterator[OpenAIClient]:
     with running(request.param, str(edge.base_url)) as client:
         yield client
@@ -86,19 +88,21 @@ async def test_a_response_is_read_whole(openai: OpenAIClient, runs: list[StartCo
     assert item["content"][0]["type"] == "input_text"
 
 
+@pytest.mark.parametrize("every", in_short([1, 4], [4]))
 async def test_a_stream_is_numbered_without_gaps_and_resumed_exactly_at_each_number(
-    openai: OpenAIClient, runs: list[StartCommand]
+    openai: OpenAIClient, runs: list[StartCommand], every: int
 ) -> None:
     events = await openai.call("stream", body=body())
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     assert events[-1]["type"] == "response.completed"
     response_id = events[0]["response"]["id"]
-    for after in range(len(events)):
+    for after in range(0, len(events), every):
         assert await openai.call("resume", id=response_id, after=after) == events[after + 1 :]
     final = await openai.call("final", id=response_id, after=4)
     assert texts(final["output"]) == texts(events[-1]["response"]["output"])
 
 
+@pytest.mark.parametrize("openai", LANGUAGES, indirect=True)
 async def test_a_stream_that_the_client_left_is_continued(
     openai: OpenAIClient, runs: list[StartCommand]
 ) -> None:
