@@ -425,6 +425,7 @@ def install(folder: Path, python: Path, *lock: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.chaos
 def test_a_version_released_after_the_lock_breaks_no_setup(
     tmp_path: Path, python_with_pip: Path
 ) -> None:

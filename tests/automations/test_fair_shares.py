@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from support.drive.automations import rule, user, without_service
 from support.fakes.receiver import OK, Received, answers
 from support.real.automating import automations_process
@@ -143,6 +145,7 @@ async def test_each_rule_has_its_own_concurrency_and_none_loosens_the_cap_of_the
         assert whole.most == 4, "one user gets half of the eight requests"
 
 
+@pytest.mark.chaos
 async def test_a_thousand_rules_of_one_user_do_not_delay_another(
     fresh_nats: NatsServer, record_property: Callable[[str, object], None]
 ) -> None:

@@ -204,6 +204,7 @@ async def test_events_for_which_one_users_lane_has_no_room_stop_no_other_users_m
         assert waiting > FLOOD // 2, (waiting, waits_s)
 
 
+@pytest.mark.chaos
 async def test_events_of_a_flood_are_matched_once_and_in_order_although_the_process_is_killed(
     fresh_nats: NatsServer,
 ) -> None:

@@ -22,6 +22,7 @@ from penstock_automations.rules.secrets import new_secret
 from penstock_automations.rules.store import RuleStore
 from support.drive.bus import connected
 from support.drive.secured import bearer
+from support.drive.short import in_short
 from support.fakes.issuer import SECRET
 from support.real.automating import AutomationsProcess, automations_process
 from support.real.nats import NatsServer
@@ -126,7 +127,7 @@ async def test_1500_unfinished_bodies_take_no_more_memory_than_the_settings_say(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", in_short(OTHERS, ("edge",)))
 async def test_unfinished_bodies_take_as_little_memory_in_each_other_service(
     fresh_nats: NatsServer, name: str
 ) -> None:

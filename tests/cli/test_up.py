@@ -221,6 +221,7 @@ def finished_twice(log: Path) -> bool:
     return log.read_text().count("Finished server process") == 2
 
 
+@pytest.mark.chaos
 def test_sigint_drains_as_sigterm_does_and_leaves_the_data_free(
     make_up: Callable[..., Up], config: str
 ) -> None:
@@ -236,6 +237,7 @@ def test_sigint_drains_as_sigterm_does_and_leaves_the_data_free(
     assert up.signal(signal.SIGTERM) == 0
 
 
+@pytest.mark.chaos
 def test_it_outlives_its_nats_server(make_up: Callable[..., Up], config: str) -> None:
     up = make_up("--config", config)
     up.start()

@@ -120,6 +120,7 @@ async def test_the_faststream_program_is_given_again_what_its_handler_failed_at(
         await eventually(lambda: is_acknowledged(guarded), what="every event acknowledged")
 
 
+@pytest.mark.chaos
 async def test_the_typescript_program_reads_every_event_of_its_durable(
     guarded: Guarded, stored: list[Event], tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ async def test_the_typescript_program_reads_every_event_of_its_durable(
     await check(["node", "reader.js"], guarded, tmp_path)
 
 
+@pytest.mark.chaos
 @pytest.mark.chaos  # a first build takes half a minute
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("go") is None, reason="there is no Go")

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from penstock_cli.demo import RECIPES, DemoServer
 from penstock_cli.main import app
 from support.drive.repository import ROOT
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.fakes.issuer import JwksServer, Key
 from support.real import servers, upstreams
@@ -157,6 +158,7 @@ async def test_a_cookie_and_a_csrf_token_of_one_service_are_accepted_by_every_se
         assert refused.status_code == 403
 
 
+@pytest.mark.chaos
 async def test_services_with_secrets_of_their_own_are_found_by_the_doctor(scene: Scene) -> None:
     probes = [scene.penstock.of(name)[0].probes for name in WITH_API]
 
@@ -179,7 +181,7 @@ async def test_services_with_secrets_of_their_own_are_found_by_the_doctor(scene:
     await scene.penstock.kill(stranger)
 
 
-@pytest.mark.parametrize("service", WITH_API)
+@pytest.mark.parametrize("service", in_short(WITH_API, ("edge",)))
 async def test_a_separate_service_with_jwks_does_not_start_without_the_shared_secret(
     service: str,
 ) -> None:
@@ -225,6 +227,7 @@ DECIDE_AT_ONCE = """(async () => {
 })()"""
 
 
+@pytest.mark.chaos
 async def test_a_browser_that_sees_a_request_decides_it_at_once(scene: Scene, url: str) -> None:
     async with page_at(f"{url}/") as page:
         await sign_in(page, scene.token())
@@ -234,7 +237,11 @@ async def test_a_browser_that_sees_a_request_decides_it_at_once(scene: Scene, ur
 
 
 @pytest.mark.parametrize(
-    ("agent", "message"), [("assistant", "Please delete it"), ("code_review", "+password = 1")]
+    ("agent", "message"),
+    in_short(
+        [("assistant", "Please delete it"), ("code_review", "+password = 1")],
+        [("assistant", "Please delete it")],
+    ),
 )
 async def test_the_command_line_approves_through_the_one_port(
     scene: Scene, url: str, agent: str, message: str

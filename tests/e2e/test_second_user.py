@@ -219,8 +219,8 @@ async def installed(how: str, nats_url: str, folder: Path) -> AsyncIterator[Site
 SHORT = [
     pytest.param(how, name, 0.3, 1.0, id=f"{name}-{how}-short")
     for how, names in {
-        "separate": ("failing_receiver", "starts", "guesses", "deep_pages"),
-        "up": ("loops", "slow_readers", "definitions", "tests_of_rules"),
+        "separate": ("failing_receiver", "starts"),
+        "up": ("slow_readers",),
     }.items()
     for name in names
 ]

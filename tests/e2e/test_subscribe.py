@@ -140,6 +140,7 @@ def check(code: str, folder: Path) -> str:
     return said
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(360)  # mypy runs three times, the first time without a cache
 def test_the_types_of_the_program_are_right_and_a_wrong_annotation_is_found(
     tmp_path: Path,

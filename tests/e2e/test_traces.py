@@ -302,6 +302,7 @@ async def test_no_span_has_content(seen: Seen) -> None:
         assert ANSWER not in text
 
 
+@pytest.mark.chaos
 async def test_a_ratio_samples_a_trace_in_every_service_or_in_none(
     tmp_path: Path, nats_server: NatsServer, agno_server: Upstream
 ) -> None:

@@ -60,6 +60,7 @@ async def held(bus: Bus, count: int) -> None:
     await eventually(are, 30, f"{count} partitions are held")
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
     fresh_nats: NatsServer, tmp_path: Path

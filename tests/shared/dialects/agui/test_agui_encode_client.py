@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.dialects.agui.encode import RUNS, STRICT, prelude
 from support.drive.agui_out import AUDIENCES, THREAD, Audience, Event, Run, frames, recorded, wire
+from support.drive.short import in_short
 from support.fakes.raw import RUN_ID
 from support.real.agui_client import SCRIPTS, VERSIONS, Client, Verdict, running
 
@@ -126,7 +127,7 @@ def check_joins(client: Client, audience: Audience, first: int, step: int) -> No
                 assert joined.pendingInterrupts == stayed.pendingInterrupts, (name, cut)
 
 
-@each_audience
+@pytest.mark.parametrize("audience", in_short(AUDIENCES, AUDIENCES[::3]), ids=str)
 def test_a_client_that_joins_after_any_event_ends_with_the_same_state_as_one_that_stayed(
     clients: dict[str, Client], audience: Audience
 ) -> None:
