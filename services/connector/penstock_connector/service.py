@@ -70,7 +70,7 @@ class ConnectorService(Service):
     async def start(self) -> None:
         """Take the lease, and then begin to take commands. In the other order, other connectors
         would conclude that this connector has ended."""
-        await self._peers.answer()
+        await until_answered("answering other connectors", self._peers.answer)
         await until_answered("taking the lease", self._lease.acquire)
         self.spawn("lease", lambda: self._lease.hold(self._settings.pod_renew_s))
         await self._commands.handover.accept()
