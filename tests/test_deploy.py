@@ -437,6 +437,7 @@ def test_a_version_released_after_the_lock_breaks_no_setup(
     assert next((tmp_path / "venv").glob("lib/*/site-packages/auth-1.0.dist-info"))
 
 
+@pytest.mark.chaos
 def test_a_lock_that_lacks_a_package_is_named(tmp_path: Path, python_with_pip: Path) -> None:
     user = wheel(tmp_path, "user", "1.0", "Requires-Dist: auth[tls]>=1.0")
     done = install(tmp_path, python_with_pip, user)

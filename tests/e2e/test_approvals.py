@@ -49,9 +49,17 @@ CONFIRMATIONS = [
     Asks("agui-pydantic-ai", "delete {}"),
     Asks("agui-agno", "delete {}"),
 ]
+# `make test` asks these, beside the kinds of test_kinds; `make faults` asks all.
+OF_SHORT = CONFIRMATIONS[:5:2]
 RESULTS = [Asks("agno", "external")]
 ANSWERED = [Asks("agno", "userinput"), Asks("agno", "feedback"), Asks("adk", "ask")]
 ANSWERED += [Asks("adk", "needauth")]
+
+
+def in_short(cases: list[Asks]) -> list[Any]:
+    return [
+        each if each in OF_SHORT else pytest.param(each, marks=pytest.mark.chaos) for each in cases
+    ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -116,7 +124,7 @@ def outcomes(events: list[Event]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("asks", [*CONFIRMATIONS, *RESULTS], ids=str)
+@pytest.mark.parametrize("asks", in_short([*CONFIRMATIONS, *RESULTS]), ids=str)
 async def test_what_nobody_decides_in_time_continues_as_expired(
     penstock: Pipeline, asks: Asks
 ) -> None:
@@ -170,7 +178,7 @@ async def test_what_can_only_be_answered_is_cancelled_at_the_deadline(
     assert (end.data["reason"], end.data["by"]) == ("approval_expired", "policy")
 
 
-@pytest.mark.parametrize("asks", CONFIRMATIONS, ids=str)
+@pytest.mark.parametrize("asks", in_short(CONFIRMATIONS), ids=str)
 async def test_two_people_approve(penstock: Pipeline, asks: Asks) -> None:
     approval = await asked(penstock, asks, "two")
     first = await penstock.ask(approval.approval_id, vote(approval, ADA))
@@ -184,7 +192,7 @@ async def test_two_people_approve(penstock: Pipeline, asks: Asks) -> None:
     assert types(events).count("approval.decided") == 1
 
 
-@pytest.mark.parametrize("asks", CONFIRMATIONS, ids=str)
+@pytest.mark.parametrize("asks", in_short(CONFIRMATIONS), ids=str)
 async def test_one_of_two_people_rejects(penstock: Pipeline, asks: Asks) -> None:
     approval = await asked(penstock, asks, "two")
     await penstock.ask(approval.approval_id, vote(approval, ADA))
@@ -196,7 +204,7 @@ async def test_one_of_two_people_rejects(penstock: Pipeline, asks: Asks) -> None
 
 
 @pytest.mark.parametrize(("user", "outcome"), [("auto-yes", "ok"), ("auto-no", "rejected")])
-@pytest.mark.parametrize("asks", CONFIRMATIONS, ids=str)
+@pytest.mark.parametrize("asks", in_short(CONFIRMATIONS), ids=str)
 async def test_what_the_policy_decides_pauses_nothing(
     penstock: Pipeline, asks: Asks, user: str, outcome: str
 ) -> None:
@@ -209,7 +217,7 @@ async def test_what_the_policy_decides_pauses_nothing(
     assert outcomes(events) == {outcome}
 
 
-@pytest.mark.parametrize("asks", [*CONFIRMATIONS, *RESULTS, *ANSWERED], ids=str)
+@pytest.mark.parametrize("asks", in_short([*CONFIRMATIONS, *RESULTS, *ANSWERED]), ids=str)
 async def test_the_request_of_a_cancelled_run_is_withdrawn(penstock: Pipeline, asks: Asks) -> None:
     approval = await asked(penstock, asks, "two")
     await penstock.ask(approval.approval_id, vote(approval, ADA))

@@ -8,12 +8,12 @@ import json
 import statistics
 import time
 from collections.abc import AsyncIterator
-from itertools import product
 from typing import Any
 
 import pytest
 
 from support.drive.secured import bearer
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET
 from support.real.deployment import Deployment, deployment, frames
@@ -50,9 +50,12 @@ async def penstock(
         yield running
 
 
-async def test_an_approval_is_known_to_whom_has_seen_its_event(penstock: Deployment) -> None:
+@pytest.mark.parametrize("agent", in_short(ASKS, ("agno",)))
+async def test_an_approval_is_known_to_whom_has_seen_its_event(
+    penstock: Deployment, agent: str
+) -> None:
     order = ["approval.requested", "lifecycle.paused", "approval.decided", "lifecycle.resumed"]
-    for agent, first in product(ASKS, FIRST):
+    for first in FIRST:
         statuses, types = await decided_at_once(penstock, agent, first)
         assert not set(statuses) - {200, 201}, (agent, first, statuses)
         assert [type_ for type_ in types if type_ in order] == order

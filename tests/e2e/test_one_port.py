@@ -195,6 +195,7 @@ async def test_a_separate_service_with_jwks_does_not_start_without_the_shared_se
     assert "set PENSTOCK_AUTH_CSRF_SECRET" in done.stderr
 
 
+@pytest.mark.chaos
 async def test_a_signed_in_browser_starts_and_decides_through_the_one_port(
     scene: Scene, url: str
 ) -> None:

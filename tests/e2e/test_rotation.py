@@ -292,6 +292,7 @@ async def test_stream_tokens(scene: Scene) -> None:
     assert len(seen) == len(set(seen))
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_webhook_secrets(scene: Scene) -> None:
     got = scene.receiver

@@ -62,6 +62,7 @@ class Automation:
         await eventually(there, 30, f"the end of {run_id}")
 
 
+@pytest.mark.chaos
 @pytest.mark.real
 async def test_nothing_is_missed_over_kills_of_the_edge_and_restarts_of_the_client(
     fresh_nats: NatsServer, agno_server: Upstream, tmp_path: Path

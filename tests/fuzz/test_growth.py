@@ -356,7 +356,14 @@ CONVERSATION: dict[str, Rows] = {
 }
 
 
-@pytest.mark.parametrize("rows", CONVERSATION.values(), ids=list(CONVERSATION))
+# `make test` tries the rows of conversations alone, `make chaos` those of the decoder, too.
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(rows, id=name, marks=[pytest.mark.chaos] if name in AGUI else [])
+        for name, rows in CONVERSATION.items()
+    ],
+)
 def test_a_conversation_is_remembered_at_the_cost_of_what_is_said(rows: Rows) -> None:
     def work_for(n: int) -> int:
         chunks, transcript, state = Chunks(), Transcript(), State()
