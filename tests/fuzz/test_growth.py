@@ -29,6 +29,7 @@ from penstock.dialects.base import MAX_OPEN
 from penstock.dialects.decoders import DECODERS
 from penstock.sse import Parser
 from penstock_normalizer.fold.run_fold import RunFold
+from support.drive.short import in_short
 from support.fakes.raw import RUN_ID
 from support.recorded.canonical import event as canonical
 
@@ -528,7 +529,9 @@ def test_an_error_frame_of_blanks_is_read_at_once() -> None:
     assert end.type == "lifecycle.failed"
 
 
-@pytest.mark.parametrize("line", [b"data: xx\n", b"data:\n", b"x", b": x\r"], ids=repr)
+@pytest.mark.parametrize(
+    "line", in_short([b"data: xx\n", b"data:\n", b"x", b": x\r"], [b"data: xx\n"]), ids=repr
+)
 def test_a_large_frame_in_small_pieces_is_held_as_what_it_is(line: bytes) -> None:
     body = b"data: " + line * (400_000 // len(line))
     parser = Parser(1 << 20)
