@@ -172,7 +172,6 @@ def _in_order(ids: list[str]) -> bool:
     return all(earlier <= later for earlier, later in pairwise(numbers))
 
 
-@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_kills_and_a_receiver_that_fails_leave_one_outcome_for_each_event_and_rule(
     fresh_nats: NatsServer,

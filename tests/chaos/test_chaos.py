@@ -55,7 +55,6 @@ def settle(report: Report, completed: float, reattached: int = 0) -> None:
         pytest.skip(f"starved, play it again on a machine with more time: {report.load}")
 
 
-@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_every_run_is_complete_at_any_kill(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream
