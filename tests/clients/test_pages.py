@@ -11,7 +11,7 @@ import pytest
 
 from support.drive.repository import ROOT
 from support.real.agui_client import INSTALLED
-from support.real.node import packages
+from support.real.node import absent, packages
 
 pytestmark = pytest.mark.real
 
@@ -53,7 +53,7 @@ def test_the_page_for_curl(demo: str, tmp_path: Path) -> None:
 def test_the_pages_for_javascript(demo: str, tmp_path: Path, page: str) -> None:
     modules = INSTALLED / "v1" / "node_modules" if page == "ag-ui.md" else packages("restart")
     if not modules.exists():
-        pytest.skip("no AG-UI client: run `make agui-client`")
+        absent(f"{modules} is not there: run `make agui-client`")
     (tmp_path / "node_modules").symlink_to(modules)
     (tmp_path / "page.mjs").write_text(code(page, "js"), "utf-8")
     said = finished(demo, tmp_path, "node", "page.mjs")

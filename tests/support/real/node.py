@@ -16,9 +16,9 @@ def packages(name: str) -> Path:
     """Return the `node_modules` that `make node` made from tests/<name>/node."""
     folder = ROOT / ".penstock/node" / name / "node_modules"
     if shutil.which("node") is None:
-        _absent("no Node on the PATH")
+        absent("no Node on the PATH")
     if not folder.exists():
-        _absent(f"no npm packages for tests/{name}: run `make node`")
+        absent(f"no npm packages for tests/{name}: run `make node`")
     return folder
 
 
@@ -29,6 +29,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _absent(reason: str) -> None:
-    # In CI, a missing node fails the test: nobody would notice a skip there.
+def absent(reason: str) -> None:
+    """Skip the test for want of something that is installed; fail it in CI."""
+    # In CI, a skip would be a test less: nobody would notice a skip there.
     pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)

@@ -148,8 +148,8 @@ class Links:
 
         Raises:
             LinkRefused: in this order: 403, the maker is no administrator and the link is not for
-                the maker; 409, the approval is not
-                pending; 422, the link names nobody, or could not be used to decide.
+                the maker; 409, the approval is not pending; 422, the link names nobody, or could
+                not be used to decide.
             BusError: the bus does not answer.
         """
         if "administer" not in maker.scopes and not _is_own(maker, user, role):
