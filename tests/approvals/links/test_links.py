@@ -447,6 +447,32 @@ async def test_another_service_gets_a_link_with_the_rights_of_the_user_it_acts_f
         ) == (LinkReply(status=409, detail="the approval is decided, so a link decides nothing"))
 
 
+OWN = {"user": "grace", "role": "finance"}
+
+
+@pytest.mark.parametrize(
+    ("maker", "given", "status"),
+    [
+        ({}, OWN, 201),
+        ({}, OWN | {"user": "bob"}, 403),
+        ({}, {"role": "finance"}, 403),
+        ({"roles": ["legal"]}, OWN, 403),  # a role that the user has not
+        ({"roles": ["legal"]}, OWN | {"role": "legal"}, 422),  # a role that does not decide
+        ({"scopes": ["read", "start"]}, OWN, 403),
+        ({"token_id": "t1", "token_maker": "root"}, OWN, 403),  # would not have the token's limits
+    ],
+)
+async def test_the_edge_gets_a_link_for_its_caller_alone_with_the_callers_own_rights(
+    penstock: Secured, maker: dict[str, Any], given: dict[str, Any], status: int
+) -> None:
+    _, approval_id = await paused(penstock)
+    caller = {"name": "grace", "roles": ["finance"], "scopes": ["read", "decide"]}
+    request = orjson.dumps({"maker": {**caller, "channel": "openai", **maker}, **given})
+    answer = await penstock.bus.request(link(approval_id), request, 5)
+    reply = LinkReply.model_validate_json(answer.data)
+    assert reply.status == status, reply.detail
+
+
 async def test_nats_never_gets_the_secret(penstock: Secured) -> None:
     _, approval_id = await paused(penstock)
     secret = (await linked(penstock, approval_id)).removeprefix("/d/")
