@@ -124,11 +124,10 @@ async def test_a_broker_that_is_away_holds_everything_back_and_ends_nothing(
 
 async def test_full_storage_holds_runs_until_there_is_room(broker: OneBroker) -> None:
     (edge,) = broker.penstock.of("edge")
-    connector = broker.penstock.of("connector")[0]
     async with broker.operator() as operator, broker.ballast(operator):
         watches = await broker.started()
         await broker.fill(operator)
-        await broker.is_not_ready(connector, "RAW takes no more messages")
+        connector = await broker.connector_not_ready("RAW takes no more messages")
         status, said = await broker.start()
         assert status == 503
         assert "insufficient resources" in said
@@ -156,10 +155,9 @@ async def test_a_stream_at_its_limit_refuses_starts_clearly(broker: OneBroker) -
 async def test_a_connector_that_may_not_publish_says_so_and_continues_when_it_may(
     broker: OneBroker,
 ) -> None:
-    connector = broker.penstock.of("connector")[0]
     watches = await broker.started()
     broker.nats.reload(permissions(publish="raw.>"))
-    await broker.is_not_ready(connector, "NATS does not let this user publish to RAW")
+    connector = await broker.connector_not_ready("NATS does not let this user publish to RAW")
     assert await broker.refusals(connector, "denied") >= 1
     assert "Allow it in the permissions of the user" in connector.process.log.read_text()
     broker.nats.reload(permissions())

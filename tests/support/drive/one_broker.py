@@ -89,6 +89,17 @@ class OneBroker:
 
         await eventually(probe, 30, f"{instance.service} is not ready: {because}")
 
+    async def connector_not_ready(self, because: str) -> Instance:
+        """Wait until one of the connectors says so; return it. Either may have all the runs."""
+
+        async def probe() -> Instance | None:
+            for instance in self.penstock.of("connector"):
+                if because in await self.reasons(instance):
+                    return instance
+            return None
+
+        return await eventually(probe, 30, f"a connector is not ready: {because}")
+
     async def none_is_ready(self, because: str) -> None:
         for instance in self.penstock.instances:
             await self.is_not_ready(instance, because)
@@ -121,7 +132,7 @@ class OneBroker:
 
     @asynccontextmanager
     async def ballast(self, bus: Bus) -> AsyncIterator[None]:
-        """Use up the storage of the server but for 16 MiB; free all of it at the end.
+        """Use up the storage of the server but for 4 MiB; free all of it at the end.
 
         `fill` then takes so little time that runs which began before are still under way.
         """
@@ -129,7 +140,7 @@ class OneBroker:
         await bus.api(f"STREAM.CREATE.{BALLAST}", config)
         try:
             await self._publish_until_full(bus, _BALLAST_BYTES)
-            await bus.api(f"STREAM.PURGE.{BALLAST}", {"seq": 1 + 16 * 1024**2 // _BALLAST_BYTES})
+            await bus.api(f"STREAM.PURGE.{BALLAST}", {"seq": 1 + 4 * 1024**2 // _BALLAST_BYTES})
             yield
         finally:
             await bus.api(f"STREAM.DELETE.{BALLAST}")
