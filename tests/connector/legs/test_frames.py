@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
 import pytest
+import pytest_asyncio
 
 from penstock.bus.messages import RawFrame
 from penstock.settings import Config
@@ -17,11 +20,21 @@ from penstock.sse import Frame
 from penstock_connector.legs.response import MAX_BYTES
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.base import ReattachState
-from support.drive.pipeline import Pipeline, pipeline
+from support.drive.pipeline import Event, Pipeline, pipeline
 from support.drive.waiting import eventually
-from support.fakes.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
+from support.fakes.misbehaving import (
+    Answer,
+    Misbehaving,
+    Script,
+    agents,
+    cuts,
+    misbehaving,
+    plays,
+    stalls,
+)
 from support.fakes.raw import agno, agno_text
 from support.real.nats import NatsServer
+from support.real.nats_choice import new_server
 
 STARTED = agno("RunStarted")
 HALF = b'event: RunContent\ndata: {"event":"RunContent","con'
@@ -84,22 +97,51 @@ BODIES: dict[str, Script] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Services that run for all tests of this module, and their agents' server.
+
+    The agents `agno`, `adk` and `agui` wait for 30 s; `hasty`, of Agno, waits for one.
+    """
+
+    upstream: Misbehaving
+    penstock: Pipeline
+
+    async def ended(self, script: Script, agent: str = "agno") -> tuple[str, Event]:
+        """Run the agent, whose server answers by the script; return the run and its last event."""
+        self.upstream.requests.clear()
+        self.upstream.script(script)
+        run_id = await self.penstock.start_run(agent, "hello")
+        return run_id, (await self.penstock.ended(run_id))[-1]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    # On a server of their own, the services take no run of another test.
+    nats = new_server(tmp_path_factory.mktemp("served"))
+    nats.start()
+    async with misbehaving() as upstream:
+        upstream.scripted = lambda request: request.path != "/" and "/sessions/" not in request.path
+        common = {"url": f"{upstream.url}/x", "timeout_s": 30}
+        found = [{"id": each, "protocol": each, **common} for each in ("agno", "adk", "agui")]
+        hasty = {"id": "hasty", "protocol": "agno", **common, "timeout_s": 1}
+        config = Config.model_validate({"agents": [*found, hasty]})
+        async with pipeline(nats.url, config) as penstock:
+            yield Served(upstream, penstock)
+    nats.remove()
+
+
 @pytest.mark.parametrize("script", BODIES.values(), ids=BODIES.keys())
-async def test_the_body_is_on_the_bus_byte_for_byte(
-    nats_server: NatsServer, upstream: Misbehaving, script: Script
-) -> None:
+async def test_the_body_is_on_the_bus_byte_for_byte(served: Served, script: Script) -> None:
     sent: list[Answer] = []
 
     async def remembered(answer: Answer) -> None:
         sent.append(answer)
         await script(answer)
 
-    upstream.script(remembered)
-    async with pipeline(nats_server.url, agents(upstream)) as penstock:
-        run_id = await penstock.start_run("agno", "hello")
-        await penstock.ended(run_id)
-        assert await penstock.body(run_id) == bytes(sent[0].sent)
-        await only_end(penstock, run_id)
+    run_id, _ = await served.ended(remembered)
+    assert await served.penstock.body(run_id) == bytes(sent[0].sent)
+    await only_end(served.penstock, run_id)
 
 
 async def test_a_frame_that_breaks_the_adapter_is_passed_on_unchanged(
@@ -279,34 +321,37 @@ FAILURES: dict[str, Failure] = {
     ),
     "silence": (stalls, "timeout", "timeout after 1 second"),
     "silence in the middle": (plays(STARTED, stalls), "timeout", "timeout after 1 second"),
-    "a line without an end": (
-        plays(STARTED + b"data: " + b"x" * 70_000, stalls),
-        "limit",
-        "larger than 65536 bytes",
-    ),
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
-async def test_a_failure_ends_the_run_once_and_says_why(
-    nats_server: NatsServer, upstream: Misbehaving, failure: Failure
-) -> None:
+async def test_a_failure_ends_the_run_once_and_says_why(served: Served, failure: Failure) -> None:
     script, code, words = failure
-    upstream.script(script)
     # Only a server that sends nothing may time out here: on a busy machine, the other failures may
     # take a second.
-    config = agents(upstream, timeout_s=1 if code == "timeout" else 30)
-    async with pipeline(nats_server.url, config, max_frame_bytes=65536) as penstock:
+    run_id, last = await served.ended(script, "hasty" if code == "timeout" else "agno")
+    await only_end(served.penstock, run_id)
+    events = await served.penstock.ended(run_id)
+    assert [event.type for event in events if "lifecycle" in event.type] == [
+        "lifecycle.started",
+        "lifecycle.failed",
+    ]
+    assert last.data["code"] == code
+    assert words in last.data["error"]
+    assert len(last.data["error"]) < 5000
+    assert len(served.upstream.calls) == 1
+
+
+async def test_a_line_without_an_end_is_stopped_at_the_limit_of_a_frame(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(STARTED + b"data: " + b"x" * 70_000, stalls))
+    async with pipeline(nats_server.url, agents(upstream), max_frame_bytes=65536) as penstock:
         run_id = await penstock.start_run("agno", "hello")
-        events = await penstock.ended(run_id)
+        *_, failed = await penstock.ended(run_id)
         await only_end(penstock, run_id)
-        others = [event for event in await penstock.ended(run_id) if "lifecycle" in event.type]
-    assert [event.type for event in others] == ["lifecycle.started", "lifecycle.failed"]
-    failed = events[-1].data
-    assert failed["code"] == code
-    assert words in failed["error"]
-    assert len(failed["error"]) < 5000
-    assert len(upstream.calls) == 1
+    assert failed.data["code"] == "limit"
+    assert "larger than 65536 bytes" in failed.data["error"]
 
 
 async def test_the_log_does_not_repeat_what_a_server_answers(
@@ -347,24 +392,18 @@ OTHER_BODIES: dict[str, tuple[bytes, str, str]] = {
 @pytest.mark.parametrize("protocol", ["agno", "adk", "agui"])
 @pytest.mark.parametrize("case", OTHER_BODIES)
 async def test_an_answer_that_is_no_stream_is_told_as_what_it_is_and_kept(
-    nats_server: NatsServer, upstream: Misbehaving, protocol: str, case: str
+    served: Served, protocol: str, case: str
 ) -> None:
     body, content_type, words = OTHER_BODIES[case]
-    upstream.scripted = lambda request: request.path != "/" and "/sessions/" not in request.path
-    upstream.script(lambda answer: answer.whole(body, content_type=content_type))
-    config = Config.model_validate(
-        {"agents": [{"id": "a", "protocol": protocol, "url": f"{upstream.url}/x"}]}
+    run_id, failed = await served.ended(
+        lambda answer: answer.whole(body, content_type=content_type), protocol
     )
-    async with pipeline(nats_server.url, config) as penstock:
-        run_id = await penstock.start_run("a", "hello")
-        *_, failed = await penstock.ended(run_id)
-        kind, facts = await only_end(penstock, run_id)
-        stored = await penstock.body(run_id)
+    kind, facts = await only_end(served.penstock, run_id)
     assert (failed.type, failed.data["code"]) == ("lifecycle.failed", "not_a_stream")
     assert words in failed.data["error"]
     assert repr(protocol) in facts["error"] or "a page for people" in facts["error"]
     assert kind == "lost"
-    assert stored == body
+    assert await served.penstock.body(run_id) == body
 
 
 async def test_of_an_endless_answer_that_is_no_stream_a_beginning_is_read(
@@ -386,9 +425,7 @@ async def test_of_an_endless_answer_that_is_no_stream_a_beginning_is_read(
     assert len(stored) == MAX_BYTES
 
 
-async def test_a_stream_that_is_called_something_else_is_taken_as_it_is(
-    nats_server: NatsServer, upstream: Misbehaving
-) -> None:
+async def test_a_stream_that_is_called_something_else_is_taken_as_it_is(served: Served) -> None:
     body = agno_text("Hello")
 
     async def called_a_text(answer: Answer) -> None:
@@ -397,13 +434,9 @@ async def test_a_stream_that_is_called_something_else_is_taken_as_it_is(
             await answer.send(body[place : place + 3])
         await answer.end()
 
-    upstream.script(called_a_text)
-    async with pipeline(nats_server.url, agents(upstream)) as penstock:
-        run_id = await penstock.start_run("agno", "hello")
-        *_, last = await penstock.ended(run_id)
-        stored = await penstock.body(run_id)
+    run_id, last = await served.ended(called_a_text)
     assert last.type == "lifecycle.completed"
-    assert stored == body
+    assert await served.penstock.body(run_id) == body
 
 
 async def test_a_response_without_end_is_ended_at_its_limit(
@@ -421,14 +454,9 @@ async def test_a_response_without_end_is_ended_at_its_limit(
     assert stored < 110_000
 
 
-async def test_a_refusal_carries_status_and_words(
-    nats_server: NatsServer, upstream: Misbehaving
-) -> None:
-    upstream.script(lambda answer: answer.whole(b'{"detail":"nope"}', 403))
-    async with pipeline(nats_server.url, agents(upstream)) as penstock:
-        run_id = await penstock.start_run("agno", "hello")
-        await penstock.ended(run_id)
-        kind, facts = await only_end(penstock, run_id)
+async def test_a_refusal_carries_status_and_words(served: Served) -> None:
+    run_id, _ = await served.ended(lambda answer: answer.whole(b'{"detail":"nope"}', 403))
+    kind, facts = await only_end(served.penstock, run_id)
     assert kind == "lost"
     assert facts["status_code"] == 403
     assert facts["detail"] == '{"detail":"nope"}'
