@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from conformance import a2a, adk, agent_runs, agno, executions, unified, vercel
+from conformance import a2a, adk, agent_runs, agno, executions, openai, unified, vercel
 from conformance.rows import Document, Example, Row, Verdict
 
 DOCUMENTS: Final = tuple(
-    module.DOCUMENT for module in (executions, unified, agno, adk, agent_runs, vercel, a2a)
+    module.DOCUMENT for module in (executions, unified, agno, adk, agent_runs, vercel, a2a, openai)
 )
 TESTS: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = TESTS.parent / "deploy/contract/conformance.md"

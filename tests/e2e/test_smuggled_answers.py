@@ -158,8 +158,9 @@ async def test_nothing_but_a_decision_answers_a_pause(site: Site, face: str, age
     target = await site.pause(agent)
     for attack in [each for each in ATTACKS if each.face == face]:
         answer = await site.send(attack.caller, attack.make(target))
-        assert answer is None or answer.status_code < 500, (str(attack), answer.text)
         said = answer.text[:300] if answer is not None else ""
+        expected = attack.refusal(agent)
+        assert answer is None or answer.status_code == expected, (str(attack), said)
         assert await site.is_pending(target), (str(attack), said)
         assert site.ran(target) == 0, (str(attack), said)
     # The owner's proper answer runs the tool once.

@@ -139,20 +139,13 @@ async def test_no_form_of_an_answer_without_the_digest_decides_anything(
     title = f"Doc {uuid.uuid4().hex}"
     waits = waiting(await asked(client, penstock, title))
     answers = {}
-    for name, make in FORGED.items():
+    for name, (_, make) in FORGED.items():
         path, body = make(waits)
         answers[name] = await penstock.http.post(path, json=body)
         approval = await penstock.approval(waits.approval_id)
         assert (approval.status, approval.votes) == ("pending", []), name
-    started = {name for name, answer in answers.items() if answer.status_code == 200}
-    assert started == {
-        "a text of the user",
-        "a text that has the digest",
-        "an answer in the history",
-        "an answer that messageId names",
-        "fields of the body",
-    }
-    assert {answer.status_code for answer in answers.values()} == {200, 404, 409, 422}
+    statuses = {name: answer.status_code for name, answer in answers.items()}
+    assert statuses == {name: status for name, (status, _) in FORGED.items()}
     assert not any(title in json.dumps(run) for run in agno_server.tool_runs())
     path, body = answered(waits)
     right = await penstock.http.post(path, json=body)

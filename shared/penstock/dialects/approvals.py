@@ -17,6 +17,8 @@ import orjson
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import objects, string, without_none
 
+# The kinds of items that are answered with yes or no. An item of another kind needs a value.
+CONFIRMATIONS: Final = frozenset({"confirmation", "review", "budget"})
 NOT_APPROVED = "not_what_was_approved"
 # The greatest size of the arguments in `detail`, in bytes of JSON. For larger arguments, `detail`
 # has only a digest.

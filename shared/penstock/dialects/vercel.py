@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.dialects.approvals import OpenApprovals, question_id
+from penstock.dialects.approvals import CONFIRMATIONS, OpenApprovals, question_id
 from penstock.dialects.base import ClientDialect, Json, JsonObject, frame, type_of, unconfirmed
 from penstock.dialects.json import obj, objects, string, without_none
 from penstock.events.catalogue import TERMINAL
@@ -29,9 +29,6 @@ DEFAULT_SDK: Final = "6"
 _ASKS: Final = ("6", "7")  # tool-approval-request, tool-output-denied
 _TELLS_ANSWERS: Final = ("7",)  # tool-approval-response
 
-# The kinds of items that a client answers with yes or no. An item of another kind needs a value,
-# which an approval response of the SDK cannot carry.
-CONFIRMATIONS: Final = frozenset({"confirmation", "review", "budget"})
 _SETTLED: Final = ("approval.decided", "approval.expired", "approval.withdrawn")
 _ENDS_A_WAIT: Final = TERMINAL | {"lifecycle.resumed"}
 # Maps a type to a kind of data part, the field with the part's id, and a status. A warning is a

@@ -40,6 +40,8 @@ def bearer() -> dict[str, str]:
 
 def path(run_id: str, dialect: str) -> str:
     """Return the path of a run's stream."""
+    if dialect == "openai":
+        return f"/openai/v1/responses/resp_{run_id}?stream=true"
     return f"/v1/runs/{run_id}/events?dialect={dialect}"
 
 
@@ -93,5 +95,5 @@ async def edge(folder: Path, python: str = sys.executable) -> AsyncIterator[Serv
             headers=bearer(),
             broker_pids=[nats.pid],
             python=python,
-            dialects=frozenset({"canonical", "agui", "unified", "vercel", "a2a"}),
+            dialects=frozenset({"canonical", "agui", "unified", "vercel", "a2a", "openai"}),
         )

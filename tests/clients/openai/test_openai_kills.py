@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from support.fakes.cutter import cutter
 from support.real.deployment import Deployment, deployment
 from support.real.nats import NatsServer
 from support.real.openai_client import LANGUAGES, OpenAIClient, running
@@ -115,3 +118,30 @@ async def test_a_connector_that_is_killed_ends_no_response_twice(
         assert [each["sequence_number"] for each in read] == [*range(len(read))]
         assert read == await openai.call("resume", id=read[0]["response"]["id"])
         assert read[-1]["response"]["status"] in ("completed", "failed")
+
+
+# When the edge is killed, after the client has begun its request.
+MOMENTS_S = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.15, 0.5)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_a_request_whose_edge_is_killed_is_repeated_at_another_and_starts_one_run(
+    penstock: Deployment, language: str
+) -> None:
+    with running(language, penstock.edge()) as openai:
+        for moment_s in MOMENTS_S:
+            session = uuid.uuid4().hex
+            body = {"model": "agno", "input": f"slow {session}", "conversation": session}
+            async with cutter(penstock.edge(0), []) as proxy:
+                asking = asyncio.create_task(openai.call("create", body=body, url=proxy.url))
+                await asyncio.sleep(moment_s)
+                proxy.aim(penstock.edge(1))
+                await penstock.kill(penstock.of("edge")[0])
+                whole = await asking
+            assert whole["status"] == "completed"
+            listed = await penstock.http.get(
+                f"{penstock.edge()}/v1/runs", params={"session_id": session}
+            )
+            runs = [each["run_id"] for each in listed.json()["runs"]]
+            assert runs == [whole["metadata"]["run_id"]], moment_s
+            await penstock.start("edge")

@@ -274,7 +274,7 @@ async def test_an_answer_without_the_digest_where_it_belongs_decides_nothing(
 ) -> None:
     waits = await paused(CALL)
     at = Waits("assistant", waits.run.session_id, waits.approval_id, "d", "c1", "c1")
-    path, body = FORGED[form](at)
+    path, body = FORGED[form][1](at)
     async with Stream(edge, "POST", path, json=body) as stream:
         assert stream.response.status_code in (200, 404, 409, 422)
         assert waits.sent == 0

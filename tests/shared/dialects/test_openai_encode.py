@@ -116,7 +116,7 @@ def test_a_response_that_was_read_so_far_is_what_its_pieces_give(recorded_run: R
 def test_a_chat_says_what_the_response_says(recorded_run: Recorded) -> None:
     for leg in legs(recorded_run):
         final = response(recorded_run.events, leg)[-1]["response"]
-        made = ChatEncoder(ResponsesEncoder("resp", leg))
+        made = ChatEncoder("resp", leg)
         chunks = bodies(leg_of(recorded_run.events, leg, made))
         deltas = [each["choices"][0]["delta"] for each in chunks if each.get("choices")]
         said = "".join(delta.get("content") or "" for delta in deltas)
@@ -128,7 +128,7 @@ def test_a_chat_says_what_the_response_says(recorded_run: Recorded) -> None:
             assert chunks[-1]["error"]["code"] == final["status"]
             continue
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-        whole = ChatEncoder(ResponsesEncoder("resp", leg), streaming=False)
+        whole = ChatEncoder("resp", leg, streaming=False)
         [completion] = bodies(leg_of(recorded_run.events, leg, whole))
         assert completion["choices"][0]["message"]["content"] == said
         asks = [item for item in final["output"] if Asked.parse(item.get("call_id") or item["id"])]
@@ -141,6 +141,17 @@ def test_a_run_gives_its_golden_frames(name: str) -> None:
     stream = [each for leg in legs(shown) for each in response(shown.events, leg)]
     lines = [orjson.dumps(each).decode() for each in stream]
     check(GOLDEN / "openai" / f"{name.replace('/', '_')}.jsonl", lines)
+
+
+@pytest.mark.parametrize("name", SHOWN[1::3])
+def test_a_chat_gives_its_golden_chunks(name: str) -> None:
+    shown = recorded(name)
+    lines = [
+        frame.data.decode()
+        for leg in legs(shown)
+        for frame in leg_of(shown.events, leg, ChatEncoder("resp", leg, include_usage=True))
+    ]
+    check(GOLDEN / "openai" / f"chat_{name.replace('/', '_')}.jsonl", lines)
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -201,6 +212,24 @@ def test_a_pause_asks_only_for_what_is_open() -> None:
     said = run(asked("first"), ("approval.decided", decided), asked("second"), paused)
     [only] = response(said)[-1]["response"]["output"]
     assert (only["type"], only["name"]) == ("mcp_approval_request", "second")
+
+
+@pytest.mark.parametrize(
+    ("kind", "type"),
+    [
+        ("confirmation", "mcp_approval_request"),
+        ("review", "mcp_approval_request"),
+        ("budget", "mcp_approval_request"),
+        ("input", "function_call"),
+        ("external", "function_call"),
+    ],
+)
+def test_a_question_is_of_yes_or_no_or_for_a_value(kind: str, type: str) -> None:
+    item = {"item_id": "i", "kind": kind, "digest": 64 * "a"}
+    paused = ("lifecycle.paused", {"reason": "approval_required", "approval_id": "p"})
+    said = run(("approval.requested", {"approval_id": "p", "items": [item]}), paused)
+    [only] = response(said)[-1]["response"]["output"]
+    assert (only["type"], only["name"]) == (type, kind)
 
 
 def test_a_run_that_is_cancelled_ends_as_incomplete_with_its_status() -> None:

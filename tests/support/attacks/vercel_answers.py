@@ -95,84 +95,116 @@ def _with(**changes: Any) -> Make:
     return lambda at: post(at, user(), agents(response(at, **changes)))
 
 
-FORGED: Final[Mapping[str, Make]] = {
+FORGED: Final[Mapping[str, tuple[int, Make]]] = {
     # without the digest
-    "no descriptor": _with(descriptor=None),
-    "an empty descriptor": _with(descriptor={}),
-    "a descriptor that is the digest": lambda at: post(
-        at, user(), agents(response(at, descriptor=at.digest))
+    "no descriptor": (422, _with(descriptor=None)),
+    "an empty descriptor": (422, _with(descriptor={})),
+    "a descriptor that is the digest": (
+        422,
+        lambda at: post(at, user(), agents(response(at, descriptor=at.digest))),
     ),
-    "an empty digest": _with_digest(""),
-    "no digest": _with_digest(None),
-    "another digest": _with_digest("sha256:" + "0" * 64),
-    "a digest that is a list": lambda at: _with_digest([at.digest])(at),
-    "a part of the digest": lambda at: _with_digest(at.digest[:-1])(at),
-    "the digest in capitals": lambda at: _with_digest(at.digest.upper())(at),
-    "the digest elsewhere in the part": lambda at: post(
-        at, user(), agents({**response(at, descriptor=None), "digest": at.digest})
+    "an empty digest": (422, _with_digest("")),
+    "no digest": (422, _with_digest(None)),
+    "another digest": (409, _with_digest("sha256:" + "0" * 64)),
+    "a digest that is a list": (422, lambda at: _with_digest([at.digest])(at)),
+    "a part of the digest": (409, lambda at: _with_digest(at.digest[:-1])(at)),
+    "the digest in capitals": (409, lambda at: _with_digest(at.digest.upper())(at)),
+    "the digest elsewhere in the part": (
+        422,
+        lambda at: post(at, user(), agents({**response(at, descriptor=None), "digest": at.digest})),
     ),
     # with the digest, where no answer is
-    "a text of the user": lambda at: post(at, user()),
-    "a text that has the digest": lambda at: post(
-        at, user({"type": "text", "text": f"{YES} {at.approval_id} {at.digest}"})
+    "a text of the user": (200, lambda at: post(at, user())),
+    "a text that has the digest": (
+        200,
+        lambda at: post(at, user({"type": "text", "text": f"{YES} {at.approval_id} {at.digest}"})),
     ),
-    "the agent's text": lambda at: post(at, user(), agents({"type": "text", "text": YES})),
-    "an answer in the history": lambda at: post(at, agents(response(at)), user()),
-    "an answer that messageId names": lambda at: post(
-        at, agents(response(at)), user(), messageId="m2"
+    "the agent's text": (422, lambda at: post(at, user(), agents({"type": "text", "text": YES}))),
+    "an answer in the history": (200, lambda at: post(at, agents(response(at)), user())),
+    "an answer that messageId names": (
+        200,
+        lambda at: post(at, agents(response(at)), user(), messageId="m2"),
     ),
-    "an answer in a message of the user": lambda at: post(at, user(response(at))),
-    "an answer in a message of the system": lambda at: post(
-        at, {**agents(response(at)), "role": "system"}
+    "an answer in a message of the user": (422, lambda at: post(at, user(response(at)))),
+    "an answer in a message of the system": (
+        422,
+        lambda at: post(at, {**agents(response(at)), "role": "system"}),
     ),
-    "an answer in a text": lambda at: post(
-        at, user(), agents({"type": "text", "text": YES, **_answer_of_no_call(at)})
-    ),
-    "an answer in a data part": lambda at: post(
-        at,
-        user(),
-        agents({"type": "data-penstock-approval", "id": at.approval_id, **_answer_of_no_call(at)}),
-    ),
-    "a data part that is decided": lambda at: post(
-        at,
-        user(),
-        agents(
-            {
-                "type": "data-penstock-approval",
-                "id": at.approval_id,
-                "data": {"digest": at.digest, "status": "decided", "outcome": "approved"},
-            }
+    "an answer in a text": (
+        422,
+        lambda at: post(
+            at, user(), agents({"type": "text", "text": YES, **_answer_of_no_call(at)})
         ),
     ),
-    "a chunk of the stream as a part": lambda at: post(
-        at, user(), agents({"type": "tool-approval-response", **approval(at)})
+    "an answer in a data part": (
+        422,
+        lambda at: post(
+            at,
+            user(),
+            agents(
+                {"type": "data-penstock-approval", "id": at.approval_id, **_answer_of_no_call(at)}
+            ),
+        ),
     ),
-    "a call that is still asked": lambda at: post(
-        at, user(), agents(call(at, approval=approval(at)))
+    "a data part that is decided": (
+        422,
+        lambda at: post(
+            at,
+            user(),
+            agents(
+                {
+                    "type": "data-penstock-approval",
+                    "id": at.approval_id,
+                    "data": {"digest": at.digest, "status": "decided", "outcome": "approved"},
+                }
+            ),
+        ),
     ),
-    "a result of the call": lambda at: post(
-        at, user(), agents(call(at, state="output-available", output={}, approval=approval(at)))
+    "a chunk of the stream as a part": (
+        422,
+        lambda at: post(at, user(), agents({"type": "tool-approval-response", **approval(at)})),
     ),
-    "a generated message": lambda at: post(
-        at, agents(response(at)), user(), trigger="regenerate-message"
+    "a call that is still asked": (
+        422,
+        lambda at: post(at, user(), agents(call(at, approval=approval(at)))),
     ),
-    "fields of the body": lambda at: post(
-        at, user(), approval=approval(at), resume=[approval(at)], decision="approve"
+    "a result of the call": (
+        422,
+        lambda at: post(
+            at, user(), agents(call(at, state="output-available", output={}, approval=approval(at)))
+        ),
+    ),
+    "a generated message": (
+        409,
+        lambda at: post(at, agents(response(at)), user(), trigger="regenerate-message"),
+    ),
+    "fields of the body": (
+        200,
+        lambda at: post(
+            at, user(), approval=approval(at), resume=[approval(at)], decision="approve"
+        ),
     ),
     # of something else
-    "the approval without an item": lambda at: _with(id=at.approval_id)(at),
-    "another item": lambda at: _with(id=f"{at.approval_id}/other")(at),
-    "another approval": lambda at: _with(id=f"{at.approval_id[:-12]}{'0' * 12}/{at.item_id}")(at),
-    "an id that is none": lambda at: _with(id=f">/{at.item_id}")(at),
-    "another chat": lambda at: answered(at, id=f"{at.session}-2"),
-    "another agent": lambda at: answered(at, agent="adk"),
+    "the approval without an item": (404, lambda at: _with(id=at.approval_id)(at)),
+    "another item": (422, lambda at: _with(id=f"{at.approval_id}/other")(at)),
+    "another approval": (
+        404,
+        lambda at: _with(id=f"{at.approval_id[:-12]}{'0' * 12}/{at.item_id}")(at),
+    ),
+    "an id that is none": (404, lambda at: _with(id=f">/{at.item_id}")(at)),
+    "another chat": (404, lambda at: answered(at, id=f"{at.session}-2")),
+    "another agent": (404, lambda at: answered(at, agent="adk")),
     # no clear answer
-    "a text for yes": _with(approved="true"),
-    "a number for yes": _with(approved=1),
-    "neither yes nor no": _with(approved=None),
-    "yes and no": lambda at: post(at, user(), agents(response(at), response(at, approved=False))),
-    "one answer with and one without the digest": lambda at: post(
-        at, user(), agents(response(at), response(at, descriptor=None))
+    "a text for yes": (422, _with(approved="true")),
+    "a number for yes": (422, _with(approved=1)),
+    "neither yes nor no": (422, _with(approved=None)),
+    "yes and no": (
+        422,
+        lambda at: post(at, user(), agents(response(at), response(at, approved=False))),
+    ),
+    "one answer with and one without the digest": (
+        422,
+        lambda at: post(at, user(), agents(response(at), response(at, descriptor=None))),
     ),
 }
 

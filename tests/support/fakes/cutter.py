@@ -38,6 +38,10 @@ class Cutter:
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return server
 
+    def aim(self, target: str) -> None:
+        """Let new connections go to another server."""
+        self._target = urlsplit(target)
+
     async def drop(self) -> None:
         """Break all open connections."""
         for writer in self._standing.values():

@@ -70,19 +70,28 @@ async def pause_record(bus: Bus, run_id: str) -> PauseRecord | None:
     return await bus.bucket("pauses").load(run_id, PauseRecord)
 
 
-async def approval_in_session(
-    bus: Bus, who: Identity, agent: AgentConfig, session_id: str, approval_id: str, *, awaited: bool
-) -> tuple[ApprovalRecord | None, RunRecord | None]:
-    """Return the approval if the caller may use it in this session, and the workflow's run, if any.
-    With `awaited`, wait for the record: clients may answer before it is written."""
+async def approval_seen(
+    bus: Bus, who: Identity, approval_id: str, *, awaited: bool
+) -> ApprovalRecord | None:
+    """Return the approval if the caller may see it. With `awaited`, wait for the record: clients
+    may answer before it is written."""
     if not is_run_id(approval_id):
         # A client may send any text as the id, and some texts are not valid keys in KV.
-        return None, None
+        return None
     look = partial(approval_record, bus, approval_id)
     record = await (
         look_until(who.user_id, look, lambda found: found is not None) if awaited else look()
     )
-    if record is None or not who.may_see_runs_of(record.user_id):
+    return record if record is not None and who.may_see_runs_of(record.user_id) else None
+
+
+async def approval_in_session(
+    bus: Bus, who: Identity, agent: AgentConfig, session_id: str, approval_id: str, *, awaited: bool
+) -> tuple[ApprovalRecord | None, RunRecord | None]:
+    """Return the approval if the caller may use it in this session, and the workflow's run, if any;
+    for `awaited` see `approval_seen`."""
+    record = await approval_seen(bus, who, approval_id, awaited=awaited)
+    if record is None:
         return None, None
     if not isinstance(agent, WorkflowAgent):
         fits = (record.agent, record.session_id) == (agent.id, session_id)

@@ -6,11 +6,12 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ValidationError
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import identity_of
-from penstock.web.bodies import is_deep
+from penstock.web.bodies import is_deep, read_body, require_json
 from penstock_edge.edge import Edge
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.responses.pages import MAX_PAGE, NO_END, page
@@ -19,6 +20,12 @@ from penstock_edge.surfaces.query import number
 from penstock_edge.views.view import Source, View
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+async def json_body(edge: Edge, request: Request) -> bytes:
+    """Return the body of a request that says that it has JSON; else 415."""
+    require_json(request)
+    return await read_body(request, edge.settings.max_body_bytes)
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -72,9 +79,10 @@ def not_blank(text: str) -> str:
 Message = Annotated[str, AfterValidator(not_blank)]
 
 
-def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
-    """Read the value at the path `where`; in a form, it is the text of a JSON object."""
-    if value in (None, ""):
+def workflow_input(agent: AgentConfig, value: Any, *where: str) -> dict[str, Any] | None:
+    """Read the value at the path `where`; in a form, it is the text of a JSON object. Return None
+    for an agent that is no workflow."""
+    if value in (None, "") or not isinstance(agent, WorkflowAgent):
         return None
     if isinstance(value, str):
         try:

@@ -24,6 +24,7 @@ from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start, Started
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity
+from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.pauses import approval_record
 from penstock_edge.runs.records import is_workflow, unfinished_descendants
@@ -31,6 +32,7 @@ from penstock_edge.sources.locate import StartPosition, lifecycle_of, locate, st
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.encoded_leg import PAUSED, E, LegForm
 from penstock_edge.views.items import type_of
+from penstock_edge.views.run_tree import Child
 from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.view import View
 
@@ -63,6 +65,17 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemAnswer:
+    """A client's decision on one item. `root` is the workflow's run that waits for the approval, if
+    one does."""
+
+    approval: ApprovalRecord
+    root: RunRecord | None
+    decided: Decided
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The answers in one request: one, or several to the open approvals of the workflow `root`."""
 
@@ -70,12 +83,22 @@ class Reply:
     root: RunRecord | None = None
 
     @classmethod
-    def in_tree(cls, root: RunRecord, decisions: Iterable[tuple[ApprovalRecord, Decided]]) -> Reply:
-        answers: dict[str, Answer] = {}
-        for approval, decision in decisions:
-            answer = answers.setdefault(approval.approval_id, Answer(approval))
-            answer.items.append(decision)
-        return cls(list(answers.values()), root)
+    def of(cls, where: str, answers: Iterable[ItemAnswer]) -> Reply:
+        """Join the answers to the items of each approval. Problem 422, about the field `where`:
+        they belong to several pauses, but not of one workflow, or one pause has two digests."""
+        by_approval: dict[str, Answer] = {}
+        roots: dict[str, RunRecord] = {}
+        for each in answers:
+            approval, digest = each.approval, each.digest
+            answer = by_approval.setdefault(approval.approval_id, Answer(approval, digest=digest))
+            if answer.digest != digest:
+                raise Problem(422, f"{where}: the answers to one pause have different digests")
+            answer.items.append(each.decided)
+            if each.root is not None:
+                roots[each.root.run_id] = each.root
+        if len(roots or by_approval) > 1:
+            raise Problem(422, f"{where}: the answers belong to different pauses")
+        return cls(list(by_approval.values()), next(iter(roots.values()), None))
 
 
 async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, StartPosition]:
@@ -132,31 +155,71 @@ async def _next_leg_of_tree(edge: Edge, root: RunRecord, answered: Sequence[str]
     return Leg(run_id, number, position, edge.tree(run_id, known, answered), after)
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The leg of a run that ends with the pause that `waits` for a decision, or else with the next
+    pause or the run's end. This end comes after the stream sequence `after`. Without a workflow,
+    `number` is the leg's."""
+
+    number: int = 1
+    after: int = 0
+    waits: bool = False
+
+
+async def newest_leg(edge: Edge, run_id: str) -> Newest:
+    lifecycle = await lifecycle_of(edge.bus, run_id)
+    if lifecycle is None:
+        return Newest()
+    event = orjson.loads(await unwrap(edge.bus, lifecycle.payload))
+    waits = type_of(lifecycle) == PAUSED and await _is_pending(edge, event)
+    # A pause that is over does not end the stream, even if the run has not resumed yet.
+    is_over = type_of(lifecycle) in TERMINAL or (type_of(lifecycle) == PAUSED and not waits)
+    return Newest(event["leg"] + is_over, lifecycle.sequence - waits, waits)
+
+
 async def replay(
-    edge: Edge, record: RunRecord, form: LegForm[E], after: Cursor | None
+    edge: Edge,
+    record: RunRecord,
+    form: LegForm[E],
+    after: Cursor | None,
+    newest: Newest | None = None,
 ) -> tuple[View, StartPosition]:
     """Return the run from its first frame or the cursor on, to the pause that waits now, or else to
     the next pause or the run's end. Problem: as `locate`."""
-    run_id, bus = record.run_id, edge.bus
-    lifecycle = await lifecycle_of(bus, run_id)
-    number, sequence, waits = 1, 0, False
-    if lifecycle is not None:
-        newest = orjson.loads(await unwrap(bus, lifecycle.payload))
-        waits = type_of(lifecycle) == PAUSED and await _is_pending(edge, newest)
-        # A pause that is over does not end the stream, even if the run has not resumed yet.
-        is_over = type_of(lifecycle) in TERMINAL or (type_of(lifecycle) == PAUSED and not waits)
-        number = newest["leg"] + is_over
-        sequence = lifecycle.sequence - waits
-    if not is_workflow(record):
-        view = form.view(run_id, number, replays=True)
-        place = await locate(bus, view, after, record)
-    else:
-        view = edge.tree(run_id).leg(form, sequence, replays=True)
-        place = await locate(bus, view, after, record)
-        if place.truncated:
-            known = await unfinished_descendants(edge.run_list, record)
-            view = edge.tree(run_id, known).leg(form, sequence, replays=True)
-    return view, replace(place, ended=place.ended or waits)
+    last = newest or await newest_leg(edge, record.run_id)
+    view, place = await located(
+        edge, record, form, after, number=last.number, after_event=last.after, replays=True
+    )
+    return view, replace(place, ended=place.ended or last.waits)
+
+
+async def located(
+    edge: Edge,
+    record: RunRecord,
+    form: LegForm[E],
+    after: Cursor | None,
+    *,
+    number: int,
+    after_event: int = 0,
+    answered: Iterable[str] = (),
+    replays: bool = False,
+) -> tuple[View, StartPosition]:
+    """Return the view of a leg that has begun, or will begin: of the leg `number`, or for a
+    workflow's run from after the stream sequence `after_event`. Return also where a client reads
+    that has everything up to the cursor `after`. `answered` is as in `Edge.tree`, and `replays` as
+    in `LegForm.view`. Problem: as `locate`."""
+
+    def view(known: tuple[Child, ...] = ()) -> View:
+        if is_workflow(record):
+            tree = edge.tree(record.run_id, known, answered)
+            return tree.leg(form, after_event, replays=replays)
+        return form.view(record.run_id, number, replays=replays)
+
+    found = view()
+    place = await locate(edge.bus, found, after, record)
+    if place.truncated and found.reads_tree:
+        found = view(await unfinished_descendants(edge.run_list, record))
+    return found, place
 
 
 async def _is_pending(edge: Edge, paused: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from penstock.bus import Stored
 from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
-from penstock_edge.views.framing import VERBATIM_SSE, Framing
+from penstock_edge.views.framing import VERBATIM_SSE, Framing, PageItems
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 
@@ -43,6 +43,24 @@ class LegForm(Generic[E]):
     headers: Mapping[str, str] = field(default_factory=dict)
     delivery: Delivery = Delivery.ONCE
     look_up: Callable[[E, Stored], Awaitable[None]] | None = None
+
+    @classmethod
+    def of_object(
+        cls,
+        key: tuple[str, ...],
+        dialect: str,
+        encoder: Callable[[], E],
+        so_far: Callable[[E], bytes],
+    ) -> LegForm[E]:
+        """Write one object, which is the only frame of the encoder, or what is known of it."""
+        return cls(
+            key,
+            dialect,
+            encoder,
+            lambda frame, cursor: frame.data,
+            lambda encoder: [so_far(encoder)],
+            PageItems(),
+        )
 
     def of_leg(self, leg: int, *, replays: bool = False) -> EncodedLeg:
         encoder = self.encoder()

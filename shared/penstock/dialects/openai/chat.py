@@ -1,4 +1,4 @@
-"""Encodes canonical events into OpenAI's Chat Completions, by way of the parts of a response.
+"""Encodes canonical events into OpenAI's Chat Completions, by way of the events of a response.
 
 The content is the response's text. Reasoning and the agent's calls are `reasoning_content`, which
 chat interfaces show apart; `tool_calls` would ask the client to run them. The protocol has no way
@@ -8,13 +8,13 @@ them, and with a reference, by which the next request of the conversation gets t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.dialects.base import Json, JsonObject, frame
 from penstock.dialects.openai import items
-from penstock.dialects.openai.responses import Part, ResponsesEncoder
+from penstock.dialects.openai.responses import ResponsesEncoder
 from penstock.sse import Frame
 
 DONE: Final = b"[DONE]"  # the data of the frame after those of a leg
@@ -25,12 +25,11 @@ WAITS: Final = (
 _SHOWN_CHARACTERS: Final = 500
 
 
-@dataclass(slots=True)
-class ChatEncoder:
+@dataclass(slots=True, kw_only=True)
+class ChatEncoder(ResponsesEncoder):
     """Encodes a leg (see `penstock.dialects.base.Encoder`). Without `streaming`, the only frame is
     the completion, or the error of a run that has failed."""
 
-    response: ResponsesEncoder = field(default_factory=ResponsesEncoder)
     streaming: bool = True
     include_usage: bool = False
     links: dict[str, str] = field(default_factory=dict)  # the address of a link by approval id
@@ -42,61 +41,57 @@ class ChatEncoder:
     _index: int | None = None
     _pieces: dict[int, list[str]] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
-    _begun: bool = False
+    _has_spoken: bool = False
 
-    def feed(self, event: JsonObject) -> Sequence[Frame]:
-        return [made for part in self.response.parts(event) for made in self._of(part)]
-
-    def _of(self, part: Part) -> Iterator[Frame]:
-        kind, body = part
+    def _say(self, kind: str, body: JsonObject) -> None:
         match kind:
             case "created":
                 begun = body["response"]
                 named = {"id": f"chatcmpl-{begun['id'].removeprefix('resp_')}"}
                 self._named = {**named, "created": begun["created_at"], "model": begun["model"]}
-                yield from self._chunk({"role": "assistant", "content": ""})
+                self._chunk({"role": "assistant", "content": ""})
             case "output_text.delta":
                 self._pieces.setdefault(body["output_index"], []).append(body["delta"])
-                yield from self._speak()
+                self._speak()
             case "reasoning_summary_text.delta":
-                yield from self._say("reasoning_content", body["delta"])
+                self._write("reasoning_content", body["delta"])
             case "output_item.done":
                 self._ended.add(body["output_index"])
-                yield from self._item(body["item"])
+                self._item(body["item"])
             case "completed":
-                yield from self._completed(body["response"])
+                self._finish(body["response"])
             case "failed" | "incomplete":
                 error = body["response"]["error"] or {"message": "the run was cancelled"}
-                yield failure(body["response"]["status"], error["message"])
+                self._frames.append(failure(body["response"]["status"], error["message"]))
 
-    def _item(self, item: JsonObject) -> Iterator[Frame]:
+    def _item(self, item: JsonObject) -> None:
         match item["type"]:
             case "message":
-                yield from self._speak()
+                self._speak()
             case "reasoning":
-                yield from self._say("reasoning_content", "\n\n")
+                self._write("reasoning_content", "\n\n")
             case "mcp_call":
                 ended = item["error"] or item["output"] or item["status"]
-                yield from self._say("reasoning_content", f"{_called(item)}: {_short(ended)}\n\n")
+                self._write("reasoning_content", f"{_called(item)}: {_short(ended)}\n\n")
 
-    def _completed(self, response: JsonObject) -> Iterator[Frame]:
+    def _finish(self, response: JsonObject) -> None:
         asks = [line for each in response["output"] if (line := _asked(each, self.links))]
         if asks:
-            before = "\n\n" if self._begun else ""
+            before = "\n\n" if self._has_spoken else ""
             lines = [WAITS, *asks, f"(reference {self.following})"]
-            yield from self._say("content", before + "\n".join(lines))
+            self._write("content", before + "\n".join(lines))
         usage = _usage(response["usage"])
         if not self.streaming:
             said = {name: "".join(text) for name, text in self._texts.items()}
             message = {"role": "assistant", "content": "", "refusal": None, **said}
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-            yield self._frame("chat.completion", [choice], usage=usage)
+            self._send("chat.completion", [choice], usage=usage)
             return
-        yield from self._chunk({}, "stop")
+        self._chunk({}, "stop")
         if self.include_usage:
-            yield self._frame("chat.completion.chunk", [], usage=usage)
+            self._send("chat.completion.chunk", [], usage=usage)
 
-    def _speak(self) -> Iterator[Frame]:
+    def _speak(self) -> None:
         if self._index in self._ended:
             self._index = None
         while self._pieces:
@@ -105,24 +100,25 @@ class ChatEncoder:
                 self._index = next(iter(self._pieces))
             if pieces := self._pieces.pop(self._index, None):
                 text = "".join(pieces)
-                yield from self._say("content", f"\n\n{text}" if begins and self._begun else text)
-                self._begun = True
+                before = "\n\n" if begins and self._has_spoken else ""
+                self._write("content", before + text)
+                self._has_spoken = True
             if self._index not in self._ended:
                 return
             self._index = None
 
-    def _say(self, where: str, text: str) -> Iterator[Frame]:
+    def _write(self, where: str, text: str) -> None:
         if not self.streaming:
             self._texts.setdefault(where, []).append(text)
-        yield from self._chunk({where: text})
+        self._chunk({where: text})
 
-    def _chunk(self, delta: JsonObject, finish: str | None = None) -> Iterator[Frame]:
+    def _chunk(self, delta: JsonObject, finish: str | None = None) -> None:
         if self.streaming:
             choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-            yield self._frame("chat.completion.chunk", [choice])
+            self._send("chat.completion.chunk", [choice])
 
-    def _frame(self, kind: str, choices: list[JsonObject], **more: Json) -> Frame:
-        return frame({**self._named, "object": kind, "choices": choices, **more})
+    def _send(self, kind: str, choices: list[JsonObject], **more: Json) -> None:
+        self._frames.append(frame({**self._named, "object": kind, "choices": choices, **more}))
 
 
 def failure(code: str, text: str) -> Frame:

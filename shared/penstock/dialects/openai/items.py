@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from penstock.dialects.approvals import CONFIRMATIONS
 from penstock.dialects.base import Json, JsonObject, frame, has_failed
 from penstock.dialects.json import obj, objects
 
-# An answer to an item of one of these kinds is yes or no. Any other kind needs a value.
-CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
 _PREFIX: Final = "mcpr_"
 _DIGEST_CHARS: Final = 32
+_COUNTS: Final = (
+    *("input_tokens", "output_tokens", "total_tokens"),
+    *("cached_input_tokens", "reasoning_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +122,19 @@ def search(documents: Json) -> JsonObject:
 
 def usage(used: Iterable[JsonObject]) -> JsonObject | None:
     """Return the sum of several events `llm.usage`; None if there are none."""
-    counts = [
-        [each.get(name) or 0 for name in ("input_tokens", "output_tokens", "total_tokens")]
-        + [each.get("cached_input_tokens") or 0, each.get("reasoning_tokens") or 0]
-        for each in used
-    ]
-    if not counts:
-        return None
-    read, written, _, cached, reasoned = map(sum, zip(*counts, strict=True))
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": reasoned},
-        "total_tokens": sum(each[0] + each[1] or each[2] for each in counts),
-    }
+    total: Counter[str] = Counter()
+    for each in used:
+        counts = Counter({name: each.get(name) or 0 for name in _COUNTS})
+        both = counts["input_tokens"] + counts["output_tokens"]
+        total.update({**counts, "total_tokens": both or counts["total_tokens"]})
+    return (
+        {
+            "input_tokens": total["input_tokens"],
+            "input_tokens_details": {"cached_tokens": total["cached_input_tokens"]},
+            "output_tokens": total["output_tokens"],
+            "output_tokens_details": {"reasoning_tokens": total["reasoning_tokens"]},
+            "total_tokens": total["total_tokens"],
+        }
+        if total
+        else None
+    )

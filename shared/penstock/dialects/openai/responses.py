@@ -8,13 +8,14 @@ that waits for a decision is a request until it has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.dialects.approvals import OpenApprovals
 from penstock.dialects.base import (
     Ids,
+    Json,
     JsonObject,
     append_text,
     epoch_s,
@@ -27,35 +28,67 @@ from penstock.dialects.openai import items
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
 
-
-class Part(NamedTuple):
-    """An event of the stream, `response.<kind>`, without its number."""
-
-    kind: str
-    body: JsonObject
-
-
-Parts = Iterator[Part]
-Opening = Generator[Part, None, "_Open"]
 _Key = tuple[str, str]  # the type and the id of an open item
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How the items of a type are written: the field of their text, and the events of its pieces.
+    Where `part` makes it, the text is the only part of a list."""
+
+    prefix: str
+    new: JsonObject
+    text: str
+    event: str
+    part: Callable[[str], JsonObject] | None = None
+    part_event: str = ""
+    place: JsonObject = field(default_factory=dict)
+    more: JsonObject = field(default_factory=dict)
+
+
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "message": _Kind(
+        "msg",
+        {"role": "assistant", "content": []},
+        "content",
+        "output_text",
+        items.text_part,
+        "content_part",
+        {"content_index": 0},
+        {"logprobs": []},
+    ),
+    "reasoning": _Kind(
+        "rs",
+        {"summary": []},
+        "summary",
+        "reasoning_summary_text",
+        items.summary_part,
+        "reasoning_summary_part",
+        {"summary_index": 0},
+    ),
+    "mcp_call": _Kind("mcp", {}, "arguments", "mcp_call_arguments"),
+}
 
 
 @dataclass(slots=True)
 class _Open:
-    """An item that has not ended. `place` is the inner run that it belongs to."""
+    """An item that has not ended. `run` is the inner run that it belongs to, and `at` has the
+    fields that name the item's text in events."""
 
     index: int
     item: JsonObject
-    place: str | None
+    run: str | None
+    kind: _Kind
     pieces: list[str] = field(default_factory=list)
+    at: JsonObject = field(init=False)
 
-    @property
-    def at(self) -> JsonObject:
-        return {"item_id": self.item["id"], "output_index": self.index}
+    def __post_init__(self) -> None:
+        self.at = {"item_id": self.item["id"], "output_index": self.index, **self.kind.place}
 
     def so_far(self) -> JsonObject:
-        text = "".join(self.pieces)
-        return {**self.item, **(_TEXTS[self.item["type"]].fields(text) if text else {})}
+        text: Json = "".join(self.pieces)
+        shown = [self.kind.part(text)] if self.kind.part else text
+        return {**self.item, self.kind.text: shown} if text else self.item
 
 
 @dataclass(slots=True)
@@ -69,6 +102,7 @@ class ResponsesEncoder:
     status: str = "queued"
     at_leg: int = 1  # the leg of the last event
     inputs: list[JsonObject] = field(default_factory=list)  # what the response answers
+    _frames: list[Frame] = field(default_factory=list)  # those of the present event
     _number: int = 0
     _agent: str = ""
     _begun: JsonObject | None = None  # the fields that a response has from its beginning on
@@ -83,18 +117,17 @@ class ResponsesEncoder:
     _approvals: OpenApprovals = field(default_factory=OpenApprovals)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        return [self._frame(part) for part in self.parts(event)]
-
-    def parts(self, event: JsonObject) -> Parts:
-        event_type = type_of(event)
+        event_type, self._frames = type_of(event), []
         self.at_leg = event.get("leg") or 1
-        self._remember(event_type, event["data"])
+        if event_type in _REMEMBERED:
+            self._remember(event_type, event["data"])
         if self._begun is None:
             if self.at_leg < self.leg and event_type not in TERMINAL:
-                return
-            yield from self._begin(event)
+                return ()
+            self._begin(event)
         if (handle := _HANDLERS.get(event_type)) is not None:
-            yield from handle(self, event)
+            handle(self, event)
+        return self._frames
 
     @property
     def waiting(self) -> list[str]:
@@ -125,12 +158,13 @@ class ResponsesEncoder:
             "usage": items.usage(self._used),
         }
 
-    def _frame(self, part: Part) -> Frame:
-        kind, number = f"response.{part.kind}", self._number
-        made = frame({"type": kind, "sequence_number": number, **part.body}, kind)
+    def _say(self, kind: str, body: JsonObject) -> None:
+        """Write the event `response.<kind>`."""
+        event, number = f"response.{kind}", self._number
+        made = frame({"type": event, "sequence_number": number, **body}, event)
         made.id = f"{number}"
         self._number += 1
-        return made
+        self._frames.append(made)
 
     def _remember(self, event_type: str, data: JsonObject) -> None:
         match event_type:
@@ -148,220 +182,195 @@ class ResponsesEncoder:
                 for item in data["items"]:
                     asked = items.Asked.of(data["approval_id"], item)
                     self._asked[item.get("tool_call_id") or ""] = str(asked)
-        if event_type.startswith("approval."):
-            self._approvals.feed(event_type, data)
+        self._approvals.feed(event_type, data)
 
     # The response.
 
-    def _begin(self, event: JsonObject) -> Parts:
+    def _begin(self, event: JsonObject) -> None:
         metadata = {"run_id": event["run_id"], "session_id": event.get("session_id") or ""}
         self._begun = {"created_at": int(epoch_s(event)), "metadata": metadata}
         self.status = "in_progress"
-        yield Part("created", {"response": self.response()})
-        yield Part("in_progress", {"response": self.response()})
+        self._say("created", {"response": self.response()})
+        self._say("in_progress", {"response": self.response()})
 
-    def _end(self, status: str, kind: str) -> Parts:
+    def _end(self, status: str, kind: str) -> None:
         for key in list(self._open):
-            yield from self._close(key, "completed" if status == "completed" else "incomplete")
+            self._close(key, "completed" if status == "completed" else "incomplete")
         self.status = status
-        yield Part(kind, {"response": self.response()})
+        self._say(kind, {"response": self.response()})
 
-    def _paused(self, event: JsonObject) -> Parts:
+    def _paused(self, event: JsonObject) -> None:
         """Ask for all open approvals, here and not at `approval.requested`: if a policy decides
         them, the run does not pause, and the client must not answer."""
         for approval, item in self._approvals.items():
-            yield from self._whole(items.request(approval, item, self._agent))
-        yield from self._end("completed", "completed")
+            self._whole(items.request(approval, item, self._agent))
+        self._end("completed", "completed")
 
-    def _completed(self, event: JsonObject) -> Parts:
+    def _completed(self, event: JsonObject) -> None:
         data = event["data"]
         answer = data.get("content") or data.get("summary")
         if not self._has_answer and answer:
-            yield from self._text("message", event["run_id"], None, answer)
+            self._text(("message", event["run_id"]), None, answer)
         if not self._used and (used := obj(data.get("usage"))):
             self._used.append(used)
-        yield from self._end("completed", "completed")
+        self._end("completed", "completed")
 
-    def _failed(self, event: JsonObject) -> Parts:
+    def _failed(self, event: JsonObject) -> None:
         data = event["data"]
         text = f"{data.get('code', 'failed')}: {data.get('error', 'the run failed')}"
         self._error = {"code": "server_error", "message": text}
-        yield from self._end("failed", "failed")
+        self._end("failed", "failed")
 
-    def _cancelled(self, event: JsonObject) -> Parts:
+    def _cancelled(self, event: JsonObject) -> None:
         # The grammar has no event for a cancelled response; its status says it.
         if text := unconfirmed(event["data"]):
             self._error = {"code": "server_error", "message": f"cancelled{text}"}
-        yield from self._end("cancelled", "incomplete")
+        self._end("cancelled", "incomplete")
 
-    def _usage(self, event: JsonObject) -> Parts:
+    def _usage(self, event: JsonObject) -> None:
         self._used.append(event["data"])
-        yield from ()
 
     # Texts and thoughts.
 
-    def _streamed(self, event: JsonObject) -> Parts:
-        place, key = _place(event), _key_of(event)
-        yield from self._end_thoughts(place, key)
-        yield from self._text(*key, place, event["data"]["content"])
+    def _streamed(self, event: JsonObject) -> None:
+        data, run = event["data"], _run_of(event)
+        key = (_type_of_texts(run), data["message_id"])
+        self._end_thoughts(run, key)
+        self._text(key, run, data["content"])
 
-    def _message_completed(self, event: JsonObject) -> Parts:
-        data, key = event["data"], _key_of(event)
-        yield from self._end_thoughts(_place(event), key)
+    def _message_completed(self, event: JsonObject) -> None:
+        data, run = event["data"], _run_of(event)
+        key = (_type_of_texts(run), data["message_id"])
+        self._end_thoughts(run, key)
         if key not in self._open and data["content"] and data.get("role") in (None, "assistant"):
-            yield from self._text(*key, _place(event), data["content"])
-        yield from self._close(key)
+            self._text(key, run, data["content"])
+        self._close(key)
 
-    def _thought(self, event: JsonObject) -> Parts:
+    def _thought(self, event: JsonObject) -> None:
         data = event["data"]
         key = ("reasoning", data["reasoning_id"])
         if data["thought"] and not data.get("debug"):
-            yield from self._text(*key, _place(event), data["thought"])
+            self._text(key, _run_of(event), data["thought"])
         if data.get("final"):
-            yield from self._close(key)
+            self._close(key)
 
-    def _end_thoughts(self, place: str | None, but: _Key | None = None) -> Parts:
-        for key, each in list(self._open.items()):
-            if key[0] == "reasoning" and each.place == place and key != but:
-                yield from self._close(key)
+    def _end_thoughts(self, run: str | None, but: _Key | None = None) -> None:
+        ended = [key for key, each in self._open.items() if each.run == run and key != but]
+        for key in ended:
+            if key[0] == "reasoning":
+                self._close(key)
 
-    def _note(self, event: JsonObject) -> Parts:
+    def _note(self, event: JsonObject) -> None:
         key = ("reasoning", f"{event['sequence']}")
-        yield from self._text(*key, _place(event), _NOTES[type_of(event)](event["data"]))
-        yield from self._close(key)
+        self._text(key, _run_of(event), _NOTES[type_of(event)](event["data"]))
+        self._close(key)
 
-    def _text(self, kind: str, text_id: str, place: str | None, piece: str) -> Parts:
-        texts, each = _TEXTS[kind], self._open.get((kind, text_id))
-        if each is None:
-            self._has_answer |= kind == "message"
-            each = yield from self._add((kind, text_id), texts.new, place)
-            part = {"part": texts.part(""), texts.place: 0}
-            yield Part(f"{texts.part_event}.added", {**each.at, **part})
+    def _text(self, key: _Key, run: str | None, piece: str) -> None:
+        if (each := self._open.get(key)) is None:
+            self._has_answer |= key[0] == "message"
+            each = self._add(key, {}, run)
+            if (kind := each.kind).part is not None:
+                self._say(f"{kind.part_event}.added", {**each.at, "part": kind.part("")})
+        self._piece(each, piece)
+
+    def _piece(self, each: _Open, piece: str) -> None:
         append_text(each.pieces, piece)
-        yield Part(
-            f"{texts.event}.delta", {**each.at, texts.place: 0, "delta": piece, **texts.more}
-        )
+        self._say(f"{each.kind.event}.delta", {**each.at, "delta": piece, **each.kind.more})
 
     # Tools and searches.
 
-    def _tool_args(self, event: JsonObject) -> Parts:
-        data = event["data"]
-        if delta := data.get("delta"):
-            each = yield from self._called(event)
-            append_text(each.pieces, delta)
-            yield Part("mcp_call_arguments.delta", {**each.at, "delta": delta})
+    def _tool_args(self, event: JsonObject) -> None:
+        if delta := event["data"].get("delta"):
+            self._piece(self._called(event), delta)
 
-    def _tool_call(self, event: JsonObject) -> Parts:
+    def _tool_call(self, event: JsonObject) -> None:
         data = event["data"]
-        yield from self._end_thoughts(_place(event))
+        self._end_thoughts(_run_of(event))
         # A call that waits is a request, unless pieces of its arguments were already sent.
         if not data.get("pending") or ("mcp_call", data["tool_call_id"]) in self._open:
-            yield from self._argued((yield from self._called(event)), data)
+            self._argued(self._called(event), data)
 
-    def _tool_result(self, event: JsonObject) -> Parts:
-        data = event["data"]
-        each = yield from self._called(event)
-        yield from self._argued(each, self._calls.pop(data["tool_call_id"], {}))
+    def _tool_result(self, event: JsonObject) -> None:
+        data, each = event["data"], self._called(event)
+        self._argued(each, self._calls.pop(data["tool_call_id"], {}))
         each.item.update(items.result(data))
-        yield Part(f"mcp_call.{each.item['status']}", each.at)
-        yield from self._close(("mcp_call", data["tool_call_id"]), each.item["status"])
+        self._say(f"mcp_call.{each.item['status']}", each.at)
+        self._close(("mcp_call", data["tool_call_id"]), each.item["status"])
 
-    def _called(self, event: JsonObject) -> Opening:
+    def _called(self, event: JsonObject) -> _Open:
         data = event["data"]
         key = ("mcp_call", data["tool_call_id"])
-        if key in self._open:
-            return self._open[key]
-        new = items.call(data, self._agent, self._asked.get(key[1]))
-        each = yield from self._add(key, new, _place(event))
-        yield Part("mcp_call.in_progress", each.at)
+        if (each := self._open.get(key)) is None:
+            new = items.call(data, self._agent, self._asked.get(key[1]))
+            each = self._add(key, new, _run_of(event))
+            self._say("mcp_call.in_progress", each.at)
         return each
 
-    def _argued(self, each: _Open, data: JsonObject) -> Parts:
+    def _argued(self, each: _Open, data: JsonObject) -> None:
         if not each.item["arguments"]:
             each.item["arguments"] = items.arguments(data)
             each.pieces.clear()
             done = {**each.at, "arguments": each.item["arguments"]}
-            yield Part("mcp_call_arguments.done", done)
+            self._say("mcp_call_arguments.done", done)
 
-    def _found(self, event: JsonObject) -> Parts:
+    def _found(self, event: JsonObject) -> None:
         found = items.search(event["data"].get("documents"))
-        yield from self._whole({"id": f"fs_{event['sequence']}", **found})
+        self._whole({"id": f"fs_{event['sequence']}", **found})
 
     # Items.
 
-    def _add(self, key: _Key, new: JsonObject, place: str | None) -> Opening:
-        item_id = self._ids.unique(f"{_TEXTS[key[0]].prefix}_{key[1]}")
-        item = {"id": item_id, **new, "status": "in_progress"}
-        each = self._open[key] = _Open(len(self._output), item, place)
+    def _add(self, key: _Key, new: JsonObject, run: str | None) -> _Open:
+        kind = _KINDS[key[0]]
+        item = {"id": self._ids.unique(f"{kind.prefix}_{key[1]}"), "type": key[0]}
+        item |= {**kind.new, **new, "status": "in_progress"}
+        each = self._open[key] = _Open(len(self._output), item, run, kind)
         self._output.append(item)
-        yield Part("output_item.added", {"output_index": each.index, "item": item})
+        self._say("output_item.added", {"output_index": each.index, "item": item})
         return each
 
-    def _whole(self, item: JsonObject) -> Parts:
+    def _whole(self, item: JsonObject) -> None:
         for kind in ("output_item.added", "output_item.done"):
-            yield Part(kind, {"output_index": len(self._output), "item": item})
+            self._say(kind, {"output_index": len(self._output), "item": item})
         self._output.append(item)
 
-    def _close(self, key: _Key, status: str = "completed") -> Parts:
-        each = self._open.pop(key, None)
-        if each is None:
+    def _close(self, key: _Key, status: str = "completed") -> None:
+        if (each := self._open.pop(key, None)) is None:
             return
-        texts, text = _TEXTS[key[0]], "".join(each.pieces)
+        kind, text = each.kind, "".join(each.pieces)
         is_cut = key[0] == "mcp_call" and each.item["status"] == "in_progress"
         each.item |= each.so_far() | {"status": "incomplete" if is_cut else status}
-        if texts.event:
-            at = {**each.at, texts.place: 0}
-            yield Part(f"{texts.event}.done", {**at, "text": text, **texts.more})
-            yield Part(f"{texts.part_event}.done", {**at, "part": texts.part(text)})
-        yield Part("output_item.done", {"output_index": each.index, "item": each.item})
+        if kind.part is not None:
+            self._say(f"{kind.event}.done", {**each.at, "text": text, **kind.more})
+            self._say(f"{kind.part_event}.done", {**each.at, "part": kind.part(text)})
+        self._say("output_item.done", {"output_index": each.index, "item": each.item})
 
 
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """How an item's text is written: the events of its pieces and of its only part."""
+@dataclass(slots=True)
+class ObjectEncoder(ResponsesEncoder):
+    """Encodes a leg into one frame, the whole response, when the leg has ended."""
 
-    prefix: str
-    fields: Callable[[str], JsonObject]
-    new: JsonObject = field(default_factory=dict)
-    event: str = ""
-    part_event: str = ""
-    place: str = ""
-    part: Callable[[str], JsonObject] = items.text_part
-    more: JsonObject = field(default_factory=dict)
+    def _say(self, kind: str, body: JsonObject) -> None:
+        if kind in ("completed", "failed", "incomplete"):
+            self._frames.append(frame(body["response"]))
+
+    def so_far(self) -> bytes:
+        return frame(self.response()).data
 
 
-_TEXTS: Final[Mapping[str, _Texts]] = {
-    "message": _Texts(
-        "msg",
-        lambda text: {"content": [items.text_part(text)]},
-        {"type": "message", "role": "assistant", "content": []},
-        "output_text",
-        "content_part",
-        "content_index",
-        more={"logprobs": []},
-    ),
-    "reasoning": _Texts(
-        "rs",
-        lambda text: {"summary": [items.summary_part(text)]},
-        {"type": "reasoning", "summary": []},
-        "reasoning_summary_text",
-        "reasoning_summary_part",
-        "summary_index",
-        items.summary_part,
-    ),
-    "mcp_call": _Texts("mcp", lambda text: {"arguments": text}),
-}
+def _run_of(event: JsonObject) -> str | None:
+    """Return the id of the inner run to which the event belongs."""
+    run_id: str | None = obj(event.get("subrun")).get("id")
+    return run_id
 
 
-def _place(event: JsonObject) -> str | None:
-    subrun: str | None = obj(event.get("subrun")).get("id")
-    return subrun
+def _type_of_texts(run: str | None) -> str:
+    return "reasoning" if run else "message"
 
 
-def _key_of(event: JsonObject) -> _Key:
-    return ("reasoning" if _place(event) else "message", event["data"]["message_id"])
-
-
+_REMEMBERED: Final = frozenset(
+    {"lifecycle.started", "lifecycle.paused", "llm.tool_call"}
+    | {f"approval.{action}" for action in ("requested", "decided", "expired", "withdrawn")}
+)
 _NOTES: Final[Mapping[str, Callable[[JsonObject], str]]] = {
     "dispatch.team": "{team_name}: {task}".format_map,
     "dispatch.worker": "{worker_name}: {task}".format_map,
@@ -369,7 +378,7 @@ _NOTES: Final[Mapping[str, Callable[[JsonObject], str]]] = {
     "workflow.step_failed": "Step {step_id} failed: {error[message]}".format_map,
 }
 # All other events have no item: docs/clients/openai.md says where a client sees them.
-_HANDLERS: Final[Mapping[str, Callable[[ResponsesEncoder, JsonObject], Parts]]] = {
+_HANDLERS: Final[Mapping[str, Callable[[ResponsesEncoder, JsonObject], None]]] = {
     "lifecycle.paused": ResponsesEncoder._paused,
     "lifecycle.completed": ResponsesEncoder._completed,
     "lifecycle.failed": ResponsesEncoder._failed,

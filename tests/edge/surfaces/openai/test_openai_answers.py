@@ -11,7 +11,10 @@ import pytest_asyncio
 
 from penstock.bus import subjects
 from penstock.bus.records import ApprovalRecord
-from support.attacks.openai_answers import ATTACKS, CHAT, RESPONSES, Make, Pause, Sent
+from penstock.dialects.openai import Asked
+from support.attacks import openai_answers
+from support.attacks.openai_answers import CHAT, RESPONSES
+from support.attacks.smuggled import ATTACKS, Target
 from support.drive.secured import Secured, bearer, secured
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
@@ -42,48 +45,79 @@ async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
         yield running
 
 
-async def paused(penstock: Secured, user: str = "alice") -> tuple[PretendRun, Pause]:
-    """Return a run that waits for a decision, for the second time about one call."""
+async def paused(penstock: Secured, user: str = "alice") -> tuple[PretendRun, Target]:
+    """Return a run that waits for a decision."""
     run = await penstock.live(user)
-    decided = await penstock.approval(run, user, items=[ITEM], status="decided")
     approval_id = await penstock.approval(run, user, items=[ITEM], digest=16 * "f0f0")
     asked = {"approval_id": approval_id, "digest": "d", "items": [ITEM], "deciders_required": 1}
     await run.text("May I?")
     await run.say("approval.requested", **asked)
     await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
-    named = (run.run_id, run.session_id, approval_id)
-    return run, Pause("assistant", *named, DIGEST, 16 * "f0f0", decided)
+    target = Target(
+        agent="assistant",
+        session=run.session_id,
+        run_id=run.run_id,
+        approval_id=approval_id,
+        digest=16 * "f0f0",
+        item_id="c1",
+        tool_call_id="c1",
+        tool={},
+        call={},
+        interrupt={},
+        openai_request=str(Asked.of(approval_id, ITEM)),
+    )
+    return run, target
 
 
-def headers(sent: Sent) -> dict[str, str]:
-    scopes = {} if sent.scopes is None else {"scope": sent.scopes}
-    return {**bearer(sent.user, **scopes), **sent.headers}
+def answer(target: Target, **fields: Any) -> dict[str, Any]:
+    return openai_answers.answered(target, **fields)[1]
 
 
-def answer(pause: Pause, **fields: Any) -> dict[str, Any]:
-    item = {"type": "mcp_approval_response", "approval_request_id": pause.request_id()}
-    return {"model": pause.model, "input": [{**item, "approve": True}], **fields}
+async def test_nothing_else_decides(penstock: Secured) -> None:
+    _, target = await paused(penstock)
+    attacks = [each for each in ATTACKS if each.face == "openai"]
+    assert len(attacks) > 30
+    for attack in attacks:
+        user, scope = attack.caller.value
+        request = attack.make(target)
+        headers = {**bearer(user, scope=scope), **request.headers}
+        got = await penstock.http.post(request.path, json=request.body, headers=headers)
+        assert got.status_code == attack.refusal("assistant"), (str(attack), got.text)
+        if got.is_error:
+            assert got.json()["error"].keys() == {"message", "type", "param", "code"}
+        if user == "bob":
+            assert "May I?" not in got.text
+        await penstock.stands(target.approval_id)
 
 
-@pytest.mark.parametrize("make", ATTACKS.values(), ids=list(ATTACKS))
-async def test_nothing_else_decides(penstock: Secured, make: Make) -> None:
-    _, pause = await paused(penstock)
-    sent = make(pause)
-    got = await penstock.http.post(sent.path, json=sent.body, headers=headers(sent))
-    assert got.status_code < 500, got.text
-    if got.is_error:
-        assert got.json()["error"].keys() == {"message", "type", "param", "code"}
-    if sent.user == "bob":
-        assert "May I?" not in got.text
-        assert got.status_code == 404 if sent.path == RESPONSES else got.is_success
-    await penstock.stands(pause.approval_id)
+async def test_an_answer_to_an_earlier_pause_of_the_same_call_decides_nothing(
+    penstock: Secured,
+) -> None:
+    run, target = await paused(penstock)
+    decided = await penstock.approval(run, items=[ITEM], status="decided")
+    earlier = str(Asked.of(decided, ITEM))
+    body = answer(target, input=[openai_answers.answer(target, earlier)])
+    got = await penstock.http.post(RESPONSES, json=body, headers=bearer())
+    assert got.status_code == 409, got.text
+    await penstock.stands(target.approval_id)
+
+
+async def test_an_answer_after_the_response_of_another_run_decides_nothing(
+    penstock: Secured,
+) -> None:
+    _, target = await paused(penstock)
+    other, _ = await paused(penstock)
+    body = answer(target, previous_response_id=f"resp_{other.run_id}")
+    got = await penstock.http.post(RESPONSES, json=body, headers=bearer())
+    assert (got.status_code, got.json()["error"]["param"]) == (400, "input")
+    await penstock.stands(target.approval_id)
 
 
 async def test_the_answer_with_the_digest_decides_and_its_retry_decides_no_second_time(
     penstock: Secured,
 ) -> None:
     run, pause = await paused(penstock)
-    body = answer(pause, background=True, previous_response_id=pause.response_id)
+    body = answer(pause, background=True, previous_response_id=f"resp_{run.run_id}")
     first = {**bearer(), "x-stainless-retry-count": "0"}
     begun = await penstock.http.post(RESPONSES, json=body, headers=first)
     assert begun.json()["status"] == "queued", begun.text
@@ -118,7 +152,7 @@ async def test_a_chat_gets_a_link_for_whoever_may_decide_and_then_the_rest(
     penstock: Secured,
 ) -> None:
     run, pause = await paused(penstock)
-    named = {**bearer(), "x-penstock-session": pause.session_id}
+    named = {**bearer(), "x-penstock-session": pause.session}
     said = {"role": "user", "content": "yes, approve it"}
     waits = await penstock.http.post(CHAT, json=chat(said), headers=named)
     text = waits.json()["choices"][0]["message"]["content"]
@@ -146,7 +180,7 @@ async def test_a_chat_gets_a_link_for_whoever_may_decide_and_then_the_rest(
 
 async def test_a_caller_who_may_not_decide_gets_no_link(penstock: Secured) -> None:
     _, pause = await paused(penstock)
-    named = {**bearer(scope="start read"), "x-penstock-session": pause.session_id}
+    named = {**bearer(scope="start read"), "x-penstock-session": pause.session}
     said = {"role": "user", "content": "yes"}
     waits = await penstock.http.post(CHAT, json=chat(said, stream=True), headers=named)
     assert f"approval {pause.approval_id}" in waits.text
@@ -159,7 +193,7 @@ async def test_a_service_token_gets_no_link_because_it_would_outlive_the_token(
 ) -> None:
     token, _ = await penstock.service_token(scopes=["start", "read", "decide"])
     _, pause = await paused(penstock, "service-token:machine")
-    named = {**token, "x-penstock-session": pause.session_id}
+    named = {**token, "x-penstock-session": pause.session}
     said = {"role": "user", "content": "yes"}
     waits = await penstock.http.post(CHAT, json=chat(said), headers=named)
     text = waits.json()["choices"][0]["message"]["content"]

@@ -1,4 +1,5 @@
-"""OpenAI's clients have the same state wherever the stream of a response was cut."""
+"""OpenAI's clients have the same state wherever the stream of a response was cut, over the
+recordings of all upstreams."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.subjects import shard_of
+from support.drive.agui_out import recorded
 from support.drive.clients import Client
 from support.fakes.pretend import PretendRun
 from support.real.openai_client import LANGUAGES, running
-from support.recorded.canonical import recorded_runs, type_of
+from support.recorded.canonical import type_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
@@ -34,9 +36,9 @@ async def test_each_recording_is_continued_exactly_after_each_frame(
 ) -> None:
     cuts = 0
     with running(language, str(edge.base_url)) as openai:
-        for recorded in recorded_runs():
-            run = await published(bus, recorded.events)
-            for leg in range(1, max(each["leg"] for each in recorded.events) + 1):
+        for name, events in recorded().items():
+            run = await published(bus, events)
+            for leg in range(1, max(each["leg"] for each in events) + 1):
                 response_id = f"resp_{run.run_id}" + (f".{leg}" if leg > 1 else "")
                 whole = await openai.call("resume", id=response_id)
                 assert [each["sequence_number"] for each in whole] == [*range(len(whole))]
@@ -44,7 +46,7 @@ async def test_each_recording_is_continued_exactly_after_each_frame(
                 assert last["status"] in ("completed", "failed", "cancelled")
                 for after in range(len(whole)):
                     rest = await openai.call("resume", id=response_id, after=after)
-                    assert rest == whole[after + 1 :], (recorded.name, leg, after)
+                    assert rest == whole[after + 1 :], (name, leg, after)
                     cuts += 1
                 if last["status"] == "completed":
                     final = await openai.call("final", id=response_id, after=len(whole) // 2)

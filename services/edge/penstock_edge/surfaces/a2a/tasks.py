@@ -89,7 +89,7 @@ class Tasks:
             text = "message.parts: a data part decides an approval, and then names the task"
             raise Problem(422, text)
         if values:
-            given = workflow_input(values[0], "message", "parts")
+            given = workflow_input(agent, values[0], "message", "parts")
         elif not message.text.strip():
             raise Problem(422, "message.parts: must have a text")
         content = orjson.dumps([message.text, given], option=orjson.OPT_SORT_KEYS)

@@ -9,12 +9,10 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictBool, ValidationError
 
 from penstock.bus.records import Decided
+from penstock.dialects.approvals import CONFIRMATIONS
 from penstock.web.bodies import has_many_values, is_deep
 from penstock_edge.surfaces.adk.request import FUNCTION_RESPONSE, RunAgentRequest, path_of_part
 from penstock_edge.surfaces.errors import invalid
-
-# The kinds of items that ADK's clients get as calls of `adk_request_confirmation`.
-CONFIRMED: Final = frozenset({"confirmation", "review", "budget"})
 
 _RESPONSE: Final = ("newMessage", "parts", "functionResponse", "response")
 
@@ -66,7 +64,7 @@ def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_serve
     server, this function therefore takes the value out only if the item's schema excludes objects,
     because the object would not fit it; for any other agent server, always."""
     response = _unwrapped(response)
-    if asked.get("kind", "confirmation") in CONFIRMED:
+    if asked.get("kind", "confirmation") in CONFIRMATIONS:
         return _confirmed(response, item_id)
     schema = asked.get("input_schema")
     if not for_adk_server or _excludes_objects(schema):

@@ -19,7 +19,6 @@ from penstock.runs.start import Start
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.sse import Frame, FrameTooLarge, Parser
 from penstock.web.auth import Identity, acting_user, identity_of, require
-from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.runs import pauses
@@ -33,8 +32,9 @@ from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, leg_operation, 
 from penstock_edge.surfaces.adk.request import RunAgentRequest
 from penstock_edge.surfaces.adk.views import leg_form, upstream_leg_view
 from penstock_edge.surfaces.agents import agent_of_app
+from penstock_edge.surfaces.bodies import json_body
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
-from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
+from penstock_edge.surfaces.legs import ItemAnswer, Leg, Reply, decide, first_leg, next_leg
 from penstock_edge.surfaces.parameters import STREAMED
 from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.view import View
@@ -123,8 +123,7 @@ class Runs(Handlers):
         `streams`, an encoded leg has no partial events."""
         edge, who = self._edge, identity_of(request)
         edge.streams.require_room(request.scope)
-        require_json(request)
-        body = await read_body(request, edge.settings.max_body_bytes)
+        body = await json_body(edge, request)
         asked = adk_request.parse(body)
         acting_user(who, asked.user_id)
         agent = agent_of_app(edge.config, asked.app_name)
@@ -218,17 +217,15 @@ class Runs(Handlers):
             lambda: asyncio.gather(*map(pending, responses)),
             lambda found: None not in found,
         )
-        answers: dict[str, Answer] = {}
+        answers = []
         for response, request in zip(responses, found, strict=True):
             if request is None:
                 raise _not_pending(response)
             item_id, approval = request
             item = next((each for each in approval.items if each["item_id"] == item_id), {})
             decision = decided(response.response, item_id, item, for_adk_server=is_native)
-            answers.setdefault(approval.approval_id, Answer(approval)).items.append(decision)
-        if len(answers) > 1:
-            raise Problem(422, "newMessage.parts: the answers belong to different pauses")
-        return Reply(list(answers.values()))
+            answers.append(ItemAnswer(approval, None, decision))
+        return Reply.of("newMessage.parts", answers)
 
     async def _reply_in_tree(
         self, who: Identity, session: Session, responses: Sequence[FunctionResponse]
@@ -246,14 +243,14 @@ class Runs(Handlers):
             approvals = approvals_of(open_)
             if not any(approvals):
                 continue
-            decisions = []
+            answers = []
             for response, (_, item_id), approval in zip(responses, ids, approvals, strict=True):
                 item = approval.find(item_id or "") if approval is not None else None
                 if approval is None or item is None:
                     raise _not_pending(response)
                 decision = decided(response.response, item["item_id"], item, for_adk_server=False)
-                decisions.append((approval.approval, decision))
-            return Reply.in_tree(root, decisions)
+                answers.append(ItemAnswer(approval.approval, root, decision))
+            return Reply.of("newMessage.parts", answers)
         raise _not_pending(responses[0])
 
     async def _check_invocation(self, approval: ApprovalRecord, invocation_id: str) -> None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from penstock import start_fields
 from penstock.bus.records import RunRecord
 from penstock.runs.start import Start
-from penstock.settings import AgentConfig, Config, WorkflowAgent
+from penstock.settings import AgentConfig, Config
 from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
@@ -138,8 +138,9 @@ class Runs(Handlers):
                 start_fields.refuse_answers(asked.model_extra)
         if not native:
             agno_request.require_portable(asked)
-        if isinstance(agent, WorkflowAgent):
-            given = workflow_input((asked.model_extra or {}).get("input"), "input") or {}
+        given = (
+            given or workflow_input(agent, (asked.model_extra or {}).get("input"), "input") or {}
+        )
         _require_raw(who, agent, asked)
         start = Start(
             agent,

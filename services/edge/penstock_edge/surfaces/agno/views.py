@@ -171,13 +171,7 @@ def stream_form(edge: EdgeFrames) -> LegForm[AgnoEncoder]:
 
 
 def object_form(edge: EdgeFrames) -> LegForm[RunObject]:
-    return LegForm(
-        ("output",),
-        "agno",
-        partial(RunObject, edge),
-        lambda frame, cursor: frame.data,
-        lambda encoder: [encoder.so_far()],
-    )
+    return LegForm.of_object(("output",), "agno", partial(RunObject, edge), RunObject.so_far)
 
 
 def is_native(agent: AgentConfig) -> bool:

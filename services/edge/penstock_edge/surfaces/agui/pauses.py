@@ -28,7 +28,7 @@ from penstock_edge.surfaces.agui.answers import (
 )
 from penstock_edge.surfaces.agui.request import ResumeEntry, RunAgentInput, ToolMessage
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.legs import Answer, Reply
+from penstock_edge.surfaces.legs import ItemAnswer, Reply
 
 JsonObject = dict[str, Any]
 Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
@@ -65,18 +65,13 @@ class AnsweredPauses:
         for entry in self.asked.resume or []:
             approval_id, item_id = parse_question_id(entry.interrupt_id)
             entries.setdefault(approval_id, []).append((item_id, entry))
-        if len(entries) > 1 and not isinstance(self.agent, WorkflowAgent):
-            raise Problem(422, "resume: the entries answer different pauses")
-        answers, roots = [], []
+        answers = []
         for approval_id, own in entries.items():
             approval, root = await self._approval_and_root(approval_id, awaited=True)
             if approval is None:
                 raise Problem(404, f"there is no interrupt {shortened(own[0][1].interrupt_id)!r}")
-            answers.append(Answer(approval, resumed(approval, own)))
-            roots.append(root)
-        if len({root.run_id for root in roots if root is not None}) > 1:
-            raise Problem(422, "resume: the entries answer pauses of different runs")
-        return Reply(answers, roots[0])
+            answers += [ItemAnswer(approval, root, each) for each in resumed(approval, own)]
+        return Reply.of("resume", answers)
 
     async def _of_tools(self, messages: Sequence[ToolMessage]) -> Reply | None:
         """Return the answers in these messages, which may also have results of other tools. For an
@@ -98,11 +93,13 @@ class AnsweredPauses:
         # A client repeats the answers to earlier pauses together with the answers to this pause. So
         # if any of the approvals is pending, only answers to pending approvals count.
         open_ = [each for each in found if each[0].status == "pending"] or found[-1:]
-        approval = open_[0][0]
-        if any(each.approval_id != approval.approval_id for each, _, _ in open_):
-            raise Problem(422, "messages: the results answer different pauses")
-        items = [Decided(**decision_of(item, message)) for _, item, message in open_]
-        return Reply([Answer(approval, items)])
+        return Reply.of(
+            "messages",
+            [
+                ItemAnswer(approval, None, Decided(**decision_of(item, message)))
+                for approval, item, message in open_
+            ],
+        )
 
     async def _of_tools_in_tree(self, messages: Sequence[ToolMessage]) -> Reply:
         ids = [unscoped(message.tool_call_id) for message in messages]
@@ -112,14 +109,14 @@ class AnsweredPauses:
 
         async for root in pauses.paused_runs(self.bus, self.who, self._thread):
             open_ = await open_approvals(self.bus, self.who.user_id, root, fits)
-            decisions = [
-                (approval.approval, Decided(**decision_of(item, message)))
+            answers = [
+                ItemAnswer(approval.approval, root, Decided(**decision_of(item, message)))
                 for item_id, message in zip(ids, messages, strict=True)
                 if (approval := approval_of(open_, [item_id])) is not None
                 and (item := approval.find(item_id)) is not None
             ]
-            if decisions:
-                return Reply.in_tree(root, decisions)
+            if answers:
+                return Reply.of("messages", answers)
         item_id = shortened(messages[-1].tool_call_id)
         raise Problem(404, f"no tool call {item_id!r} waits for a result")
 

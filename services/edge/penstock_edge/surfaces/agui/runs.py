@@ -14,9 +14,8 @@ from starlette.types import ASGIApp
 from penstock import start_fields
 from penstock.bus.records import WhenBusy
 from penstock.runs.start import Start
-from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
-from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import Operation, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.runs.agui_leg_ids import AGUI
@@ -26,7 +25,7 @@ from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.pauses import AnsweredPauses
 from penstock_edge.surfaces.agui.request import RunAgentInput
-from penstock_edge.surfaces.bodies import workflow_input
+from penstock_edge.surfaces.bodies import json_body, workflow_input
 from penstock_edge.surfaces.errors import unaccepted_as_422
 from penstock_edge.surfaces.legs import Leg, Reply, decide, first_leg, next_leg
 from penstock_edge.surfaces.query import when_busy_of
@@ -67,8 +66,7 @@ class Runs(Handlers):
         edge, who = self._edge, identity_of(request)
         agent = agent_by_id(edge.config, request.path_params["agent"])
         edge.streams.require_room(request.scope)
-        require_json(request)
-        body = await read_body(request, edge.settings.max_body_bytes)
+        body = await json_body(edge, request)
         asked = agui_request.parse(body)
         reply = await AnsweredPauses(edge.bus, who, agent, asked).find()
         if reply is not None:
@@ -94,16 +92,14 @@ class Runs(Handlers):
     ) -> ASGIApp:
         """For a repeated request, stream the run of the first one."""
         edge = self._edge
-        given = None
-        if isinstance(agent, WorkflowAgent) and isinstance(asked.forwarded_props, dict):
-            given = workflow_input(asked.forwarded_props.get("input"), "forwardedProps", "input")
+        props = asked.forwarded_props if isinstance(asked.forwarded_props, dict) else {}
         digest = hashlib.sha256(body).hexdigest()
         start = Start(
             agent,
             agui_request.text_of(asked),
             asked.thread_id,
             who.run_user(who.user_id),
-            input=given,
+            input=workflow_input(agent, props.get("input"), "forwardedProps", "input"),
             body=body.decode() if agent.protocol == AGUI else None,
             key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),
             request=body,

@@ -14,13 +14,13 @@ from penstock_edge.surfaces.openai.chat import Chat
 from penstock_edge.surfaces.openai.request import ERRORS
 from penstock_edge.surfaces.openai.responses import Responses
 from penstock_edge.surfaces.openai.runs import Runs
-from penstock_edge.surfaces.surface import Handlers, Surface
+from penstock_edge.surfaces.surface import Surface
 
 _MODEL: Final = an_object(id=TEXT, object=TEXT, owned_by=TEXT)
 _read: Final = partial(Operation, method="GET", tag="openai", scopes=("read",), errors=ERRORS)
 
 
-class Models(Handlers):
+class Models(Runs):
     """Has the handlers of models."""
 
     @serves(
@@ -44,7 +44,7 @@ class Models(Handlers):
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        return json_response(_shown(Runs(self._edge).agent(request.path_params["model"]).id))
+        return json_response(_shown(self.agent(request.path_params["model"]).id))
 
 
 def _shown(agent_id: str) -> dict[str, Any]:

@@ -1,37 +1,33 @@
 """Serves OpenAI's Chat Completions: /openai/v1/chat/completions.
 
 The protocol cannot ask. A pause ends the answer with a text, and a one-time link if the caller may
-decide. While a decision is missing, every message of the conversation is answered by that text;
-after it, the next message gets the rest (decision 0319).
+decide. While a decision is missing, every message of the conversation gets this answer again; after
+it, the next message gets the rest (decision 0319).
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock import sse
 from penstock.bus import BusError, Stored
-from penstock.bus.messages import now
 from penstock.bus.records import LinkRequest, RunRecord
-from penstock.dialects.openai import DONE, ChatEncoder, ResponsesEncoder
+from penstock.bus.subjects import run_id_of
+from penstock.dialects.openai import ChatEncoder
 from penstock.runs.decide import request_link
 from penstock.service.deciders import decider_of
+from penstock.web.auth import Identity
 from penstock.web.operation import JSON, OBJECT, SSE, Answer, Operation, Parameter, serves
 from penstock.web.problems import Problem
-from penstock_edge.edge import Edge
-from penstock_edge.runs import pauses
-from penstock_edge.runs.records import is_workflow, run_of
+from penstock_edge.runs.records import is_workflow
 from penstock_edge.sources.locate import record_of
-from penstock_edge.sources.sessions import Session
-from penstock_edge.stream.responses.single_body import SingleBody
+from penstock_edge.sources.sessions import Session, newest_run
 from penstock_edge.surfaces import legs
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.openai.ids import ResponseId
@@ -48,28 +44,8 @@ _SESSION: Final = Parameter(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """A request, and the run to which its conversation has come, if it paused: `response` is what
-    follows the pause that the client has seen."""
-
-    asked: Asked
-    body: ChatRequest
-    session_id: str | None
-    record: RunRecord | None = None
-    response: ResponseId | None = None
-
-    def encoder(self, response: ResponsesEncoder) -> ChatEncoder:
-        usage = self.body.stream_options is not None and self.body.stream_options.include_usage
-        return ChatEncoder(response, bool(self.body.stream), bool(usage))
-
-
-class Chat:
+class Chat(Runs):
     """Has the handler of completions. A completion is one leg of a run."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._runs = Runs(edge)
 
     @serves(
         Operation(
@@ -96,95 +72,53 @@ class Chat:
         edge = self._edge
         asked = await Asked.read(edge, request)
         body = asked.parsed(ChatRequest)
-        agent = self._runs.agent(body.model)
+        agent = self.agent(body.model)
         edge.streams.require_room(request.scope)
         session_id = request.headers.get(SESSION) or (body.metadata or {}).get("session_id")
         message = message_of(body.messages, "messages", in_session=session_id is not None)
-        talk = await self._conversation(asked, body, session_id)
-        if talk.record is not None and (waiting := await self._waiting(talk, talk.record)):
-            return waiting
-        if (response := talk.response) is None:
-            response, leg = await self._runs.start(asked, agent, message, session_id, body.metadata)
-        else:
-            leg = None
-        form = chat_form(response, talk.encoder, partial(self._look_up, asked, response))
-        if leg is None:
-            record = await run_of(edge.bus, asked.who, response.run_id)
-            view, position = await self._runs.open(response, record, form, request)
-        else:
-            view, position = leg.view(form), leg.position
-        if body.stream:
-            return await edge.stream(view, position)
-        return SingleBody(await edge.hubs.join(view, position), Completion(), ERRORS.response)
+        record, response = await self._conversation(asked.who, body, session_id)
+        whole = None if body.stream else Completion()
+        look_up = partial(self._look_up, asked)
+        if record is not None:
+            newest = await legs.newest_leg(edge, record.run_id)
+            if newest.waits:
+                shown = ResponseId(record.run_id, await self._waiting(record, newest))
+                form = chat_form(shown, body, look_up)
+                view, position = await legs.replay(edge, record, form, None, newest)
+                return await self.send(view, replace(position, ended=False), whole)
+        leg = None
+        if response is None:
+            response, leg = await self.start(asked, agent, message, session_id, body.metadata)
+        return await self.respond(asked, response, leg, chat_form(response, body, look_up), whole)
 
     async def _conversation(
-        self, asked: Asked, body: ChatRequest, session_id: str | None
-    ) -> _Conversation:
-        """Find the pause that the last answer names, or else the newest run of the session. What is
-        found says only what the client reads; the text decides nothing."""
-        bus, who = self._edge.bus, asked.who
+        self, who: Identity, body: ChatRequest, session_id: str | None
+    ) -> tuple[RunRecord | None, ResponseId | None]:
+        """Find the run that the last answer names, and what follows the pause that the client has
+        seen; or else the newest run of the session. What is found says only what the client reads;
+        the text decides nothing."""
         if (name := reference_in(body.messages)) is not None:
             with suppress(Problem):
-                response, record = await self._runs.run(who, name, "messages")
+                response, record = await self.run(who, name, "messages")
                 if record.agent == body.model and session_id in (None, record.session_id):
-                    return _Conversation(asked, body, session_id, record, response)
+                    return record, response
         if session_id is None:
-            return _Conversation(asked, body, session_id)
+            return None, None
         session = Session(who.user_id, session_id, (body.model,), any_agent=False)
-        newest = await pauses.newest_runs(bus, session)
-        last = await record_of(bus, newest[-1]) if newest else None
-        return _Conversation(asked, body, session_id, last)
+        return await newest_run(self._edge.bus, session), None
 
-    async def _waiting(self, talk: _Conversation, record: RunRecord) -> ASGIApp | None:
-        """Return the answer that the run waits for decisions, if it does."""
-        edge, who = self._edge, talk.asked.who
-        if (paused := await pauses.pause_event(edge.bus, record.run_id)) is None:
-            return None
-        if is_workflow(record):
-            found = await pauses.open_approvals(edge.bus, who.user_id, record, lambda _: True)
-            asked = [(each.approval, each.items) for each in found]
-            reply = legs.Reply([], record)
-        else:
-            approval = await pauses.approval_record(
-                edge.bus, await pauses.approval_id_of(edge.bus, paused)
-            )
-            is_open = approval is not None and approval.status == "pending"
-            asked = [(approval, approval.items)] if approval is not None and is_open else []
-            reply = legs.Reply([legs.Answer(each) for each, _ in asked])
-        if not asked:
-            return None
-        leg = await legs.next_leg(edge, reply)
-        following = ResponseId(leg.run_id, leg.number, leg.after)
-        encoder = talk.encoder(ResponsesEncoder(f"resp_{record.run_id}"))
-        said: dict[str, Any] = {"run_id": record.run_id, "timestamp": now(), "leg": 1}
-        events: list[tuple[str, str, dict[str, Any]]] = [
-            ("lifecycle", "started", {"agent": record.agent})
-        ]
-        for each, items in asked:
-            data = {"approval_id": each.approval_id, "items": items}
-            events.append(("approval", "requested", data))
-        frames: list[sse.Frame] = []
-        for category, action, data in (*events, ("lifecycle", "paused", {})):
-            if action == "paused":
-                await self._add_links(talk.asked, encoder, following)
-            event = {**said, "event": {"category": category, "action": action}, "data": data}
-            frames += encoder.feed(event)
-        if not talk.body.stream:
-            return Response(frames[-1].data, media_type=JSON)
-        stream = b"".join(sse.encode(each.data) for each in frames) + sse.encode(DONE)
-        return Response(stream, media_type=SSE)
+    async def _waiting(self, record: RunRecord, newest: legs.Newest) -> int:
+        """Return the number of the leg whose pause waits, as the events that clients see count."""
+        if not is_workflow(record):
+            return newest.number
+        return (await legs.next_leg(self._edge, legs.Reply([], record))).number - 1
 
-    async def _look_up(
-        self, asked: Asked, response: ResponseId, encoder: ChatEncoder, paused: Stored
-    ) -> None:
-        root = await record_of(self._edge.bus, response.run_id)
-        after = paused.sequence if is_workflow(root) else 0
-        following = ResponseId(response.run_id, encoder.response.at_leg + 1, after)
-        await self._add_links(asked, encoder, following)
-
-    async def _add_links(self, asked: Asked, encoder: ChatEncoder, following: ResponseId) -> None:
-        encoder.following = str(following)
-        for approval_id in encoder.response.waiting:
+    async def _look_up(self, asked: Asked, encoder: ChatEncoder, paused: Stored) -> None:
+        """Give the encoder what the text of a pause needs: the links, and what follows."""
+        record = await record_of(self._edge.bus, run_id_of(paused.subject))
+        after = paused.sequence if is_workflow(record) else 0
+        encoder.following = str(ResponseId(record.run_id, encoder.at_leg + 1, after))
+        for approval_id in encoder.waiting:
             if (link := await self._link(asked, approval_id)) is not None:
                 encoder.links[approval_id] = link
 
@@ -197,8 +131,7 @@ class Chat:
             try:
                 reply = await request_link(self._edge.bus, approval_id, request)
             except BusError as error:
-                text = "approval %s gets no link: %s"
-                log.warning(text, approval_id, error)
+                log.warning("approval %s gets no link: %s", approval_id, error)
                 return None
             if reply.url is not None:
                 is_path = reply.url.startswith("/")

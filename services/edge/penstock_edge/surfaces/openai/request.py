@@ -14,8 +14,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.bus.records import Decided
+from penstock.dialects.approvals import CONFIRMATIONS
 from penstock.dialects.json import parsed
-from penstock.dialects.openai import CONFIRMATIONS, Asked
+from penstock.dialects.openai import Asked
 from penstock.web.problems import ErrorShape, Problem, schema_of
 
 JsonObject = dict[str, Any]
@@ -45,17 +46,11 @@ class ResponsesRequest(_Body):
     conversation: str | JsonObject | None = None
 
 
-class StreamOptions(BaseModel):
-    """What a stream has besides the answer."""
-
-    include_usage: bool | None = False
-
-
 class ChatRequest(_Body):
     """The body of POST /openai/v1/chat/completions."""
 
     messages: list[JsonObject] = Field(min_length=1)
-    stream_options: StreamOptions | None = None
+    stream_options: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)

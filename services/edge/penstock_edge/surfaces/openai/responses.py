@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord
 from penstock.dialects.openai import Asked as AskedItem
-from penstock.dialects.openai import ResponsesEncoder
-from penstock.web.auth import identity_of, require
+from penstock.dialects.openai import ObjectEncoder
+from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
     JSON,
@@ -25,11 +27,10 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import Problem
-from penstock_edge.edge import Edge
-from penstock_edge.runs.pauses import approval_record
+from penstock_edge.runs.pauses import approval_seen
 from penstock_edge.runs.records import is_workflow, run_of
 from penstock_edge.sources.locate import ancestors_of
-from penstock_edge.stream.responses.single_body import SingleBody
+from penstock_edge.stream.responses.single_body import Json
 from penstock_edge.surfaces import legs
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response, page_of
@@ -50,12 +51,8 @@ _RESPONSE: Final = {200: Answer("The response, or its stream", {JSON: OBJECT, SS
 _operation: Final = partial(Operation, tag="openai", errors=ERRORS, refusals=(400, 404, 409, 410))
 
 
-class Responses:
+class Responses(Runs):
     """Has the handlers of responses. A response is one leg of a run."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._runs = Runs(edge)
 
     @serves(
         _operation(
@@ -76,10 +73,9 @@ class Responses:
         edge = self._edge
         asked = await Asked.read(edge, request)
         body = asked.parsed(ResponsesRequest)
-        agent = self._runs.agent(body.model)
+        agent = self.agent(body.model)
         if body.stream:
             edge.streams.require_room(request.scope)
-        leg: legs.Leg | None
         if answers := answers_of(body):
             response, leg = await self._answer(asked, body, answers)
         else:
@@ -87,18 +83,12 @@ class Responses:
             items = body.input
             given = [{"role": "user", "content": items}] if isinstance(items, str) else items
             message = message_of(given, "input", in_session=session_id is not None)
-            response, leg = await self._runs.start(asked, agent, message, session_id, body.metadata)
-        record = await run_of(edge.bus, asked.who, response.run_id)
+            response, leg = await self.start(asked, agent, message, session_id, body.metadata)
         if body.background and not body.stream:
-            return json_response(await self._so_far(request, response, record))
+            record = await run_of(edge.bus, asked.who, response.run_id)
+            return await self._so_far(request, response, record)
         form: Any = stream_form(response) if body.stream else object_form(response)
-        if leg is None:
-            view, position = await self._runs.open(response, record, form, request)
-        else:
-            view, position = leg.view(form), leg.position
-        if body.stream:
-            return await edge.stream(view, position)
-        return SingleBody(await edge.hubs.join(view, position), shape=ERRORS.response)
+        return await self.respond(asked, response, leg, form, None if body.stream else Json())
 
     async def _session(self, asked: Asked, body: ResponsesRequest) -> str | None:
         conversation = body.conversation
@@ -108,7 +98,7 @@ class Responses:
         if body.previous_response_id is None:
             return named
         name = "previous_response_id"
-        _, previous = await self._runs.run(asked.who, body.previous_response_id, name)
+        _, previous = await self.run(asked.who, body.previous_response_id, name)
         if named not in (None, previous.session_id) or previous.agent != body.model:
             text = "is of another conversation or model, which does not know what was said"
             raise refused(name, text)
@@ -120,45 +110,33 @@ class Responses:
         """Decide, and return the leg that follows; None instead of a leg for a repeated request."""
         edge, who = self._edge, asked.who
         require(who, "decide")
-        decisions, roots = [], {}
-        for answered in answers:
-            approval = await approval_record(edge.bus, answered.asked.approval_id)
-            unknown = refused("input", f"no request {answered.asked} waits", 404)
-            if approval is None:
-                raise unknown
-            await run_of(edge.bus, who, approval.run_id, unknown)
-            of_approval = {
-                AskedItem.of(approval.approval_id, each): each for each in approval.items
-            }
-            if (item := of_approval.get(answered.asked)) is None:
-                raise Problem(409, "the request is not the one that was shown; look at it again")
-            decisions.append((approval, answered.decision(item)))
-            root = (await ancestors_of(edge.bus, approval.run_id))[-1]
-            roots[root.run_id] = root
-        root = next(iter(roots.values()))
-        previous = body.previous_response_id
-        if previous is not None:
-            _, before = await self._runs.run(who, previous, "previous_response_id")
-            roots[before.run_id] = before
-        if len(roots) > 1:
-            raise refused("input", "the answers belong to different runs")
-        in_tree = is_workflow(root)
-        reply = legs.Reply.in_tree(root, decisions)
-        if not in_tree:
-            if len(reply.answers) > 1:
-                raise refused("input", "the answers belong to different pauses")
-            reply = legs.Reply(reply.answers)
-        earlier = await self._runs.earlier(asked) if asked.is_retry else None
-        leg = None
+        reply = legs.Reply.of("input", [await self._item_answer(who, each) for each in answers])
+        leg = await legs.next_leg(edge, reply)
+        if body.previous_response_id is not None:
+            name = "previous_response_id"
+            if (await self.run(who, body.previous_response_id, name))[1].run_id != leg.run_id:
+                raise refused("input", "the answers belong to another run")
+        earlier = await self.earlier(asked) if asked.is_retry else None
         if earlier is None:
-            leg = await legs.next_leg(edge, reply)
-            answered_ids = [each.approval.approval_id for each in reply.answers] if in_tree else []
-            response = ResponseId(leg.run_id, leg.number, leg.after, tuple(answered_ids))
-            await self._runs.remember(asked, response=str(response))
+            in_tree = [each.approval.approval_id for each in reply.answers if reply.root]
+            response = ResponseId(leg.run_id, leg.number, leg.after, tuple(in_tree))
+            await self.remember(asked, response=str(response))
         else:
-            response = (await self._runs.run(who, earlier["response"], "input"))[0]
+            response = (await self.run(who, earlier["response"], "input"))[0]
         await legs.decide(edge, who, "openai", reply, user_id=who.user_id, key=asked.key)
-        return response, leg
+        return response, leg if earlier is None else None
+
+    async def _item_answer(self, who: Identity, answered: Answered) -> legs.ItemAnswer:
+        bus, asked = self._edge.bus, answered.asked
+        approval = await approval_seen(bus, who, asked.approval_id, awaited=True)
+        if approval is None:
+            raise refused("input", f"no request {asked} waits", 404)
+        shown = {AskedItem.of(approval.approval_id, each): each for each in approval.items}
+        if (item := shown.get(asked)) is None:
+            raise Problem(409, "the request is not the one that was shown; look at it again")
+        root = (await ancestors_of(bus, approval.run_id))[-1]
+        in_tree = root if is_workflow(root) else None
+        return legs.ItemAnswer(approval, in_tree, answered.decision(item))
 
     @serves(
         _operation(
@@ -183,13 +161,13 @@ class Responses:
         query = request.query_params
         response, record = await self._named(request)
         if query.get("stream") != "true":
-            return json_response(await self._so_far(request, response, record))
+            return await self._so_far(request, response, record)
         self._edge.streams.require_room(request.scope)
         after = query.get("starting_after", "-1")
         if after != "-1" and not (after.isascii() and after.isdigit() and len(after) <= 9):
             raise refused("starting_after", "must be the sequence_number of a frame")
         form = stream_form(response, int(after))
-        return await self._edge.stream(*await self._runs.open(response, record, form, request))
+        return await self._edge.stream(*await self.open(response, record, form, request))
 
     @serves(
         _operation(
@@ -205,7 +183,7 @@ class Responses:
         await ignore_body(request)
         response, record = await self._named(request)
         await self._edge.canceller.cancel(record.run_id, identity_of(request))
-        return json_response(await self._so_far(request, response, record))
+        return await self._so_far(request, response, record)
 
     @serves(
         _operation(
@@ -218,26 +196,24 @@ class Responses:
         )
     )
     async def input_items(self, request: Request) -> ASGIApp:
-        response, record = await self._named(request)
-        encoder = ResponsesEncoder(str(response), response.leg)
-        await self._read(request, response, record, encoder)
-        items = encoder.inputs
+        items = (await self._read(request, *await self._named(request))).inputs
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
         return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
     async def _named(self, request: Request) -> tuple[ResponseId, RunRecord]:
         name = request.path_params["response_id"]
-        return await self._runs.run(identity_of(request), name, "response_id")
+        return await self.run(identity_of(request), name, "response_id")
 
-    async def _so_far(self, request: Request, response: ResponseId, record: RunRecord) -> Any:
-        encoder = ResponsesEncoder(str(response), response.leg)
-        await self._read(request, response, record, encoder)
-        return encoder.response() | ({"model": record.agent} if encoder.status == "queued" else {})
+    async def _so_far(self, request: Request, response: ResponseId, record: RunRecord) -> Response:
+        encoder = await self._read(request, response, record)
+        queued = {"model": record.agent} if encoder.status == "queued" else {}
+        return json_response(encoder.response() | queued)
 
     async def _read(
-        self, request: Request, response: ResponseId, record: RunRecord, encoder: ResponsesEncoder
-    ) -> None:
-        """Feed the encoder the stored events up to the end of the leg."""
-        form = object_form(response, encoder)
-        view, position = await self._runs.open(response, record, form, request)
-        await page_of(self._edge, request, view, position)
+        self, request: Request, response: ResponseId, record: RunRecord
+    ) -> ObjectEncoder:
+        """Return an encoder that has read the stored events up to the end of the leg."""
+        encoder, form = ObjectEncoder(str(response), response.leg), object_form(response)
+        form = replace(form, encoder=lambda: encoder)
+        await page_of(self._edge, request, *await self.open(response, record, form, request))
+        return encoder

@@ -13,21 +13,23 @@ from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.subjects import key_of
 from penstock.runs.start import Start
-from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
-from penstock.web.bodies import read_body, require_json
 from penstock_edge.edge import Edge
-from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
-from penstock_edge.sources.locate import StartPosition, locate
-from penstock_edge.surfaces.bodies import Model, document_of, validated, workflow_input
-from penstock_edge.surfaces.legs import Leg, first_leg
+from penstock_edge.runs.records import run_of
+from penstock_edge.sources.locate import StartPosition
+from penstock_edge.stream.responses.single_body import Json, SingleBody
+from penstock_edge.surfaces.bodies import Model, document_of, json_body, validated, workflow_input
+from penstock_edge.surfaces.legs import Leg, first_leg, located
 from penstock_edge.surfaces.openai.ids import ResponseId
-from penstock_edge.surfaces.openai.request import refused
+from penstock_edge.surfaces.openai.request import ERRORS, refused
 from penstock_edge.surfaces.query import cursor_of, when_busy_of
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.encoded_leg import LegForm
 from penstock_edge.views.view import View
 
@@ -47,9 +49,7 @@ class Asked:
 
     @classmethod
     async def read(cls, edge: Edge, request: Request) -> Asked:
-        require_json(request)
-        body = await read_body(request, edge.settings.max_body_bytes)
-        return cls(request, identity_of(request), body)
+        return cls(request, identity_of(request), await json_body(edge, request))
 
     def parsed(self, model: type[Model]) -> Model:
         return validated(model, document_of(self.body))
@@ -64,11 +64,8 @@ class Asked:
         return self.request.headers.get(RETRY, "0") != "0"
 
 
-class Runs:
+class Runs(Handlers):
     """What the handlers of both APIs share."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
 
     def agent(self, model: str) -> AgentConfig:
         agent = self._edge.config.agent(model)
@@ -87,9 +84,7 @@ class Runs:
     ) -> tuple[ResponseId, Leg | None]:
         """Start a run. The leg is None if an earlier request has started the run."""
         require(asked.who, "start")
-        given = None
-        if isinstance(agent, WorkflowAgent):
-            given = workflow_input((metadata or {}).get("input"), "metadata", "input")
+        given = workflow_input(agent, (metadata or {}).get("input"), "metadata", "input")
         user = asked.who.run_user(asked.who.user_id)
         start = Start(agent, message, session_id, user, given, request=asked.body)
         start = replace(start, when_busy=when_busy_of(asked.request))
@@ -134,17 +129,34 @@ class Runs:
     ) -> tuple[View, StartPosition]:
         """Return the view of a leg that has begun, or will begin, and where the client reads. A
         GET continues after the cursor in `Last-Event-ID`, if the client has one."""
-        edge, run_id = self._edge, record.run_id
-        after = cursor_of(request) if request.method == "GET" else None
-
-        def view(known: tuple[Any, ...] = ()) -> View:
-            tree = edge.tree(run_id, known, response.answered) if is_workflow(record) else None
-            leg = Leg(run_id, response.leg, StartPosition(1, 1), tree, response.after)
-            return leg.view(form)
-
-        found = view()
-        place = await locate(edge.bus, found, after, record)
-        if place.truncated and found.reads_tree:
-            found = view(await unfinished_descendants(edge.run_list, record))
+        view, place = await located(
+            self._edge,
+            record,
+            form,
+            cursor_of(request) if request.method == "GET" else None,
+            number=response.leg,
+            after_event=response.after,
+            answered=response.answered,
+        )
         # These clients do not know 204, so a response that has ended is an empty stream.
-        return found, replace(place, ended=False)
+        return view, replace(place, ended=False)
+
+    async def respond(
+        self,
+        asked: Asked,
+        response: ResponseId,
+        leg: Leg | None,
+        form: LegForm[Any],
+        body: Json | None,
+    ) -> ASGIApp:
+        """Answer with a leg that begins, or without `leg` with one of an earlier request: with its
+        stream, or at its end with the `body`."""
+        if leg is not None:
+            return await self.send(leg.view(form), leg.position, body)
+        record = await run_of(self._edge.bus, asked.who, response.run_id)
+        return await self.send(*await self.open(response, record, form, asked.request), body)
+
+    async def send(self, view: View, position: StartPosition, body: Json | None) -> ASGIApp:
+        if body is None:
+            return await self._edge.stream(view, position)
+        return SingleBody(await self._edge.hubs.join(view, position), body, ERRORS.response)

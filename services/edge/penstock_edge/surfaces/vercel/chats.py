@@ -16,13 +16,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import sse
-from penstock.bus.records import RunRecord
 from penstock.dialects import vercel
 from penstock.dialects.approvals import parse_question_id
 from penstock.runs.start import Start
-from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
-from penstock.web.bodies import ignore_body, read_body, require_json
+from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
     OBJECT,
     Operation,
@@ -37,9 +36,9 @@ from penstock_edge.runs.pauses import approval_in_session
 from penstock_edge.sources.sessions import newest_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
-from penstock_edge.surfaces.bodies import json_response, workflow_input
+from penstock_edge.surfaces.bodies import json_body, json_response, workflow_input
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.legs import Answer, Reply, decide, first_leg, next_leg, replay
+from penstock_edge.surfaces.legs import ItemAnswer, Reply, decide, first_leg, next_leg, replay
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.surfaces.session_start import session_of
 from penstock_edge.surfaces.surface import Handlers
@@ -99,8 +98,7 @@ class Chats(Handlers):
         agent = agent_by_id(edge.config, request.path_params["agent"])
         form = _form_of(request)
         edge.streams.require_room(request.scope)
-        require_json(request)
-        body = await read_body(request, edge.settings.max_body_bytes)
+        body = await json_body(edge, request)
         chat = Chat.parse(body)
         if not (responses := chat.responses()):
             require(who, "start")
@@ -124,9 +122,7 @@ class Chats(Handlers):
             chat.text(),
             asked.id,
             who.run_user(who.user_id),
-            input=workflow_input(asked.input, "input")
-            if isinstance(agent, WorkflowAgent)
-            else None,
+            input=workflow_input(agent, asked.input, "input"),
             key=None if again else orjson.dumps([VERCEL, agent.id, asked.id, digest]).decode(),
             request=body,
             when_busy="refuse" if again else asked.when_busy,
@@ -149,21 +145,10 @@ class Chats(Handlers):
             )
             if approval is None or item_id is None:
                 raise Problem(404, f"there is no approval request {shortened(response.id)!r}")
-            found.append((approval, root, item_id, response))
-        answers: dict[str, Answer] = {}
-        roots: dict[str, RunRecord] = {}
-        for approval, root, item_id, response in [
-            each for each in found if each[0].status == "pending"
-        ] or found[-1:]:
-            digest = response.descriptor.digest
-            answer = answers.setdefault(approval.approval_id, Answer(approval, digest=digest))
-            if answer.digest != digest:
-                raise Problem(422, "messages: the answers to one pause have different digests")
-            answer.items.append(decided(response, item_id))
-            roots |= {} if root is None else {root.run_id: root}
-        if len(roots or answers) > 1:
-            raise Problem(422, "messages: the answers belong to pauses of different runs")
-        return Reply(list(answers.values()), next(iter(roots.values()), None))
+            item, digest = decided(response, item_id), response.descriptor.digest
+            found.append(ItemAnswer(approval, root, item, digest))
+        open_ = [each for each in found if each.approval.status == "pending"]
+        return Reply.of("messages", open_ or found[-1:])
 
     @serves(
         _chats(

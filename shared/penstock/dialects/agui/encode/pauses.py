@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.dialects.agui.ids import Names
-from penstock.dialects.approvals import question_id
+from penstock.dialects.approvals import CONFIRMATIONS, question_id
 from penstock.dialects.base import Json, JsonObject
-
-CONFIRMATIONS: Final = frozenset({"confirmation", "review", "budget"})
 
 # Maps the kind of an item to AG-UI's usual reason. The reason for any other kind begins with
 # `penstock:`.
