@@ -58,7 +58,7 @@ TOGETHER = {
     },
     **{
         f"tests/e2e/workflows/test_{name}.py": "tests/e2e/workflows"
-        for name in ("answers", "dialects", "shapes")
+        for name in ("answers", "budgets", "dialects", "shapes")
     },
 }
 # The files that take longest, in the order in which they begin. A worker that began one of them

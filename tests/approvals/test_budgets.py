@@ -13,12 +13,13 @@ import orjson
 import pytest
 import uuid_utils
 
+from penstock import sse
 from penstock.budgets.account import account_key
 from penstock.budgets.accounts import Accounts
 from penstock.budgets.admission import Admission
 from penstock.budgets.document import RunFacts, from_value
 from penstock.budgets.model import Budget
-from penstock.bus import Bus, messages
+from penstock.bus import Bus, Message, messages
 from penstock.bus.records import (
     ApprovalRecord,
     BudgetAccount,
@@ -29,8 +30,8 @@ from penstock.bus.records import (
     RunRecord,
     RunSpending,
 )
-from penstock.bus.streams import COMMANDS
-from penstock.bus.subjects import command
+from penstock.bus.streams import COMMANDS, raw_for
+from penstock.bus.subjects import command, event_input, raw_stored
 from penstock.settings import Config
 from penstock.web.problems import Problem
 from penstock_approvals.budgets.actions import BudgetActions
@@ -41,10 +42,11 @@ from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.normalizing import Run
-from support.drive.pipeline import Pipeline, pipeline, types
-from support.drive.secured import Secured, bearer, secured
+from support.drive.pipeline import PIPELINE, Pipeline, pipeline, types
+from support.drive.secured import SLOW, Secured, bearer, secured
 from support.drive.waiting import eventually
-from support.fakes.raw import agno
+from support.fakes.misbehaving import Answer, agents, misbehaving, plays, stalls
+from support.fakes.raw import agno, agno_text
 from support.real.nats import NatsServer
 
 SERVICES = (NormalizerService, ApprovalsService, ApprovalsService)
@@ -292,6 +294,67 @@ async def test_a_deadline_that_passes_is_told_as_a_deadline(fresh_nats: NatsServ
     assert events[-1].data["budget"]["budget"] == "careful"
 
 
+INPUT: dict[str, dict[str, Any]] = {
+    "agno": {"dependencies": {"k": "v"}, "session_state": {"n": 1}},
+    "adk": {"labels": {"k": "v"}, "stateDelta": {"n": 1}},
+}
+
+
+def adk_call(number: int) -> bytes:
+    counts = {"promptTokenCount": 5, "candidatesTokenCount": 1, "totalTokenCount": 6}
+    content = {"role": "model", "parts": [{"text": "x"}]}
+    named = {"id": f"e{number}", "invocationId": "i", "author": "a", "modelVersion": "m"}
+    return sse.encode(orjson.dumps({**named, "content": content, "usageMetadata": counts}))
+
+
+async def test_the_next_leg_passes_the_starts_input_again_but_no_state_of_the_session(
+    fresh_nats: NatsServer,
+) -> None:
+    async def until_cancelled(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(agno("RunStarted") + call() * 4)
+
+        async def cancelled() -> bool:
+            return any(each.path.endswith("/cancel") for each in upstream.requests)
+
+        await eventually(cancelled, what="the cancel at the agent server")
+        await answer.send(agno("RunCancelled"))
+        await answer.end()
+
+    async def plays_both(answer: Answer) -> None:
+        is_agno = answer.request.path.endswith("/runs")
+        if len([each for each in upstream.calls if each.path == answer.request.path]) > 1:
+            await plays(agno_text("done") if is_agno else adk_call(9))(answer)
+        elif is_agno:
+            await until_cancelled(answer)
+        else:
+            await plays(b"".join(map(adk_call, range(4))), stalls)(answer)
+
+    async with misbehaving() as upstream:
+        upstream.script(plays_both)
+        accepts = ["dependencies", "session_state", "labels", "stateDelta"]
+        config = agents(upstream, accepts=accepts)
+        async with pipeline(fresh_nats.url, config, PIPELINE) as penstock:
+            budgets = Admission(penstock.bus).budgets
+            await budgets.apply({"version": 1, "budgets": [ASKS]}, "root")
+            for agent, given in INPUT.items():
+                more: dict[str, Any] = {"input": given, "budgets": ["careful"]}
+                run_id = await penstock.start_run(agent, "do it", **more)
+                *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+                record = await penstock.approval(paused.data["approval_id"])
+                taken = await penstock.ask(record.approval_id, vote(record, "approve"))
+                assert taken.status == 200, taken.detail
+                assert (await penstock.ended(run_id))[-1].type == "lifecycle.completed"
+    forms = [each.form for each in upstream.calls if each.path.endswith("/runs")]
+    first, second = [{name: form.get(name) for name in INPUT["agno"]} for form in forms]
+    assert first["session_state"] == '{"n":1}'
+    assert second == {"dependencies": first["dependencies"], "session_state": None}
+    assert forms[1]["message"].endswith("do it")
+    bodies = [orjson.loads(each.body) for each in upstream.calls if each.path.endswith("/run_sse")]
+    sent = [{name: body.get(name) for name in INPUT["adk"]} for body in bodies]
+    assert sent == [INPUT["adk"], {"labels": {"k": "v"}, "stateDelta": None}]
+
+
 async def test_a_run_that_is_silent_is_stopped_when_its_time_is_over(
     fresh_nats: NatsServer,
 ) -> None:
@@ -335,6 +398,30 @@ async def test_what_the_steps_of_a_workflow_use_stops_the_workflow(
         cancel = CancelCommand.model_validate_json(stored.payload)
         assert (cancel.budget or {})["used"] == 4
         assert await bus.tail(COMMANDS, command("connector", "cancel", step.run_id)) is None
+        frames = await bus.tail(raw_for(workflow), raw_stored(workflow, "approvals"))
+        assert frames is None, "only the service `workflows` writes frames of the run"
+
+
+async def test_a_workflow_itself_uses_no_time(fresh_nats: NatsServer) -> None:
+    document = {**PER_RUN["budgets"][0], "limit": {"time": "1h"}}
+    async with pipeline(fresh_nats.url, Config(), (ApprovalsService,)) as penstock:
+        bus = penstock.bus
+        await Admission(bus).budgets.apply({"version": 1, "budgets": [document]}, "root")
+        command = await penstock.register("flow", target="workflows", budgets=["careful"])
+        run_id = command.run_id
+        for number, type_ in enumerate(("lifecycle.started", "lifecycle.completed"), 1):
+            at = f"2026-11-27T10:0{number}:00.000Z"
+            body = orjson.dumps(event(number, type_, at))
+            headers = {messages.SEQUENCE: f"{number}", "ce-type": type_}
+            subject = event_input(type_, run_id)
+            await bus.publisher.publish(Message(subject, body, headers))
+
+        async def settled() -> RunSpending | None:
+            found = await bus.bucket("budgets").load(f"run.{run_id}", RunSpending)
+            return found if found is not None and found.settled else None
+
+        spending = await eventually(settled, what="the end of the run")
+    assert list(spending.accounts.values()) == [{"time": 0}]
 
 
 async def test_all_runs_of_a_user_are_stopped_together(fresh_nats: NatsServer) -> None:
@@ -428,7 +515,7 @@ def test_costs_in_another_currency_are_not_added() -> None:
     ]
     charges = [Charge(limited(limit={"cost": "1 EUR", "model_calls": 5}), facts)]
     [account] = add_events(RunSpending(run_id="r"), events, 9, charges).accounts.values()
-    assert account == {"cost": 3, "model_calls": 3}
+    assert account == {"cost": 3, "model_calls": 3, "without_cost": 2}
 
 
 async def test_administrators_show_and_replace_the_budgets(fresh_nats: NatsServer) -> None:
@@ -448,14 +535,14 @@ async def test_administrators_show_and_replace_the_budgets(fresh_nats: NatsServe
     assert (shown.json()["version"], shown.json()["by"]) == (1, "root")
 
 
-async def test_a_start_over_http_is_refused_with_the_budget_and_the_windows_end(
+async def test_a_start_over_http_is_refused_and_each_user_sees_what_is_left(
     fresh_nats: NatsServer,
 ) -> None:
     document = {**DOCUMENT, "budgets": [{**DOCUMENT["budgets"][0], "reserve": "1.00 EUR"}]}
-    body = {"agent": "helper", "message": "Hello"}
+    body = {"agent": "helper", "message": SLOW}
     async with secured(fresh_nats.url) as made:
         penstock: Secured = made
-        root = bearer("root", scope="administer")
+        root = bearer("root", scope="administer read")
         await penstock.http.put("/v1/budgets", headers=root, json=document)
 
         async def refused() -> httpx.Response | None:
@@ -464,8 +551,28 @@ async def test_a_start_over_http_is_refused_with_the_budget_and_the_windows_end(
 
         answer = await eventually(refused, what="a refusal, after at most one start")
         other = await penstock.http.post("/v1/runs", headers=bearer("bob"), json=body)
-    assert other.is_success, "another user has a budget of its own"
+        assert other.is_success, "another user has a budget of its own"
+
+        async def accounts(who: dict[str, str], **query: Any) -> dict[str, Any]:
+            answer = await penstock.http.get("/v1/budgets/accounts", headers=who, params=query)
+            assert answer.status_code == 200, answer.text
+            shown: dict[str, Any] = answer.json()
+            return shown
+
+        [own] = (await accounts(bearer("ada")))["accounts"]
+        assert (await accounts(bearer("carol")))["accounts"] == []
+        first = await accounts(root, limit=1, share=1)
+        second = await accounts(root, limit=1, share=1, after=first["next"])
+        assert (await accounts(root, budget="night"))["accounts"] == []
+    found = [each["accounts"][0]["subject"] for each in (first, second)]
+    assert (found, second["next"]) == (["ada", "bob"], None)
+    assert (own["budget"], own["user"], own["open_runs"], own["share"]) == ("day", "ada", 1, 1.0)
+    assert own["rooms"][0] == {
+        **{"dimension": "cost", "limit": 1_000_000},
+        **{"used": 0, "reserved": 1_000_000, "left": 0},
+    }
     problem = answer.json()
+    assert own["window_ends_at"] == problem["window_ends_at"]
     assert problem["type"] == "urn:penstock:problem:budget"
     assert (problem["budget"], problem["per"]) == ("day", "user")
     assert problem["window_ends_at"] in problem["detail"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import BusSettings, Message, streams, subjects
 from penstock.bus.admin import subscribers
 from penstock.bus.admin.permissions import (
@@ -23,12 +24,14 @@ from penstock.bus.admin.permissions import (
     configuration,
     with_shards,
 )
+from penstock.bus.records import BudgetAccount
 from penstock.service import bus_settings
 from penstock_cli.main import app
 from penstock_cli.operations import connection
 from penstock_cli.operations.doctor import gather, values
 from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, WAITING, run_checks
 from penstock_cli.operations.doctor.facts import (
+    AccountFact,
     AnswerFact,
     ConsumerFact,
     Facts,
@@ -53,6 +56,7 @@ HEALTHY = Facts(
     streams=[StreamFact("EVENTS", schema=5, bytes=1, max_bytes=100, max_age_s=604_800)],
     consumers=[ConsumerFact("EVENTS", "approvals", 3, 0, polled=True)],
     partitions=[PartitionFact("RAW", 3, 4_999, held=True)],
+    accounts=[AccountFact("day", "ada", 0.9)],
     users=[AnswerFact("edge", True)],
     permissions=[AnswerFact("edge", True)],
     auth=[AnswerFact("https://issuer.example/keys", True)],
@@ -76,6 +80,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "normalizer": ({"partitions": [PartitionFact("RAW_2", 3, 5_000, True)]}, "3 of RAW_2 is 5000"),
     "partitions": ({"partitions": [PartitionFact("RAW", 3, 1, False)]}, "1 partitions of RAW"),
     "dead_letters": ({"dead_letters": 2}, "2 dead letters"),
+    "budgets": ({"accounts": [AccountFact("day", "ada", 0.93)]}, "93% of the budget day of ada"),
+    "prices": (
+        {"accounts": [AccountFact("own", "run-1", 0.99, per_run=True, calls_without_cost=3)]},
+        "3 calls of models do not count for the cost of the budget own",
+    ),
     "clock": ({"clock_ahead_s": -7.0}, "7.0 s behind"),
     "files": ({"files": BAD}, "the reason"),
     "users": ({"users": BAD}, "the reason"),
@@ -402,6 +411,12 @@ async def test_faults_of_streams_that_nobody_looks_after_are_found(
 
         await eventually(are_stored, 30, "the frames are stored")
         await buried(bus, letter_about(a_cancel()))
+        day = {"id": "day", "per": "user", "limit": {"cost": "1 EUR"}}
+        budgets = [{**day, "at": [{"share": 1, "do": "refuse"}]}]
+        await CurrentBudgets(bus).apply({"version": 1, "budgets": budgets}, "root")
+        spent = {"cost": 950_000, "without_cost": 2}
+        account = BudgetAccount(budget="day", per="user", subject="ada", used=spent)
+        await bus.bucket("budgets").put("account.ada", account.dump())
         info = await bus.api("STREAM.INFO.DEADLETTERS")
         full = {**info["config"], "max_bytes": info["state"]["bytes"]}
         await bus.api("STREAM.UPDATE.DEADLETTERS", full)
@@ -414,8 +429,10 @@ async def test_faults_of_streams_that_nobody_looks_after_are_found(
     found = wrong(findings)
     assert set(found) == {
         *("storage", "schema", "settings", "lag", "readers", "normalizer", "partitions"),
-        "dead_letters",
+        *("dead_letters", "budgets", "prices"),
     }
+    assert found["budgets"] == "95% of the budget day of ada is taken"
+    assert found["prices"].startswith("2 calls of models do not count")
     assert found["storage"].startswith("DEADLETTERS uses 100%")
     assert found["schema"].startswith("JOURNAL has schema 4, ")
     assert found["settings"].startswith("EVENTS: ")

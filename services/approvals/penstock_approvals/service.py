@@ -21,6 +21,7 @@ from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
 from penstock.tracing import requests
 from penstock.web.operation import operations_of
+from penstock_approvals.api.accounts import AccountsApi
 from penstock_approvals.api.approvals import Api
 from penstock_approvals.api.links import LinkRoutes
 from penstock_approvals.api.policy import BudgetsApi, PolicyApi
@@ -56,7 +57,7 @@ class ApprovalsService(Service):
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
-    operations = operations_of(Api, LinkRoutes, PolicyApi, BudgetsApi)
+    operations = operations_of(Api, LinkRoutes, PolicyApi, BudgetsApi, AccountsApi)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -90,6 +91,7 @@ class ApprovalsService(Service):
             LinkRoutes(self.bus, self._approvals, self._take_vote, public_url=url),
             PolicyApi(self._policies),
             BudgetsApi(self._budgets),
+            AccountsApi(self.bus, self._budgets),
             statuses={UnreadableRecord: 500},
         )
 

@@ -9,6 +9,7 @@ older state of the run cannot enter it again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 from zoneinfo import ZoneInfo
@@ -21,6 +22,8 @@ from penstock.bus.subjects import key_of
 # The most runs that may be in an account at once: each change writes all of them.
 MAX_RUNS: Final = 4000
 SAME_CALL: Final = "same_call"
+# How many calls of models do not count as cost, in accounts of budgets that limit it.
+WITHOUT_COST: Final = "without_cost"
 
 
 def subject_of(per: Per, facts: RunFacts) -> str:
@@ -46,10 +49,13 @@ def account_key(budget: Budget, facts: RunFacts, at: datetime) -> str:
 
 def new_account(budget: Budget, facts: RunFacts, at: datetime) -> BudgetAccount:
     begins_at, ends_at = window_of(budget, at)
+    is_of_user = budget.per in ("run", "session", "user")
     return BudgetAccount(
         budget=budget.id,
         per=budget.per,
         subject=subject_of(budget.per, facts),
+        user=facts.user if is_of_user else None,
+        tenant=facts.tenant or None if is_of_user else None,
         begins_at=begins_at,
         ends_at=ends_at,
     )
@@ -165,6 +171,47 @@ def limit_of(account: BudgetAccount, budget: Budget, run_id: str, dimension: str
         for each in account.raises.values()
         if each.dimension == dimension and (budget.per == "run" or each.run_id == run_id)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an account has in one dimension. `reserved` is what open runs have set aside and not
+    used."""
+
+    dimension: Dimension
+    limit: int
+    used: int
+    reserved: int
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - self.used - self.reserved)
+
+    @property
+    def share(self) -> float:
+        return (self.used + self.reserved) / self.limit
+
+
+def rooms(account: BudgetAccount, budget: Budget) -> list[Room]:
+    """Return what the account has in each dimension of the budget. What people have added for one
+    of several runs is not in it."""
+    spent, taken = used(account), committed(account)
+    return [
+        Room(
+            name,
+            limit_of(account, budget, "", name),
+            spent.get(name, 0),
+            taken.get(name, 0) - spent.get(name, 0),
+        )
+        for name in budget.limit.amounts
+    ]
+
+
+def is_current(account: BudgetAccount, now: datetime) -> bool:
+    """Return whether runs may still use the account: its window is not over, or its run is open."""
+    if account.ends_at is not None:
+        return datetime.fromisoformat(account.ends_at) > now
+    return account.per != "run" or bool(account.runs)
 
 
 def raise_limit(

@@ -288,6 +288,10 @@ class BudgetAccount(Record):
     budget: str = Field(description="The budget's id")
     per: str
     subject: str = Field(description="The run, the user, …, by its name")
+    user: str | None = Field(
+        None, description="Whose the run or the session is, or the user; none of agents and tenants"
+    )
+    tenant: str | None = Field(None, description="The tenant of this user; absent without one")
     begins_at: str | None = None
     ends_at: str | None = Field(None, description="When the next window begins, RFC 3339")
     used: dict[str, int] = Field({}, description="By runs that have ended")
@@ -667,3 +671,8 @@ class LatestWorkflow(Record):
     updated_at: str = Field("", description="When the latest version was named, or retired")
     updated_by: str = ""
     made_by: str = Field("", description="Who stored the first version")
+    tenant: str = Field("", description="The tenant of this user; empty without one")
+
+    @property
+    def maker(self) -> TenantUser:
+        return TenantUser(self.tenant, self.made_by)

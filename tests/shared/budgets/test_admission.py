@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.budgets.account import account_key, committed
+from penstock.budgets.account import account_key, committed, put
 from penstock.budgets.accounts import Accounts
 from penstock.budgets.admission import PROBLEM_TYPE, CurrentBudgets
 from penstock.budgets.document import RunFacts
@@ -164,7 +164,7 @@ async def test_nothing_starts_while_the_stored_budgets_have_a_mistake(
         assert refused.value.status == 503
 
 
-async def test_an_entry_of_a_run_that_was_never_started_is_removed(
+async def test_entries_of_runs_without_a_record_and_of_ended_runs_are_removed(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(fresh_nats.url) as bus:
@@ -179,9 +179,19 @@ async def test_an_entry_of_a_run_that_was_never_started_is_removed(
             record.status = "failed"
 
         await bus.bucket("runs").change(ended, RunRecord, end)
+        [entry] = await bus.bucket("budgets").entries("account.*")
+        at, used = bus.clock.stamp(), {"cost": 7}
+
+        def spend(account: BudgetAccount) -> None:
+            put(account, "restored", at, used)
+
+        await bus.bucket("budgets").change(entry.key, BudgetAccount, spend)
         ledger = BudgetLedger(bus, budgets, BudgetActions(bus, "test"))
         await ledger.sweep()
-        assert set((await account_of(bus)).runs) == {started, ended, lost}, "they may be under way"
+        known = {started, ended, lost, "restored"}
+        assert set((await account_of(bus)).runs) == known, "they may be under way"
         monkeypatch.setattr(type(bus.clock), "age_s", lambda self, at: 1000.0)
         await ledger.sweep()
-        assert set((await account_of(bus)).runs) == {started}
+        account = await account_of(bus)
+        assert set(account.runs) == {started}
+        assert account.used == used, "what a run without a record has used is not forgotten"

@@ -239,6 +239,7 @@ HOW: dict[str, list[How]] = {
     "POST /v1/approvals/{approval_id}/decision": [How(404, body=DECISION)],
     "GET /v1/policy": [How()],
     "GET /v1/budgets": [How()],
+    "GET /v1/budgets/accounts": [How()],
     # Alice's policy has a mistake, so it changes nothing for the tests that follow.
     "PUT /v1/policy": [How(good=422, body={"version": 0})],
     "PUT /v1/budgets": [How(good=422, body={"version": 0})],

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 BY: Final = "policy"  # who has cancelled a run that a budget stops
 REASON: Final = "budget"
+# In what a step's run asks: the workflow's run whose budget is used up.
+AROUND: Final = "workflow_run_id"
 
 
 class BudgetActions:
@@ -43,9 +45,8 @@ class BudgetActions:
             await self._warn(run.run_id, leg, reached)
         elif step == "stop":
             await self._stop(reached, facts)
-        elif run.target != "workflows":
-            # A workflow uses nothing itself; its steps' runs ask.
-            await self._cancel(run, reached, leg=leg, ask=reached.ask)
+        else:
+            await self._cancel(run, reached, leg=leg, ask=_asked(reached, run, facts))
 
     async def _warn(self, run_id: str, leg: int, reached: Reached) -> None:
         await self._announcements.once(run_id, leg, ("system.warning", reached.warning))
@@ -58,14 +59,8 @@ class BudgetActions:
         )
         for run_id in ids:
             record = await self._bus.bucket("runs").load(run_id, RunRecord)
-            if record is None:
-                continue
-            if record.target == "workflows":
-                # The event about a workflow's cancel has no room for the numbers.
-                await self._announcements.once(
-                    run_id, max(record.legs, 1), ("system.warning", reached.warning)
-                )
-            await self._cancel(record, reached)
+            if record is not None:
+                await self._cancel(record, reached)
 
     async def _cancel(
         self,
@@ -80,3 +75,12 @@ class BudgetActions:
         name = f"{run.run_id}.{reached.mark(leg or 0)}"
         subject = command(run.target or "connector", "cancel", run.run_id)
         await self._bus.publisher.publish(Message(subject, cancel.dump(), {"Nats-Msg-Id": name}))
+
+
+def _asked(reached: Reached, run: RunRecord, facts: RunFacts) -> dict[str, Any]:
+    """Return what people are asked. A step asks for the workflow whose budget is used up, and a
+    rejection ends the workflow."""
+    ask = reached.ask
+    if reached.budget.per == "run" and facts.run_id != run.run_id:
+        ask["args"] = {**ask["args"], AROUND: facts.run_id}
+    return ask

@@ -16,8 +16,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -25,14 +24,23 @@ from weakref import WeakValueDictionary
 import orjson
 
 from penstock import telemetry
-from penstock.budgets.account import account_key, committed, drop, forget, new_account, put, settle
+from penstock.budgets.account import (
+    account_key,
+    drop,
+    forget,
+    is_current,
+    new_account,
+    put,
+    rooms,
+    settle,
+)
 from penstock.budgets.accounts import BUCKET, KEPT_S, Accounts
 from penstock.budgets.admission import ABANDONED_S, CurrentBudgets
 from penstock.budgets.document import RunFacts
 from penstock.bus import Bus, Consumer, Retry, Stored, messages, streams, subjects
 from penstock.bus.read.direct import between
 from penstock.bus.records import ENDED, BudgetAccount, RunRecord, RunSpending
-from penstock.bus.subjects import event, run_id_of
+from penstock.bus.subjects import WORKFLOWS, event, run_id_of
 from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
 from penstock.events import TERMINAL
@@ -76,16 +84,21 @@ class BudgetLedger:
     async def on_event(self, stored: Stored) -> None:
         """Add an event, unless it was added before. Raises BusError, ValueError for an unreadable
         record."""
-        run_id = run_id_of(stored.subject)
+        run_id, type_ = run_id_of(stored.subject), stored.headers.get("ce-type", "")
         if not self._budgets.current.by_id or (run := await self._run(run_id)) is None:
+            return
+        # A workflow uses nothing itself, since the runs of its steps count for it.
+        types = TERMINAL if run.target == WORKFLOWS else TYPES
+        if type_ not in types:
             return
         charges = await self._charges(run)
         if not charges:
             return
         async with self._locks.setdefault(run_id, asyncio.Lock()):
-            spending = await self._changed(run_id, partial(self._with_events, stored, charges))
+            with_events = partial(self._with_events, stored, charges, types)
+            spending = await self._changed(run_id, with_events)
             await self._follow(spending, run, charges)
-            if _begins_time(stored.headers.get("ce-type", "")):
+            if _begins_time(type_):
                 await self._schedule(spending, charges)
 
     async def on_due(self, run_id: str) -> None:
@@ -148,12 +161,12 @@ class BudgetLedger:
                 return after
 
     async def _with_events(
-        self, stored: Stored, charges: list[Charge], spending: RunSpending
+        self, stored: Stored, charges: list[Charge], types: Iterable[str], spending: RunSpending
     ) -> RunSpending:
         if spending.last >= stored.sequence:
             return spending
         run_id = spending.run_id
-        patterns = [event(type_, run_id) for type_ in TYPES]
+        patterns = [event(type_, run_id) for type_ in types]
         after = spending.last or int(stored.headers.get(messages.FIRST, stored.sequence)) - 1
         stream = streams.events_for(run_id)
         found = await between(self._bus, stream, patterns, after, stored.sequence)
@@ -274,21 +287,22 @@ class BudgetLedger:
         """Return the share of its limit that is used; None for an account of one run, or of a
         window that is over."""
         budget = self._budgets.current.by_id.get(account.budget)
-        if budget is None or budget.per == "run":
+        if budget is None or budget.per == "run" or not is_current(account, self._bus.clock.now()):
             return None
-        ends_at = account.ends_at
-        if ends_at is not None and datetime.fromisoformat(ends_at) <= self._bus.clock.now():
-            return None
-        total = committed(account)
-        shares = (total.get(name, 0) / each for name, each in budget.limit.amounts.items())
-        return max(shares, default=None)
+        return max((room.share for room in rooms(account, budget)), default=None)
 
     async def _sweep_run(self, key: str, account: BudgetAccount, run_id: str) -> None:
         record = await self._bus.bucket("runs").load(run_id, RunRecord)
         if record is None:
-            text = "run %s: it was never started, and leaves the account of budget %s"
+            text = "run %s: it has no record, and leaves the account of budget %s"
             log.warning(text, run_id, account.budget)
-            await self._accounts.change(key, account, partial(drop, run_id=run_id))
+            if not (spent := account.runs[run_id].used):  # its start was interrupted
+                await self._accounts.change(key, account, partial(drop, run_id=run_id))
+                return
+            # Its record is lost: a backup has the account of a later moment.
+            at = self._bus.clock.stamp()
+            lost = partial(settle, run_id=run_id, at=at, amounts=spent)
+            await self._accounts.change(key, account, lost)
         elif record.status in ENDED and self._bus.clock.age_s(record.updated_at) > FORGET_S:
             spending = await self._bucket.load(f"run.{run_id}", RunSpending)
             used = spending.accounts if spending is not None and not spending.settled else {}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.budgets.account import account_key
+from penstock.budgets.account import WITHOUT_COST, account_key
 from penstock.budgets.document import RunFacts
 from penstock.budgets.model import Budget
 from penstock.bus.records import RunSpending
@@ -65,6 +65,8 @@ def _count(
         account = spending.accounts.setdefault(account_key(charge.budget, charge.facts, at), {})
         for name in charge.budget.limit.amounts:
             key = f"cost {charge.budget.currency}" if name == "cost" else name
+            if name == "cost" and type_ == "llm.usage" and key not in spent:
+                account[WITHOUT_COST] = account.get(WITHOUT_COST, 0) + 1
             account[name] = account.get(name, 0) + spent.get(key, 0)
 
 

@@ -18,6 +18,7 @@ from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock.tracing import spans
 from penstock_approvals.audit.trail import ApprovalAudit
+from penstock_approvals.budgets.actions import AROUND
 from penstock_approvals.budgets.raises import BudgetRaises
 from penstock_approvals.lifecycle.deadlines import Deadlines
 from penstock_approvals.outcomes.automatic import (
@@ -122,9 +123,12 @@ class Outbox:
             await self._cancel(record, POLICY, CANCEL_REASON)
 
     async def _cancel(self, record: ApprovalRecord, by: str, reason: str) -> None:
-        budget = record.items[0]["args"] if record.is_of_budget else None
-        cancel = CancelCommand(run_id=record.run_id, by=by, reason=reason, budget=budget)
-        subject = command(record.target or "connector", "cancel", record.run_id)
+        budget = dict(record.items[0]["args"]) if record.is_of_budget else None
+        run_id, target = record.run_id, record.target or "connector"
+        if budget is not None and (around := budget.pop(AROUND, None)) is not None:
+            run_id, target = around, WORKFLOWS
+        cancel = CancelCommand(run_id=run_id, by=by, reason=reason, budget=budget)
+        subject = command(target, "cancel", run_id)
         headers = {"Nats-Msg-Id": f"{record.approval_id}.expired"}
         await self._bus.publisher.publish(Message(subject, cancel.dump(), headers))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import Field
 
 from penstock.budgets.document import Budgets, RunFacts, parse
+from penstock.budgets.model import shown
 from penstock.documents.fields import Strict
 from penstock_cli.commands.options import AsJson, client
 from penstock_cli.terminal.api import Api
@@ -82,6 +83,43 @@ def apply(api: Api, output: Output, file: File) -> None:
     with files():
         _, content = read_document(file, parse)
     show_document(output, api.call("PUT", "/v1/budgets", body=content), "budgets")
+
+
+@app.command("accounts")
+@client
+def accounts(
+    api: Api,
+    output: Output,
+    budget: Annotated[str | None, typer.Option(help="Accounts of this budget only.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Only of this run, session, user, agent or tenant.")
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="Only accounts of which this share is taken, such as 0.9.")
+    ] = 0.0,
+    limit: Annotated[int, typer.Option(min=1, help="The largest number of accounts.")] = 100,
+) -> None:
+    """Show what is used and left of your budgets, or of all for an administrator."""
+    filters = {"budget": budget, "subject": subject, "share": share}
+    found, more = api.pages("/v1/budgets/accounts", "accounts", "after", limit, filters)
+    output.listing(
+        found,
+        ("budget", "per", "subject", "used", "reserved", "left", "until"),
+        lambda account: [
+            *(account[name] for name in ("budget", "per", "subject")),
+            *(_amounts(account, name) for name in ("used", "reserved", "left")),
+            account["window_ends_at"] or "",
+        ],
+        more=more,
+    )
+
+
+def _amounts(account: Mapping[str, Any], name: str) -> str:
+    return ", ".join(
+        shown(room["dimension"], room[name], account["currency"])
+        for room in account["rooms"]
+        if name != "reserved" or room[name]
+    )
 
 
 def _check(output: Output, budgets: Budgets, cases: Mapping[str, Case]) -> bool:

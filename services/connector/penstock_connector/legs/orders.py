@@ -18,8 +18,9 @@ from penstock.bus.write import objects
 from penstock.settings import ServerAgent
 from penstock.tracing import spans
 from penstock_connector.state.decided import Decisions
+from penstock_connector.state.inputs import Inputs
 from penstock_connector.state.leg_record import LegRecord
-from penstock_connector.upstreams.base import Call, Upstream
+from penstock_connector.upstreams.base import BUDGET, Call, Upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Orders:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.decisions = Decisions(bus)
+        self._inputs = Inputs(bus)
 
     async def of_start(self, stored: Stored) -> Order:
         """Return the order of a start command.
@@ -107,10 +109,14 @@ class Orders:
         command = order.command
         if isinstance(command, StartCommand):
             start = accepted(agent, command).model_copy(update={"session_id": order.thread_id})
+            if not upstream.stores_requests:
+                await self._inputs.store(start)
             call = await upstream.start(agent, start)
             return _traced(call, order, command.traceparent)
         decided = await with_retries(lambda: self.decisions.confirmed(command))
         pause = await with_retries(lambda: self.pause(decided))
+        if pause.resume.get("kind") == BUDGET:
+            pause.resume["input"] = await self._inputs.of_run(command.run_id)
         resume = decided.model_copy(update={"session_id": order.thread_id})
         call = await upstream.resume(agent, resume, pause)
         return _traced(call, order, pause.fold.get("facts", {}).get("traceparent"))

@@ -100,7 +100,9 @@ class AdkUpstream(Upstream[AdkAgent]):
             **_metadata(leg_key(command.run_id, command.leg)),
         }
         if (message := stopped_for_budget(pause)) is not None:
+            given: dict[str, Any] = pause.resume.get("input") or {}
             body["newMessage"]["parts"] = [{"text": message}]
+            body = {**given, **body, **_metadata(leg_key(command.run_id, command.leg), given)}
         invocation_id = pause.resume.get("invocation_id")
         # ADK 1.16 refuses an `invocationId` if its app is not resumable. A client that names the
         # invocation in its decision knows that its app is resumable.

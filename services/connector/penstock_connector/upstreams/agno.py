@@ -67,14 +67,16 @@ class AgnoUpstream(Upstream[AgnoAgent]):
         if (message := stopped_for_budget(pause)) is not None:
             # Agno refuses to continue a cancelled run, so this is a new run of the session.
             run_id = str(uuid.uuid5(uuid.UUID(command.run_id), f"leg {command.leg}"))
+            given: dict[str, Any] = pause.resume.get("input") or {}
             again: dict[str, Any] = {
+                **given,
                 "message": message,
                 "stream": "true",
                 **_background(agent),
                 "session_id": command.session_id,
                 "user_id": command.user_id,
                 "run_id": run_id,
-                **_metadata(agent, leg_key(command.run_id, command.leg)),
+                **_metadata(agent, leg_key(command.run_id, command.leg), given),
             }
             return _call(f"{_base(agent)}/runs", again, run_id, command.session_id)
         resume = pause.resume

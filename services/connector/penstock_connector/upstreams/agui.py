@@ -73,6 +73,7 @@ class AguiUpstream(Upstream[AguiAgent]):
     """Sends a RunAgentInput; `threads` stores the conversation, because most servers do not."""
 
     pauses_thread = True
+    stores_requests = True
 
     def __init__(self, client: httpx.AsyncClient, threads: Threads) -> None:
         super().__init__(client)

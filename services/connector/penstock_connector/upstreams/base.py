@@ -17,6 +17,7 @@ from penstock.bus.subjects import session_key
 from penstock.settings import AgentOfServer, ServerAgent
 from penstock.sse import Frame
 
+BUDGET: Final = "budget"  # the kind of a pause that a budget has made
 GO_ON: Final = (
     "You were stopped because a budget was used up, and may go on now. Go on with this request "
     "where you were stopped; do not repeat what is done."
@@ -77,6 +78,8 @@ class Upstream(ABC, Generic[AgentT_contra]):
     raise httpx.HTTPError if it does not answer, and UpstreamRefused if it answers with an error.
     """
 
+    # whether the adapter stores the requests that later legs repeat
+    stores_requests: ClassVar[bool] = False
     # whether a paused run may hold up its whole thread (see `session_queue.require_at_rest`)
     pauses_thread: ClassVar[bool] = False
 
@@ -136,9 +139,10 @@ def stopped_for_budget(pause: PauseRecord) -> str | None:
     the agent server.
 
     No protocol can continue a run that was cancelled. So the leg asks the agent again, in the same
-    session: what the agent knows of its earlier work is what its session keeps.
+    session: what the agent knows of its earlier work is what its session keeps. `pause.resume` has
+    the start's `input`, which the server must get again.
     """
-    if pause.resume.get("kind") != "budget":
+    if pause.resume.get("kind") != BUDGET:
         return None
     message = pause.fold.get("facts", {}).get("message") or ""
     return f"{GO_ON}\n\n{message}".rstrip()

@@ -123,7 +123,14 @@ def _start(draft: Draft, cancelled: inputs.CancelInput | None) -> None:
     draft.frames.extend(projection(None, started))
     draft.effects.extend(started_effects(draft.state))
     if cancelled is not None:
-        draft.write(records.End(draft.at, "cancelled", by=cancelled.by, reason=cancelled.reason))
+        end = records.End(
+            draft.at,
+            "cancelled",
+            by=cancelled.by,
+            reason=cancelled.reason,
+            budget=cancelled.budget,
+        )
+        draft.write(end)
     elif started.refused is not None:
         draft.write(records.End(draft.at, "failed", error=started.refused))
 
@@ -356,7 +363,7 @@ def _reject(draft: Draft, entry: Open, code: str, reason: str, decision: JsonObj
 
 def _on_cancel(draft: Draft, cancel: inputs.CancelInput) -> None:
     if not draft.is_over:
-        stop_run(draft, "cancelled", by=cancel.by, reason=cancel.reason)
+        stop_run(draft, "cancelled", by=cancel.by, reason=cancel.reason, budget=cancel.budget)
 
 
 def _on_failure(draft: Draft, failure: inputs.FailInput) -> None:

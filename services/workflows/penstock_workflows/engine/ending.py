@@ -163,13 +163,14 @@ def stop_run(
     error: JsonObject | None = None,
     by: str | None = None,
     reason: str | None = None,
+    budget: JsonObject | None = None,
 ) -> None:
     """Begin no further step, cancel all children, and end the run when its children have ended."""
     if step is None:
         step = _first_open(draft)
     name, index = step or (None, None)
     due = draft.at + limits.STOP_MS
-    draft.write(records.Stop(draft.at, status, due, name, index, error, by, reason))
+    draft.write(records.Stop(draft.at, status, due, name, index, error, by, reason, budget))
     end_stopped(draft)
 
 
@@ -187,6 +188,7 @@ def end_stopped(draft: Draft, *, now: bool = False) -> None:
             step=stop.step,
             by=stop.by,
             reason=stop.reason,
+            budget=stop.budget,
             confirmed=not state.abandoned_children and not state.unconfirmed,
         )
     )

@@ -71,6 +71,7 @@ class CancelInput:
 
     by: str
     reason: str = "user_stop"
+    budget: JsonObject | None = None  # the numbers of a budget that is used up
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,8 @@ def _on_end(before: State, record: records.End, values: Mapping[str, Json]) -> I
                 data["by"] = record.by
             if record.step is not None:
                 data["step"] = record.step
+            if record.budget is not None:
+                data["budget"] = record.budget
             yield "lifecycle.cancelled", data, None
 
 

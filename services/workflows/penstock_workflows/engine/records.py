@@ -221,6 +221,7 @@ class Stop:
     error: JsonObject | None = None
     by: str | None = None
     reason: str | None = None
+    budget: JsonObject | None = None  # the numbers of a budget that is used up
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ class End:
     by: str | None = None
     reason: str | None = None
     confirmed: bool = True
+    budget: JsonObject | None = None  # as in `Stop`
 
 
 Record: TypeAlias = (

@@ -52,7 +52,7 @@ def input_of_command(kind: str, payload: bytes) -> Input:
     match kind:
         case "cancel":
             cancel = CancelCommand.model_validate_json(payload)
-            return CancelInput(cancel.by, cancel.reason)
+            return CancelInput(cancel.by, cancel.reason, cancel.budget)
         case "continue":
             change = ApprovalNews.model_validate_json(payload)
             items = [item.model_dump(exclude_none=True) for item in change.items or ()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -21,9 +22,11 @@ WAITING: Final = 10_000
 BEHIND: Final = 5_000
 # Seconds between the clocks of this machine and of NATS. At PENSTOCK_CLOCK_LIMIT_S, services stop.
 CLOCK_S: Final = 5.0
+# The share of a budget, as in the alert for budgets.
+NEARLY_USED: Final = 0.9
 # Secrets of CSRF tokens can only differ between so many services.
 SEVERAL: Final = 2
-SHOWN: Final = 5  # the greatest number of streams in one sentence
+SHOWN: Final = 5  # the greatest number of streams in one sentence, and of accounts
 # What a process says whose secret no other process has.
 OWN_SECRET: Final = "its own"
 
@@ -178,6 +181,29 @@ def _letters(facts: Facts) -> list[str]:
     return [f"there are {facts.dead_letters} dead letters"] if facts.dead_letters else []
 
 
+def _budgets(facts: Facts) -> list[str]:
+    """Return the budgets of several runs that are nearly used up. A run that comes to its own limit
+    is no fault of the deployment."""
+    if facts.budgets_mistake:
+        return [f"no run starts, since the budgets have a mistake: {facts.budgets_mistake}"]
+    full = [each for each in facts.accounts if not each.per_run and each.share > NEARLY_USED]
+    return [
+        f"{each.share:.0%} of the budget {each.budget} of {each.subject or '(none)'} is taken"
+        for each in sorted(full, key=lambda each: -each.share)[:SHOWN]
+    ]
+
+
+def _prices(facts: Facts) -> list[str]:
+    unknown = Counter[str]()
+    for each in facts.accounts:
+        unknown[each.budget] += each.calls_without_cost
+    return [
+        f"{count} calls of models do not count for the cost of the budget {budget}"
+        for budget, count in unknown.items()
+        if count
+    ]
+
+
 def _clock(facts: Facts) -> list[str]:
     if abs(facts.clock_ahead_s) < CLOCK_S:
         return []
@@ -273,6 +299,20 @@ CHECKS: Final = (
         "look at them with `penstock deadletters list`, mend the cause, and replay or drop them "
         "(docs/dead-letters.md)",
         _letters,
+    ),
+    Check(
+        "budgets",
+        "no more than 90 % of any budget of several runs are taken",
+        "look with `penstock budget accounts --share 0.9`; raise the limit or correct the mistake "
+        "with a higher version of the document, or wait for the next window",
+        _budgets,
+    ),
+    Check(
+        "prices",
+        "every call of a model counts for the budgets that limit its cost",
+        "find the model with `penstock costs --by model`, and give it a price in the currency of "
+        "the budget (PENSTOCK_PRICES)",
+        _prices,
     ),
     Check(
         "clock",

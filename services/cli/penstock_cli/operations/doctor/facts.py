@@ -49,6 +49,17 @@ class PartitionFact:
 
 
 @dataclass(frozen=True, slots=True)
+class AccountFact:
+    """One account of a budget. `per_run` says that it is of one run alone."""
+
+    budget: str
+    subject: str
+    share: float  # the greatest share that is used or set aside
+    per_run: bool = False
+    calls_without_cost: int = 0  # calls of models that a limit of costs does not count
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """The settings of streams that the chart's values contain."""
 
@@ -87,6 +98,8 @@ class Facts:
     consumers: Sequence[ConsumerFact] = ()
     partitions: Sequence[PartitionFact] = ()
     dead_letters: int = 0
+    accounts: Sequence[AccountFact] = ()  # of budgets, in their current windows
+    budgets_mistake: str = ""  # why no budgets hold, and no run starts
     users: Sequence[AnswerFact] | None = None  # Whether the services' users can log in.
     # Whether the permissions of the services' users agree with the table of permissions.
     permissions: Sequence[AnswerFact] | None = None

@@ -13,12 +13,16 @@ from typing import Any
 import httpx
 import orjson
 
+from penstock.budgets.account import WITHOUT_COST, is_current, rooms, used
+from penstock.budgets.accounts import BUCKET
+from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import Bus, BusError, StartUpError, streams, subjects
 from penstock.bus.admin import migrate
 from penstock.bus.admin.configuration import declared, schema_of
 from penstock.bus.admin.ensure import shards_of
 from penstock.bus.admin.permissions import NAMES, SUBSCRIBER, USER_INFO, USERS, User
 from penstock.bus.errors import STREAM_NOT_FOUND, ApiError
+from penstock.bus.records import BudgetAccount
 from penstock.bus.shards import group_of
 from penstock.service import bus_settings
 from penstock.settings import ConfigurationError, ServerAgent, Settings, load_config
@@ -26,6 +30,7 @@ from penstock.web.auth import AuthConfig
 from penstock.web.auth.jwks import JwksFailure, usable_keys
 from penstock_cli.operations.doctor import permissions, values
 from penstock_cli.operations.doctor.facts import (
+    AccountFact,
     AnswerFact,
     ConsumerFact,
     Facts,
@@ -94,6 +99,10 @@ async def in_nats(bus: Bus) -> Facts:
                 partitions += await _partitions(bus, shard)
     account = await bus.api("INFO")
     await bus.clock.refresh()
+    accounts: list[AccountFact] = []
+    mistake = ""
+    if {"KV_budgets", "KV_policies"} <= there:
+        accounts, mistake = await _accounts(bus)
     return Facts(
         stored_bytes=account["storage"],
         max_stored_bytes=account["limits"]["max_storage"],
@@ -104,7 +113,26 @@ async def in_nats(bus: Bus) -> Facts:
         consumers=consumers,
         partitions=partitions,
         dead_letters=letters,
+        accounts=accounts,
+        budgets_mistake=mistake,
     )
+
+
+async def _accounts(bus: Bus) -> tuple[list[AccountFact], str]:
+    """Return the current accounts of budgets, and the mistake for which no budgets hold."""
+    budgets, found = CurrentBudgets(bus), []
+    await budgets.require_read()
+    if "kv" in budgets.refused:
+        return [], budgets.refused["kv"]
+    for entry in await bus.bucket(BUCKET).entries("account.*"):
+        account = BudgetAccount.model_validate_json(entry.value)
+        budget = budgets.current.by_id.get(account.budget)
+        if budget is not None and is_current(account, bus.clock.now()):
+            share = max((room.share for room in rooms(account, budget)), default=0.0)
+            unknown = used(account).get(WITHOUT_COST, 0)
+            per_run = budget.per == "run"
+            found.append(AccountFact(budget.id, account.subject, share, per_run, unknown))
+    return found, ""
 
 
 async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
