@@ -22,7 +22,7 @@ from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
 from penstock_automations.rules.secrets import HIDDEN, check_secret
 from penstock_automations.rules.store import RuleStore
-from support.drive.automations_api import ADMIN, AutomationsApi, automations_api, caller
+from support.drive.automations_api import ADMIN, USER, AutomationsApi, automations_api, caller
 from support.drive.secured import bearer
 from support.drive.waiting import eventually
 from support.fakes.receiver import SECRET, answers, echoes
@@ -475,6 +475,19 @@ async def test_a_user_has_a_limited_number_of_rules(api: AutomationsApi) -> None
     assert refused.status_code == 409
     assert "PENSTOCK_RULES_PER_USER" in refused.json()["detail"]
     await api.make("of-bob", user="bob")
+
+
+async def test_a_tenant_has_a_limited_number_of_rules(api: AutomationsApi) -> None:
+    async def make(number: int, tenant: str) -> httpx.Response:
+        who = bearer(f"user-{number}", scope=USER, org=tenant)
+        return await api.ask("POST", "", who, api.rule(f"rule-{number}"))
+
+    for number in range(5):
+        assert (await make(number, "acme")).status_code == 201
+    refused = await make(5, "acme")
+    assert refused.status_code == 409
+    assert "this tenant may have 5 rules" in refused.json()["detail"]
+    assert (await make(6, "globex")).status_code == 201
 
 
 async def test_starts_at_once_do_not_pass_the_limit(api: AutomationsApi) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -207,6 +208,18 @@ async def test_there_is_a_limit_of_tokens(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(Problem, match="revoke some") as refused:
         await tokens.issue(ROOT, "ci", 60, scopes=["start"])
     assert refused.value.status == 409
+
+
+async def test_no_tenant_takes_the_places_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_tokens, "MAX_TOKENS", 4)
+    tokens = ServiceTokens(MemoryStore(), StoreAway)
+    of_acme = replace(ROOT, tenant="acme")
+    for _ in range(2):
+        await tokens.issue(of_acme, "ci", 60, scopes=["start"])
+    with pytest.raises(Problem, match="2 service tokens of this tenant"):
+        await tokens.issue(of_acme, "ci", 60, scopes=["start"])
+    for tenant in ("globex", ""):
+        await tokens.issue(replace(ROOT, tenant=tenant), "ci", 60, scopes=["start"])
 
 
 async def test_a_store_that_is_away_is_503_and_no_refusal_of_the_token(guarded: Guarded) -> None:

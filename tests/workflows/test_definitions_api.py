@@ -228,6 +228,20 @@ async def test_a_user_makes_a_limited_number_of_workflows_and_another_user_has_h
         await store.put(load_value(greet(name=name)), BY)
 
 
+async def test_a_tenant_makes_a_limited_number_of_workflows_and_another_tenant_has_its_own(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = WorkflowStore(bus, per_user=2, tenant_limits=2)
+    for number in range(4):
+        await store.put(load_value(greet(name=f"a{number}")), f"u{number // 2}", "acme")
+    with pytest.raises(TooManyWorkflows, match="this tenant may make 4"):
+        await store.put(load_value(greet(name="more")), "u9", "acme")
+    await store.put(load_value(greet(name="more")), "u9", "globex")
+    monkeypatch.setattr("penstock_workflows.registry.MAX_OF_TENANT", 1)
+    with pytest.raises(TooManyWorkflows, match="this tenant may make 1"):
+        await store.put(load_value(greet(name="last")), "u8", "globex")
+
+
 async def test_the_setting_limits_the_workflows_that_are_made_over_http(
     http: httpx.AsyncClient,
 ) -> None:

@@ -159,7 +159,13 @@ class AutomationsService(Service):
         stored = StoredRules(self._store, check, self.apply_rule_changes, self.bus.clock)
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
         self.routes = routes_on_bus(
-            Rules(stored, self._rules, deliveries, settings.rules_per_user),
+            Rules(
+                stored,
+                self._rules,
+                deliveries,
+                settings.rules_per_user,
+                settings.auth.tenant_limits,
+            ),
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),

@@ -19,6 +19,8 @@ from penstock.bus import Bus
 from penstock.bus.records import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import BUCKET, latest_key, version_key
 from penstock.settings import Config, ConfigurationError
+from penstock.turns import TenantUser
+from penstock.web.auth.limits import limited
 from penstock_workflows.definition import InvalidDefinition, Loaded, load
 from penstock_workflows.definition.checks import taken_name, unknown_references
 
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BY: Final = "file"  # who stores the definitions of files
 MAX_WORKFLOWS: Final = 1000
+MAX_OF_TENANT: Final = MAX_WORKFLOWS // 2  # so that no tenant takes all places
 MAX_VERSIONS: Final = 500  # the greatest number of versions of one workflow
 
 Outcome = Literal["created", "same"]
@@ -51,13 +54,16 @@ class WorkflowStore:
     """Reads and writes definitions. A repeated write changes nothing. Each method raises BusError
     if the bucket does not answer; whether a write was done is then unknown."""
 
-    def __init__(self, bus: Bus, per_user: int = MAX_WORKFLOWS) -> None:
-        """`per_user` is how many workflows one user may make."""
+    def __init__(self, bus: Bus, per_user: int = MAX_WORKFLOWS, *, tenant_limits: int = 0) -> None:
+        """`per_user` is how many workflows one user may make, and `tenant_limits` the setting."""
         self.bus = self._bus = bus
         self._bucket = bus.bucket(BUCKET)
         self._per_user = per_user
+        self._tenant_limits = tenant_limits
 
-    async def put(self, loaded: Loaded, by: str) -> tuple[WorkflowRecord, Outcome]:
+    async def put(
+        self, loaded: Loaded, by: str, tenant: str = ""
+    ) -> tuple[WorkflowRecord, Outcome]:
         """Store a version that is not stored yet, and make it the latest version.
 
         A repeated put also completes an earlier one that was interrupted before the version became
@@ -73,7 +79,7 @@ class WorkflowStore:
         record = await self._read(key)
         outcome: Outcome = "same"
         if record is None:
-            await self._require_room(definition.name, by)
+            await self._require_room(definition.name, TenantUser(tenant, by))
             record = WorkflowRecord(
                 name=definition.name,
                 version=definition.version,
@@ -94,7 +100,9 @@ class WorkflowStore:
                 "content, and a stored version never changes: give the definition a new version"
             )
         by, at = record.created_by, record.created_at
-        latest = LatestWorkflow(version=record.version, updated_at=at, updated_by=by, made_by=by)
+        latest = LatestWorkflow(
+            version=record.version, updated_at=at, updated_by=by, made_by=by, tenant=tenant
+        )
         await self._point(record.name, latest)
         return record, outcome
 
@@ -152,7 +160,7 @@ class WorkflowStore:
     async def _read(self, key: str) -> WorkflowRecord | None:
         return await self._bucket.load(key, WorkflowRecord)
 
-    async def _require_room(self, name: str, by: str) -> None:
+    async def _require_room(self, name: str, user: TenantUser) -> None:
         if await self.latest(name) is not None:
             if len(await self.versions(name)) >= MAX_VERSIONS:
                 raise TooManyWorkflows(
@@ -163,12 +171,15 @@ class WorkflowStore:
         found = await self.workflows()
         if len(found) >= MAX_WORKFLOWS:
             raise TooManyWorkflows(f"there are {MAX_WORKFLOWS} workflows, and more are not allowed")
-        made = sum(each.latest.made_by == by for each in found)
-        if by != BY and made >= self._per_user:
-            raise TooManyWorkflows(
-                f"a user may make {self._per_user} workflows (PENSTOCK_WORKFLOWS_PER_USER), also "
-                f"retired ones count, and you have made {made}: store a new version of one of them"
-            )
+        if user.user_id == BY:
+            return
+        for level, whose, times in limited(user, self._tenant_limits):
+            most = self._per_user if times == 1 else min(self._per_user * times, MAX_OF_TENANT)
+            if sum(level in each.latest.maker.levels for each in found) >= most:
+                raise TooManyWorkflows(
+                    f"{whose} may make {most} workflows (PENSTOCK_WORKFLOWS_PER_USER), also "
+                    "retired ones count, and has made as many: store a new version of one of them"
+                )
 
 
 def _latest(value: bytes) -> LatestWorkflow:

@@ -85,7 +85,9 @@ class WorkflowsService(Service):
             performer,
             settings.steps_per_run,
         )
-        self._store = WorkflowStore(self.bus, settings.workflows_per_user)
+        self._store = WorkflowStore(
+            self.bus, settings.workflows_per_user, tenant_limits=settings.auth.tenant_limits
+        )
         surfaces = (
             Definitions(self._store, context.config),
             StartRoute(self.bus, starter, settings.start_max_bytes),

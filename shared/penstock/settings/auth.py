@@ -163,7 +163,8 @@ class AuthSettings(EnvironmentSettings):
         20,
         ge=0,
         description="How many times the limits of one user (connections, streams, requests, open, "
-        "queued and paused runs) count for all users of a tenant together. 0 means no limit.",
+        "queued and paused runs, rules, workflows) count for all users of a tenant together. 0 "
+        "means no limit.",
     )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,

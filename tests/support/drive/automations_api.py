@@ -121,7 +121,8 @@ async def automations_api(
         probe_port=free_port(),
         drain_s=5,
         nats_passwords=nats_passwords,
-        auth=AuthSettings(jwt_secret=ISSUER, leeway_s=0),
+        # A tenant has as many rules as one user. Without the claim, there is no tenant.
+        auth=AuthSettings(jwt_secret=ISSUER, leeway_s=0, tenant_claim="org", tenant_limits=1),
     )
     given = {"webhook_allow_hosts": "127.0.0.1", "retry_delays_s": [1, 1], **own}
     async with AsyncExitStack() as stack:

@@ -11,9 +11,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.turns import Level
 from penstock.validation import Part
 from penstock.web.answers import cursor_of, cursor_parts, json_answer
 from penstock.web.auth import Identity, identity_of
+from penstock.web.auth.limits import limited
 from penstock.web.bodies import ignore_body, read_json, read_query
 from penstock.web.operation import (
     OBJECT,
@@ -80,15 +82,22 @@ PREVIOUS: Final = 2  # how many secrets a rule has while a new secret replaces t
 
 
 class Rules:
-    """The handlers of the routes. `most` is the number of rules that one user may have."""
+    """The handlers of the routes. `most` is the number of rules that one user may have, and
+    `tenant_limits` the setting."""
 
     def __init__(
-        self, rules: StoredRules, current: CurrentRules, deliveries: DeliveryList, most: int
+        self,
+        rules: StoredRules,
+        current: CurrentRules,
+        deliveries: DeliveryList,
+        most: int,
+        tenant_limits: int,
     ) -> None:
         self._rules = rules
         self._deliveries = deliveries
         self._current = current
         self._most = most
+        self._tenant_limits = tenant_limits
         self._making = asyncio.Lock()
 
     @serves(
@@ -135,12 +144,12 @@ class Rules:
         everybody = matches_all_users(asked.all_users, owner, may_see_all_runs(owner))
         async with self._making:
             await self._current.refresh()
-            if self._count(who.user_id) >= self._most:
-                raise Problem(
-                    409,
-                    f"a user may have {self._most} rules (PENSTOCK_RULES_PER_USER), and you have "
-                    "as many: delete one",
-                )
+            for level, name, times in limited(who.tenant_user, self._tenant_limits):
+                if self._count(level) >= (most := self._most * times):
+                    text = (
+                        f"{name} may have {most} rules (PENSTOCK_RULES_PER_USER), and has as many"
+                    )
+                    raise Problem(409, f"{text}: delete one")
             record = await self._rules.apply(
                 asked.plain,
                 owner,
@@ -358,11 +367,9 @@ class Rules:
             )
         return await self._rules.respond_with(stored, made_secrets(asked, stored.rule, record.rule))
 
-    def _count(self, user_id: str) -> int:
-        return sum(
-            each.record.owner.user_id == user_id and each.record.source == "api"
-            for each in self._current.all()
-        )
+    def _count(self, level: Level) -> int:
+        records = [each.record for each in self._current.all()]
+        return sum(each.source == "api" and level in each.owner.user.levels for each in records)
 
 
 def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) -> Rule:

@@ -227,8 +227,8 @@ class Definitions:
                 errors = [{"field": field, "message": reason}]
                 raise Problem(422, f"{field}: {reason}", errors=errors)
         try:
-            put = self._store.put(loaded, identity_of(request).user_id)
-            record, outcome = await put
+            who = identity_of(request)
+            record, outcome = await self._store.put(loaded, who.user_id, who.tenant)
         except (VersionConflict, TooManyWorkflows) as error:
             raise Problem(409, str(error)) from None
         latest = await self._latest(name)
@@ -342,4 +342,5 @@ def _shown(record: WorkflowRecord, *, is_latest: bool) -> dict[str, Any]:
 
 
 def _pointer(name: str, latest: LatestWorkflow) -> Response:
-    return json_answer({"name": name, **latest.model_dump(mode="json", exclude={"made_by"})})
+    shown = latest.model_dump(mode="json", exclude={"made_by", "tenant"})
+    return json_answer({"name": name, **shown})

@@ -100,8 +100,13 @@ class ServiceTokens:
         do not go together, and 409 if there are too many tokens.
         """
         check_rights(rights)
-        if len(await self.listed()) >= MAX_TOKENS:
+        listed = await self.listed()
+        if len(listed) >= MAX_TOKENS:
             raise Problem(409, f"there are {MAX_TOKENS} service tokens; revoke some")
+        # Half of all places stay free for other tenants.
+        most, tenant = MAX_TOKENS // 2, owner.tenant
+        if tenant and sum(each.tenant == tenant for each in listed) >= most:
+            raise Problem(409, f"there are {most} service tokens of this tenant; revoke some")
         secret, now = self._records.new(), self.now()
         lists: dict[str, Any] = {
             name: tuple(dict.fromkeys(rights.get(name, ()))) for name in _LISTS
