@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import (
     Bus,
     BusError,
@@ -29,6 +30,7 @@ from penstock_automations.jobs.job import Job, TriggerSource
 from penstock_automations.jobs.publish import publish
 from penstock_automations.rules.records import Owner
 from support.drive.automations import Automations, DrivenRun, automations, rule_with, user
+from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
 
@@ -285,6 +287,38 @@ async def test_a_user_with_too_many_runs_is_tried_again_later(nats_server: NatsS
         [outcome] = await made.outcomes(run.run_id, 1)
         assert outcome.type == "automation.completed"
         assert len(await started_by(made, "full")) == 1
+
+
+async def test_a_start_that_a_budget_refuses_is_tried_again_and_starts_when_there_is_room(
+    fresh_nats: NatsServer,
+) -> None:
+    day: dict[str, Any] = {
+        **{"id": "day", "per": "user", "window": "day", "reserve": "1 tool_calls"},
+        "at": [{"share": 1.0, "do": "refuse"}],
+    }
+    async with connected(fresh_nats.url) as bus:
+        budgets = CurrentBudgets(bus)
+        limited = {**day, "limit": {"tool_calls": 1}}
+        await budgets.apply({"version": 1, "budgets": [limited]}, "root")
+        async with automations(fresh_nats.url, config=CONFIG) as made:
+            await made.apply(rule_with("spend", {"run": RUN}, "lifecycle.completed"))
+            first = await completed(made)
+            [outcome] = await made.outcomes(first.run_id, 1)
+            assert outcome.type == "automation.completed", "there is room for one run"
+            second = await completed(made)
+            events = await made.penstock.events_until(second.run_id, "automation.triggered")
+            [ended] = [each for each in events if each.type == "lifecycle.completed"]
+
+            async def refused() -> bool:
+                record = await made.delivery("spend", second.run_id, ended.sequence)
+                return [each.code for each in record.attempts] == ["budget"]
+
+            await eventually(refused, what="the first attempt")
+            wider = {**day, "limit": {"tool_calls": 2}}
+            await budgets.apply({"version": 2, "budgets": [wider]}, "root")
+            [outcome] = await made.outcomes(second.run_id, 1)
+            assert outcome.type == "automation.completed"
+            assert len(await started_by(made, "spend")) == 2
 
 
 @pytest.mark.parametrize(

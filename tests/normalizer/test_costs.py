@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
+from prometheus_client import REGISTRY
 
+from penstock import telemetry
 from penstock.bus import Bus, Stored
 from penstock.bus.records import CostRecord
 from penstock_edge.sources.cost_list import CostList
@@ -66,8 +69,21 @@ async def whole_costs_of(bus: Bus, run: Run) -> CostRecord:
     return await eventually(found, 30, f"the costs of {run.run_id}")
 
 
+def metrics() -> list[float]:
+    """Return what the process has counted: costs, unknown prices, and calls with their tokens."""
+    known = {"gen_ai_token_type": "input", "gen_ai_response_model": "known"}
+    cost = {"agent": telemetry.OTHER, "model": "known", "currency": "EUR"}
+    found = [
+        REGISTRY.get_sample_value("penstock_cost_total", cost),
+        REGISTRY.get_sample_value("penstock_cost_unknown_total", {"model": "unknown"}),
+        REGISTRY.get_sample_value("gen_ai_client_token_usage_count", known),
+        REGISTRY.get_sample_value("gen_ai_client_token_usage_sum", known),
+    ]
+    return [each or 0.0 for each in found]
+
+
 async def test_a_record_is_the_sum_of_the_events(nats_server: NatsServer, tmp_path: Path) -> None:
-    prices = tmp_path / "prices.yaml"
+    prices, before = tmp_path / "prices.yaml", metrics()
     prices.write_text(PRICES)
     async with bus_to(nats_server.url) as bus, normalizer(nats_server.url, prices=prices):
         run = Run(bus)
@@ -86,6 +102,8 @@ async def test_a_record_is_the_sum_of_the_events(nats_server: NatsServer, tmp_pa
         ("known-2", "EUR"): (3000, 0),
         ("unknown", None): (0, 1),
     }
+    counted = [after - first for after, first in zip(metrics(), before, strict=True)]
+    assert counted == pytest.approx([0.003, 1, 1, 1000])
 
 
 def tool_call(number: int, tool: str) -> bytes:

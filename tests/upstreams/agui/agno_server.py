@@ -35,8 +35,8 @@ def bump(run_context: RunContext, n: int) -> str:
     return 'ok'
 
 tools = dict(tool=[get_weather], approval=[delete_file], state=[bump])
-names = ('text', 'tool', 'parallel', 'approval', 'frontend', 'state', 'reasoning', 'error', 'slow')
-tools['parallel'] = tools['tool']
+names = ('text', 'tool', 'parallel', 'approval', 'frontend', 'state', 'reasoning', 'error', 'slow', 'runaway')
+tools['parallel'] = tools['runaway'] = tools['tool']
 agents = {
     s: Agent(
         id=s, name=s, db=InMemoryDb(), tools=tools.get(s), telemetry=False,

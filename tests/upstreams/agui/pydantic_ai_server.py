@@ -84,6 +84,14 @@ async def s_slow(messages, info):
         yield f'tok{i} '
         await asyncio.sleep(0.1)
 
+async def s_runaway(messages, info):
+    """Call a tool for ever, until the prompt says that the agent may go on."""
+    if 'go on' in prompts(messages)[-1]:
+        yield 'That is enough.'
+        return
+    await asyncio.sleep(0.3)
+    yield {0: DeltaToolCall(name='get_weather', json_args='{"city": "Berlin"}', tool_call_id=f'call_r{len(messages)}')}
+
 async def s_recall(messages, info):
     """Answer with the user prompts that the server was sent."""
     yield ' | '.join(prompts(messages))
@@ -92,11 +100,11 @@ def mk(fn, **kw):
     a = Agent(FunctionModel(stream_function=fn), deps_type=StateDeps[Doc], **kw)
     return a
 
-agents = {k: mk(f) for k, f in dict(text=s_text, tool=s_tool, parallel=s_parallel, reasoning=s_reason, state=s_state, frontend=s_front, error=s_error, slow=s_slow, recall=s_recall).items()}
+agents = {k: mk(f) for k, f in dict(text=s_text, tool=s_tool, parallel=s_parallel, reasoning=s_reason, state=s_state, frontend=s_front, error=s_error, slow=s_slow, recall=s_recall, runaway=s_runaway).items()}
 agents['approval'] = mk(s_approval, output_type=[str, DeferredToolRequests])
 agents['frontend'] = mk(s_front, output_type=[str, DeferredToolRequests])
 
-for k in ('tool', 'parallel'):
+for k in ('tool', 'parallel', 'runaway'):
     @agents[k].tool_plain
     async def get_weather(city: str) -> str:
         return f'21 °C in {city}'

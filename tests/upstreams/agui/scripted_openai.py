@@ -31,6 +31,10 @@ async def cc(req: Request):
             for i, arg in enumerate(args):
                 for each in call(m, i, f"call_{m}_{i}" if i else f"call_{m}", tools[0], arg): yield each
             yield ch(m, {}, 'tool_calls')
+        elif m == 'runaway' and 'go on' not in said[-1]:  # for ever
+            await asyncio.sleep(0.3)
+            for each in call(m, 0, f"call_r{len(msgs)}", tools[0], '{"city":"Berlin"}'): yield each
+            yield ch(m, {}, 'tool_calls')
         elif m == 'reasoning':
             yield ch(m, {"role": "assistant", "reasoning_content": "First, think. "}); yield ch(m, {"reasoning_content": "Then answer."})
             yield ch(m, {"content": "42."}); yield ch(m, {}, 'stop')
