@@ -85,7 +85,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("where", "event.sequence", "where", "compare it"),
         ("wher", "true", "wher", 'there is no such field: did you mean "where"?'),
         ("action.webhok", {}, "action.webhok", 'there is no such field: did you mean "webhook"?'),
-        ("payload", "some", "payload", "'full' or 'reference'"),
+        ("payload", "some", "payload", "'full', 'reference' or 'a2a'"),
         ("order", "session", "order", "'none' or 'run'"),
         ("action", {}, "action", "exactly one action of webhook, run, decide"),
         ("action.webhook.url", "ftp://x.example", "action.webhook.url", "https://"),
@@ -99,7 +99,13 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("action.webhook.secrets", ["whsec_?"], "action.webhook.secrets", "not base64"),
         ("action.webhook.secrets", [SECRET] * 3, "action.webhook.secrets", "at most 2"),
         ("action.webhook.timeout_s", 0.1, "action.webhook.timeout_s", "greater than or equal"),
-        ("action.webhook.auth", {}, "action.webhook.auth", "exactly one"),
+        ("action.webhook.auth", {}, "action.webhook.auth", "bearer, basic or header"),
+        (
+            "action.webhook.auth",
+            {"bearer": "b", "header": {"name": "authorization", "value": "Basic x"}},
+            "action.webhook.auth",
+            "they are the same",
+        ),
         (
             "action.webhook.auth",
             {"header": {"name": "Webhook-Id", "value": "x"}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.rows import Document, elsewhere, holds, otherwise
+from conformance.rows import Document, holds, otherwise
 
 _TOLD = "clients/a2a_client::each_interface_tells_the_same_task_with_its_tools"
 _ASKED = "clients/a2a_client::the_python_program_asks_its_user_and_goes_on"
@@ -24,6 +24,15 @@ _REPEATED = "edge/a2a_tasks::with_the_extension_a_message_that_is_sent_again_beg
 _SHAPE = "dialects/a2a_encode::a_stream_begins_with_its_task_and_ends_once"
 _CREDENTIAL = "dialects/a2a_encode::a_credential_is_asked_for_as_authentication"
 _PLAIN = "dialects/a2a_encode::without_the_extension_a_client_gets_the_same_artifacts_and_end"
+_PUSHED = "clients/a2a_client::a_client_is_notified_of_its_task_until_it_ends"
+_PUSHED_ALL = (
+    "automations/pushes::a_push_tells_of_the_present_state_and_of_all_that_follows_until_the_end"
+)
+_PUSH_ENDS = (
+    _PUSHED_ALL,
+    "automations/pushes::a_push_that_is_removed_tells_nothing_more_and_a_repeat_changes_nothing",
+)
+_PUSH_GUARD = "automations/pushes::a_push_to_a_guarded_address_is_refused"
 
 DOCUMENT = Document(
     name="A2A 1.0 and 0.3",
@@ -71,7 +80,11 @@ DOCUMENT = Document(
             _REPEATED,
             note="With the extension, because some clients use an id twice.",
         ),
-        elsewhere("AA19", "Push notifications (3.1.7)", "Rules of automations send webhooks."),
+        holds("AA19", "A configuration is made, read, listed and deleted (3.1.7)", _PUSHED),
+        holds("AA20", "A notification is a stream response (4.3.3)", _PUSHED, _PUSHED_ALL),
+        holds("AA21", "A configuration holds until the end or its deletion (3.1.7)", *_PUSH_ENDS),
+        holds("AA22", "A notification has the credentials of its configuration (4.3.3)", _PUSHED),
+        holds("AA23", "No URL leads into the agent's own network (13.2)", _PUSH_GUARD, _PUSHED),
     ),
     examples=(),
 )

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Requests for each operation: for one with a body, for one without a body, and for each in the long
 # form, which asks for every operation with authentication and without.
-WITH_BODY: Final = 4
-WITHOUT_BODY: Final = 2
+WITH_BODY: Final = 7
+WITHOUT_BODY: Final = 4
 MANY: Final = 50
 FOURTH: Final = 4
 CHECKS: Final = [

@@ -19,7 +19,8 @@ MAX_WORDS_OF_READMES = 14_300
 # 800 for docs/clients/openai.md, a third of it code.
 # 1,300 for the pages of docs/clients that are for no protocol of their own, and their table.
 # 150 for the accounts of budgets, over HTTP and in the terminal.
-MAX_WORDS = 55_000
+# 100 for the push notifications of A2A, and for what two tests of its kit have wrong.
+MAX_WORDS = 55_100
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 

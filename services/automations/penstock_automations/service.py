@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from penstock import telemetry
-from penstock.bus import RETRY_S, BusError, Consumer, streams, subjects
+from penstock.bus import RETRY_S, BusError, Consumer, Subscription, streams, subjects
 from penstock.bus.connection.retry import until_answered
 from penstock.runs.calls import CALLS
 from penstock.runs.open_runs import OpenRuns
@@ -28,6 +28,7 @@ from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.actions.webhook.mirror import Mirror
 from penstock_automations.api.deliveries import Deliveries
 from penstock_automations.api.hooks import Hooks
+from penstock_automations.api.pushes import Pushes
 from penstock_automations.api.rules import Rules
 from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.api.trials import Trials
@@ -156,20 +157,24 @@ class AutomationsService(Service):
         self._changed = asyncio.Event()
         self._rules.on_change = self._on_change
         check = partial(check_action, guard=guard, config=context.config)
-        stored = StoredRules(self._store, check, self.apply_rule_changes, self.bus.clock)
+        stored = StoredRules(
+            self._store,
+            self._rules,
+            check,
+            self.apply_rule_changes,
+            self.bus.clock,
+            most=settings.rules_per_user,
+            tenant_limits=settings.auth.tenant_limits,
+        )
+        self._pushes = Pushes(self.bus, stored, self._matcher.handle)
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
         self.routes = routes_on_bus(
-            Rules(
-                stored,
-                self._rules,
-                deliveries,
-                settings.rules_per_user,
-                settings.auth.tenant_limits,
-            ),
+            Rules(stored, deliveries),
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
         )
+        self._listening: Subscription | None = None
         self._mirror = Mirror(self.bus, context.pod, webhooks.endpoints)
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
@@ -188,6 +193,10 @@ class AutomationsService(Service):
         await until_answered("reading the rules", self._rules.refresh)
         await until_answered("making the consumers of events", self._consumers.update)
         self._consume()
+        for_pushes = partial(
+            self.bus.subscribe, subjects.push("*"), self._pushes.on_request, self.name
+        )
+        self._listening = await until_answered("subscribing to push.*", for_pushes)
         self.spawn("rules", self._rules.follow)
         self.spawn("consumers", self._keep_consumers)
         self.spawn("schedules", self._schedules.keep)
@@ -201,6 +210,8 @@ class AutomationsService(Service):
         return [*super().notices, *([READABLE] if is_readable else [])]
 
     async def drain(self, grace_s: float) -> None:
+        if self._listening is not None:
+            await self._listening.unsubscribe()
         await self.stop_consuming()
 
     async def stop(self) -> None:

@@ -638,6 +638,37 @@ class LinkReply(Record):
     expires_at: str | None = None
 
 
+class Push(Record):
+    """Where somebody is told of the changes of a run, as A2A's push notifications."""
+
+    id: str = Field(description="Unique among the pushes of its run")
+    url: str
+    token: str | None = Field(None, description="For the header `X-A2A-Notification-Token`")
+    scheme: str | None = Field(None, description="The scheme of the header `Authorization`")
+    credentials: str | None = None
+
+
+class PushRequest(Record):
+    """Core request `push.<run id>`: add or remove pushes of a run, whose user it names with the
+    rights of the user's token. The edge has checked that the run is the user's."""
+
+    user_id: str
+    tenant: str = ""
+    roles: list[str] = []
+    scopes: list[str] = []
+    add: Push | None = None
+    remove: str | None = Field(None, description="The id of a push")
+
+
+class PushReply(Record):
+    """The answer to a PushRequest: `pushes` are those of the run after it, without secrets.
+    `status` is an HTTP status."""
+
+    status: int
+    detail: str = ""
+    pushes: list[Push] = []
+
+
 class DecideReply(Record):
     """The answer to a DecideRequest, after the compare-and-set. `status` is an HTTP status."""
 

@@ -129,6 +129,10 @@ def link(approval_id: str) -> str:
     return f"link.{approval_id}"
 
 
+def push(run_id: str) -> str:
+    return f"push.{run_id}"
+
+
 def audit(chain: str) -> str:
     return f"audit.{chain}"
 

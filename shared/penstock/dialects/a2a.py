@@ -237,6 +237,17 @@ class A2aEncoder:
         self._open.clear()
 
 
+def last_response(events: Sequence[JsonObject], max_bytes: int) -> bytes:
+    """Return the last stream response of one run's events, as a client without the extension gets
+    it; of those with at most so many bytes, or else the bare status."""
+    encoder = A2aEncoder(extended=False)
+    found = [response for event in events for response in encoder.responses(event)]
+    for response in reversed(found):
+        if len(body := orjson.dumps(response)) <= max_bytes:
+            return body
+    return orjson.dumps(encoder._status(events[-1]))
+
+
 JSON: Final = "application/json"
 Handler = Callable[[A2aEncoder, JsonObject], Iterator[JsonObject]]
 _HANDLERS: Final[Mapping[str, Handler]] = {

@@ -2,21 +2,29 @@
 and each line of the output what the client has then. Runs in an environment of its own."""
 
 import asyncio
+import itertools
 import json
 import sys
 
 import httpx
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.client.client import ClientCallContext
+from a2a.client.errors import A2AClientError
 from a2a.server.tasks.task_manager import append_artifact_to_task
 from a2a.types import (
     CancelTaskRequest,
+    DeleteTaskPushNotificationConfigRequest,
+    GetTaskPushNotificationConfigRequest,
     GetTaskRequest,
+    ListTaskPushNotificationConfigsRequest,
     ListTasksRequest,
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
+    TaskPushNotificationConfig,
+    TaskState,
 )
+from a2a.utils.errors import UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 REQUESTS = {
@@ -25,7 +33,16 @@ REQUESTS = {
     "get_task": GetTaskRequest,
     "list_tasks": ListTasksRequest,
     "cancel_task": CancelTaskRequest,
+    "create_task_push_notification_config": TaskPushNotificationConfig,
+    "get_task_push_notification_config": GetTaskPushNotificationConfigRequest,
+    "list_task_push_notification_configs": ListTaskPushNotificationConfigsRequest,
+    "delete_task_push_notification_config": DeleteTaskPushNotificationConfigRequest,
 }
+ENDED = (
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_CANCELED,
+)
 
 
 def fold(task, response):
@@ -42,9 +59,7 @@ def fold(task, response):
         task.status.CopyFrom(update.status)
 
 
-async def carry_out(http, call):
-    """Return the task as the client has it. With `cut`, the client leaves after so many frames, and
-    subscribes again with `again`."""
+async def client_of(http, call):
     card = await A2ACardResolver(http, call["url"]).get_agent_card()
     kept = [
         each
@@ -56,12 +71,44 @@ async def carry_out(http, call):
     config = ClientConfig(
         httpx_client=http, supported_protocol_bindings=[call["binding"]], streaming=call["stream"]
     )
-    client = ClientFactory(config).create(card)
+    return ClientFactory(config).create(card)
+
+
+async def follow(http, call):
+    """Send a message, and follow its task to the end. Whenever the stream breaks or the server is
+    gone, go on at the next of `urls`: subscribe, or get the task if it has ended."""
+    context = ClientCallContext(service_parameters=call["headers"])
+    task, message = Task(), ParseDict(call["request"], SendMessageRequest())
+    for url in itertools.cycle(call["urls"]):
+        try:
+            client = await client_of(http, {**call, "url": url})
+            if task.id:
+                stream = client.subscribe(SubscribeToTaskRequest(id=task.id), context=context)
+            else:
+                stream = client.send_message(message, context=context)
+            async for response in stream:
+                fold(task, response)
+        except UnsupportedOperationError:
+            task = await client.get_task(GetTaskRequest(id=task.id), context=context)
+        except (A2AClientError, httpx.HTTPError) as error:
+            print(f"{url}: {error!r}", file=sys.stderr)
+            await asyncio.sleep(0.1)
+        if task.status.state in ENDED:
+            return MessageToDict(task)
+
+
+async def carry_out(http, call):
+    """Return the task as the client has it. With `cut`, the client leaves after so many frames, and
+    subscribes again with `again`."""
+    if call["method"] == "follow":
+        return await follow(http, call)
+    client = await client_of(http, call)
     context = ClientCallContext(service_parameters=call["headers"])
     request = ParseDict(call["request"], REQUESTS[call["method"]]())
     answer = getattr(client, call["method"])(request, context=context)
     if call["method"] not in ("send_message", "subscribe"):
-        return MessageToDict(await answer)
+        told = await answer
+        return MessageToDict(told) if told is not None else {}
     task, frames = Task(), 0
     async for response in answer:
         fold(task, response)

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from penstock.dialects.a2a import TaskFold
 from penstock.settings import Config
+from penstock_automations.service import AutomationsService
 from penstock_edge.service import EdgeService
-from support.drive.pipeline import PIPELINE, Pipeline, pipeline
+from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline
 from support.drive.repository import ROOT
+from support.fakes.receiver import receiver
 from support.real import node
 from support.real.a2a_client import (
     INTERFACES,
@@ -37,7 +40,9 @@ WAIT_S = 60
 async def penstock(nats_server: NatsServer, agno_server: Upstream) -> AsyncIterator[Pipeline]:
     agent = {"id": "assistant", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
     config = Config.model_validate({"agents": [agent]})
-    async with pipeline(nats_server.url, config, (*PIPELINE, EdgeService)) as running:
+    services: Services = (*PIPELINE, AutomationsService, EdgeService)
+    allowed = {"webhook_allow_hosts": ("127.0.0.1",)}
+    async with pipeline(nats_server.url, config, services, **allowed) as running:
         yield running
 
 
@@ -143,3 +148,52 @@ async def test_a_task_is_cancelled_and_an_error_has_its_text(client: Official) -
     failed = await client.call("send_message", said_to("failmid"), stream=False)
     assert failed["status"]["state"] == "TASK_STATE_FAILED"
     assert failed["status"]["message"]["parts"][0]["text"]
+
+
+# `make test` tries the first binding, `make faults` each.
+@pytest.mark.parametrize(
+    "interface", [INTERFACES[0], pytest.param(INTERFACES[1], marks=pytest.mark.chaos)], ids=" ".join
+)
+async def test_a_client_is_notified_of_its_task_until_it_ends(
+    client: Official, interface: tuple[str, str]
+) -> None:
+    at: dict[str, Any] = {"interface": interface, "stream": False}
+    async with receiver() as hooks:
+        auth = {"scheme": "Bearer", "credentials": "c-1"}
+        config = {"id": "first", "url": hooks.url("/first"), "authentication": auth}
+        asked = said_to(f"confirm push-{uuid.uuid4().hex[:8]}")
+        asked["configuration"] = {"taskPushNotificationConfig": config}
+        task = await client.call("send_message", asked, **at)
+        await hooks.until(lambda: any(b"INPUT_REQUIRED" in each.body for each in hooks.requests))
+        fold = TaskFold()
+        for each in hooks.got("/first"):
+            assert each.headers["authorization"] == "Bearer c-1"
+            fold.add(each.json)
+        whole = await client.call("get_task", {"id": task["id"]}, extended=False, **at)
+        assert fold.task() == normal(whole)
+
+        of_task = {"taskId": task["id"]}
+        second = {**of_task, "id": "second", "url": hooks.url("/second")}
+        made = await client.call("create_task_push_notification_config", second, **at)
+        assert made == second
+        [first] = await hooks.count(1, "/second")
+        assert first.json == hooks.got("/first")[-1].json
+        listed = await client.call("list_task_push_notification_configs", of_task, **at)
+        assert [each["id"] for each in listed["configs"]] == ["first", "second"]
+        named = {**of_task, "id": "first"}
+        for _ in range(2):
+            told = await client.call("delete_task_push_notification_config", named, **at)
+            assert told == {}
+        gone = await client.call("get_task_push_notification_config", named, **at)
+        assert gone["raised"] == "TaskNotFoundError", gone
+        private = {**of_task, "url": "https://10.0.0.1/hook"}
+        refused = await client.call("create_task_push_notification_config", private, **at)
+        assert "not public" in refused["text"], refused
+
+        [ask] = [each["data"] for each in events_of(whole) if each["type"] == "approval.requested"]
+        keys = ("approval_id", "digest")
+        answer = {"data": {**{key: ask[key] for key in keys}, "decision": "reject"}}
+        message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [answer]}
+        await client.call("send_message", {"message": {**message, **of_task}}, **at)
+        await hooks.until(lambda: b"TASK_STATE_COMPLETED" in hooks.requests[-1].body)
+        assert b"INPUT_REQUIRED" in hooks.got("/first")[-1].body

@@ -25,7 +25,8 @@ from support.drive.bus import make_streams
 from support.fakes.pretend import PretendRun
 from support.real.a2a_client import Official, normal, official
 from support.real.nats import NatsServer
-from support.recorded.canonical import Recorded, recorded_runs, type_of
+from support.recorded import agui
+from support.recorded.canonical import Recorded, folded, recorded_runs, type_of
 
 pytestmark = [
     pytest.mark.chaos,
@@ -98,7 +99,7 @@ async def test_the_official_client_has_the_same_task_wherever_it_was_cut_off(
         async with turns:
             return recording.name, cut, await task_at(bus, client, recording, cut)
 
-    for recording in recorded_runs():
+    for recording in [*recorded_runs(), *(folded(each, "agui") for each in agui.scenarios())]:
         ends = sum(len(list(A2aEncoder().responses(each))) for each in recording.events[-1:])
         if not ends or not type_of(recording.events[-1]).startswith("lifecycle.c"):
             continue

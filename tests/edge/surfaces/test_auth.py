@@ -21,6 +21,7 @@ from penstock.web.credential_routes import auth_routes
 from penstock.web.server import BindRefused
 from penstock_cli.local.up import SERVICES
 from penstock_cli.openapi import OPERATIONS
+from penstock_edge.surfaces.a2a import METHODS, Method
 from penstock_edge.views.dialects import DIALECTS
 from support.drive.access import AGUI, FILES, HOW, PUBLISHED, ROWS, Row, name_of
 from support.drive.clients import contents
@@ -70,25 +71,32 @@ def check_shape(row: Row, answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("row", ASKED, ids=str)
-async def test_nobody_and_a_token_of_another_issuer_are_refused(
-    penstock: Secured, row: Row
-) -> None:
-    nobody = await penstock.ask(row, {})
-    assert nobody.headers["www-authenticate"].startswith("Bearer")
+async def test_nobody_is_refused(penstock: Secured, row: Row) -> None:
+    answer = await penstock.ask(row, {})
+    assert answer.status_code == 401, answer.text
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    check_shape(row, answer)
+
+
+@pytest.mark.parametrize("row", ASKED, ids=str)
+async def test_a_token_of_another_issuer_is_refused(penstock: Secured, row: Row) -> None:
     forged = token(secret="another-secret-that-is-long-enough-too")
-    for answer in (nobody, await penstock.ask(row, {"authorization": f"Bearer {forged}"})):
-        assert answer.status_code == 401, answer.text
-        check_shape(row, answer)
+    answer = await penstock.ask(row, {"authorization": f"Bearer {forged}"})
+    assert answer.status_code == 401, answer.text
+    check_shape(row, answer)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.needs], ids=str)
-async def test_a_caller_without_one_of_the_scopes_is_refused(penstock: Secured, row: Row) -> None:
-    for scope in row.needs:
-        others = " ".join(each for each in SCOPES if each != scope)
-        answer = await penstock.ask(row, bearer(scope=others))
-        assert answer.status_code == 403, answer.text
-        assert scope in answer.text
-        check_shape(row, answer)
+@pytest.mark.parametrize(
+    ("row", "scope"), [(row, scope) for row in ROWS for scope in row.needs], ids=str
+)
+async def test_a_caller_without_the_scope_is_refused(
+    penstock: Secured, row: Row, scope: str
+) -> None:
+    others = " ".join(each for each in SCOPES if each != scope)
+    answer = await penstock.ask(row, bearer(scope=others))
+    assert answer.status_code == 403, answer.text
+    assert scope in answer.text
+    check_shape(row, answer)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.how.foreign], ids=str)
@@ -126,7 +134,8 @@ async def test_a_caller_with_the_scopes_is_served(penstock: Secured, row: Row) -
 )
 async def test_a_caller_that_may_act_for_others_is_served_too(penstock: Secured, row: Row) -> None:
     answer = await penstock.ask(row, bearer("service", scope=" ".join([*SCOPES, "act-as"])))
-    own = ("{token_id}", "{rule_id}")  # only its maker and an administrator may use it
+    # Only its maker and an administrator may use it; push notifications are for the task's user.
+    own = ("{token_id}", "{rule_id}", "pushNotificationConfigs")
     wanted = 404 if any(name in row.route for name in own) else row.how.good
     assert answer.status_code == wanted, answer.text
 
@@ -164,10 +173,9 @@ async def test_the_tests_know_how_to_ask_for_every_operation_and_only_for_those(
     assert set(HOW) == {name_of(each) for each in PUBLISHED if not each.websocket}
 
 
-async def test_a_scope_that_a_request_needs_is_one_that_its_operation_declares() -> None:
-    for row in ROWS:
-        declared = {*row.operation.sometimes, *row.operation.any_scope}
-        assert set(row.how.also) <= declared, row
+@pytest.mark.parametrize("row", ROWS, ids=str)
+async def test_a_scope_that_a_request_needs_is_one_that_its_operation_declares(row: Row) -> None:
+    assert set(row.how.also) <= {*row.operation.sometimes, *row.operation.any_scope}
 
 
 # ownership
@@ -207,6 +215,37 @@ async def test_a_list_shows_ones_own_approvals_only(penstock: Secured) -> None:
     shown = answer.json()["approvals"]
     assert mine in {approval["approval_id"] for approval in shown}
     assert {approval["user_id"] for approval in shown} == {"bob"}
+
+
+@pytest.mark.parametrize("method", [each for each in METHODS if each.scope], ids=lambda m: m.name)
+async def test_a_method_of_json_rpc_needs_the_scope_that_it_needs_over_rest(
+    penstock: Secured, method: Method
+) -> None:
+    asked = {"jsonrpc": "2.0", "id": 1, "method": method.name, "params": {"id": "x"}}
+    others = " ".join(each for each in SCOPES if each != method.scope)
+    headers = {**bearer(scope=others), "a2a-version": "1.0"}
+    answer = await penstock.http.post("/a2a/assistant", json=asked, headers=headers)
+    assert answer.status_code == 403, answer.text
+    assert str(method.scope) in answer.text
+
+
+async def test_nobody_is_notified_of_a_task_of_another_not_even_who_may_see_it(
+    penstock: Secured,
+) -> None:
+    run = await penstock.live()
+    path = f"/a2a/assistant/tasks/{run.run_id}"
+    config = {"url": "https://127.0.0.1:9/", "token": "t-1"}
+    root = {**bearer("root", scope="read administer automate"), "a2a-version": "1.0"}
+    assert (await penstock.http.get(path, headers=root)).status_code == 200
+    asked = await penstock.http.post(f"{path}/pushNotificationConfigs", json=config, headers=root)
+    assert asked.status_code == 404, asked.text
+    own = {**bearer(scope="read automate"), "a2a-version": "1.0"}
+    made = await penstock.http.post(f"{path}/pushNotificationConfigs", json=config, headers=own)
+    assert made.status_code == 200, made.text
+    assert "t-1" not in made.text
+    listed = await penstock.http.get(f"{path}/pushNotificationConfigs", headers=own)
+    assert [each["url"] for each in listed.json()["configs"]] == [config["url"]]
+    assert "t-1" not in listed.text
 
 
 async def test_a_session_of_the_same_name_is_anothers(penstock: Secured) -> None:

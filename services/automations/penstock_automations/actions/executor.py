@@ -78,10 +78,12 @@ class AttemptDeferred:
 @dataclass(frozen=True, slots=True)
 class Occurrence:
     """A canonical event on which a rule acts, or the JSON of a trigger in the form of an event.
-    `payload` is a JSON object with `timestamp`, `event` and `data`."""
+    `payload` is a JSON object with `timestamp`, `event` and `data`. Of a pause, `request` is the
+    event `approval.requested`, if the body needs it."""
 
     payload: bytes
     traceparent: str | None = None
+    request: bytes | None = None
 
 
 class ActionExecutor(ABC):

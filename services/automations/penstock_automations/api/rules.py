@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import logging
 from typing import Any, Final
@@ -11,11 +10,9 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.turns import Level
 from penstock.validation import Part
 from penstock.web.answers import cursor_of, cursor_parts, json_answer
 from penstock.web.auth import Identity, identity_of
-from penstock.web.auth.limits import limited
 from penstock.web.bodies import ignore_body, read_json, read_query
 from penstock.web.operation import (
     OBJECT,
@@ -64,7 +61,7 @@ from penstock_automations.rules.hidden import made_secrets, with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, RuleRecord
 from penstock_automations.rules.secrets import check_secret, new_secret, new_token
-from penstock_automations.rules.store import CurrentRules, VersionConflict
+from penstock_automations.rules.store import VersionConflict
 
 log = logging.getLogger(__name__)
 
@@ -82,23 +79,11 @@ PREVIOUS: Final = 2  # how many secrets a rule has while a new secret replaces t
 
 
 class Rules:
-    """The handlers of the routes. `most` is the number of rules that one user may have, and
-    `tenant_limits` the setting."""
+    """The handlers of the routes."""
 
-    def __init__(
-        self,
-        rules: StoredRules,
-        current: CurrentRules,
-        deliveries: DeliveryList,
-        most: int,
-        tenant_limits: int,
-    ) -> None:
+    def __init__(self, rules: StoredRules, deliveries: DeliveryList) -> None:
         self._rules = rules
         self._deliveries = deliveries
-        self._current = current
-        self._most = most
-        self._tenant_limits = tenant_limits
-        self._making = asyncio.Lock()
 
     @serves(
         operation(
@@ -112,8 +97,8 @@ class Rules:
     async def index(self, request: Request) -> Response:
         query = read_query(request, Query)
         who = identity_of(request)
-        await self._current.refresh()
-        own = [each for each in self._current.all() if may_use(who, each.record)]
+        await self._rules.current.refresh()
+        own = [each for each in self._rules.current.all() if may_use(who, each.record)]
         own.sort(key=lambda rule: rule.id)
         begin = 0
         if query.after is not None:
@@ -142,22 +127,14 @@ class Rules:
         asked = self._rules.read(await read_json(request, MAX_BODY_BYTES), None)
         owner = owner_of(who)
         everybody = matches_all_users(asked.all_users, owner, may_see_all_runs(owner))
-        async with self._making:
-            await self._current.refresh()
-            for level, name, times in limited(who.tenant_user, self._tenant_limits):
-                if self._count(level) >= (most := self._most * times):
-                    text = (
-                        f"{name} may have {most} rules (PENSTOCK_RULES_PER_USER), and has as many"
-                    )
-                    raise Problem(409, f"{text}: delete one")
-            record = await self._rules.apply(
-                asked.plain,
-                owner,
-                all_users=everybody,
-                expected=0,
-                refusal=f"the id {asked.id} is taken, perhaps by a rule of the operator or another "
-                "user, which you cannot see; choose another",
-            )
+        record = await self._rules.make(
+            asked.plain,
+            owner,
+            all_users=everybody,
+            expected=0,
+            refusal=f"the id {asked.id} is taken, perhaps by a rule of the operator or another "
+            "user, which you cannot see; choose another",
+        )
         return await self._rules.respond_with(record, made_secrets(asked, record.rule, None), 201)
 
     @serves(
@@ -366,10 +343,6 @@ class Rules:
                 asked.plain, owner, all_users=everybody, expected=rule.revision, refusal=text
             )
         return await self._rules.respond_with(stored, made_secrets(asked, stored.rule, record.rule))
-
-    def _count(self, level: Level) -> int:
-        records = [each.record for each in self._current.all()]
-        return sum(each.source == "api" and level in each.owner.user.levels for each in records)
 
 
 def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) -> Rule:

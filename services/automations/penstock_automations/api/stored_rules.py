@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from penstock.bus.connection.clock import Clock
 from penstock.web.answers import json_answer
 from penstock.web.auth import Identity, identity_of
+from penstock.web.auth.limits import limited
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
 from penstock_automations.api.common import found_rule
@@ -19,7 +21,7 @@ from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.hidden import with_restored_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
-from penstock_automations.rules.store import RuleStore, VersionConflict
+from penstock_automations.rules.store import CurrentRules, RuleStore, VersionConflict
 
 SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
 
@@ -28,20 +30,29 @@ class StoredRules:
     """The rules that requests read and write.
 
     `check` raises InvalidRule for a rule that cannot work here. `changed` is awaited after each
-    write, and returns when the stored rules match every new event.
+    write, and returns when the stored rules match every new event. `most` is the number of rules
+    that one user may have, and `tenant_limits` the setting.
     """
 
     def __init__(
         self,
         store: RuleStore,
+        current: CurrentRules,
         check: Callable[[Rule], None],
         changed: Callable[[], Awaitable[None]],
         clock: Clock,
+        *,
+        most: int,
+        tenant_limits: int,
     ) -> None:
         self.store = store
+        self.current = current
         self._check = check
         self.changed = changed
         self._clock = clock
+        self._most = most
+        self._tenant_limits = tenant_limits
+        self._making = asyncio.Lock()
 
     async def writable(self, request: Request) -> CompiledRule:
         """Return the rule that the path names, if the caller may change its content.
@@ -95,15 +106,54 @@ class StoredRules:
             raise Problem(422, str(error), errors=errors) from error
         return rule
 
+    async def make(
+        self,
+        rule: Rule,
+        owner: Owner,
+        *,
+        all_users: bool,
+        expected: int | None,
+        refusal: str,
+        begins: dict[str, int] | None = None,
+    ) -> RuleRecord:
+        """Store a rule as `apply`. Problem 409: the owner would have too many."""
+        async with self._making:
+            await self.current.refresh()
+            others = [each.record for each in self.current.all() if each.id != rule.id]
+            made = [each.owner.user.levels for each in others if each.source == "api"]
+            for level, name, times in limited(owner.user, self._tenant_limits):
+                if sum(level in each for each in made) >= (most := self._most * times):
+                    text = (
+                        f"{name} may have {most} rules (PENSTOCK_RULES_PER_USER), and has as many"
+                    )
+                    raise Problem(409, f"{text}: delete one")
+            return await self.apply(
+                rule,
+                owner,
+                all_users=all_users,
+                expected=expected,
+                refusal=refusal,
+                begins=begins,
+            )
+
     async def apply(
-        self, rule: Rule, owner: Owner, *, all_users: bool, expected: int, refusal: str
+        self,
+        rule: Rule,
+        owner: Owner,
+        *,
+        all_users: bool,
+        expected: int | None,
+        refusal: str,
+        begins: dict[str, int] | None = None,
     ) -> RuleRecord:
         """Store a rule if it has the revision `expected`; 0 means that there is no such rule.
         Raises Problem 403 if the owner lacks a right; 409 `refusal` for another revision."""
         if (reason := missing_right(rule, owner)) is not None:
             raise Problem(403, reason)
         try:
-            return await self.store.apply(rule, owner, all_users=all_users, expected=expected)
+            return await self.store.apply(
+                rule, owner, all_users=all_users, expected=expected, begins=begins
+            )
         except VersionConflict as error:
             raise Problem(409, refusal) from error
 

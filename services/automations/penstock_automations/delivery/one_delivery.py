@@ -50,6 +50,7 @@ from penstock_automations.jobs.publish import postpone, publish
 from penstock_automations.jobs.return_times import ReturnTimes
 from penstock_automations.rules.actions import ActionKind
 from penstock_automations.rules.calls import CallRefused, CallSecret, rule_of_call
+from penstock_automations.rules.pushes import prefix
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 
@@ -390,8 +391,11 @@ class Delivery:
             telemetry.DELIVERIES.labels(record.status).inc()
             log.info("%s: %s: %s", job.about, job.on_behalf, record.status)
             return
-        if (last := record.last) is not None and last.code == GONE:
-            await self._parts.store.pause(job.rule, last.text, "penstock", job.uid)
+        is_gone = record.last is not None and record.last.code == GONE
+        if job.run_id and job.rule.startswith(prefix(job.run_id)) and (is_gone or job.is_last):
+            await self._parts.store.delete(job.rule)
+        elif record.last is not None and is_gone:
+            await self._parts.store.pause(job.rule, record.last.text, "penstock", job.uid)
         if record.is_dropped:
             await self._drop()
         else:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 import orjson
 
 from penstock.bus import subjects
+from penstock.events.catalogue import TERMINAL
 from penstock.runs.calls import CALLS, CallJob
 
 TriggerKind = Literal["schedule", "hook"]
@@ -130,6 +131,11 @@ class Job:
                 return call.run_id
             case _:
                 return None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no event of the run's lifecycle follows."""
+        return self.type in TERMINAL
 
     @property
     def on_behalf(self) -> str:

@@ -135,9 +135,10 @@ class Rule(Part):
         "the firing of a schedule or hook. A condition that reads a missing field does not hold.",
     )
     action: Action
-    payload: Literal["full", "reference"] = Field(
+    payload: Literal["full", "reference", "a2a"] = Field(
         "full",
-        description="`full` sends the whole event, `reference` its ids and type only.",
+        description="`full` sends the whole event, `reference` its ids and type only, `a2a` what "
+        "the event is as a push notification of A2A.",
     )
     order: Literal["none", "run"] = Field(
         "none",
@@ -181,6 +182,13 @@ class Rule(Part):
             text = "approval.requested or approval.escalated"
             raise ValueError(f"only a rule with no other subjects than {text} can have links")
         return action
+
+    @field_validator("payload")
+    @classmethod
+    def _has_events(cls, payload: str, info: ValidationInfo) -> str:
+        if payload == "a2a" and not info.data.get("subjects"):
+            raise ValueError("only events of runs can be sent as A2A; leave it out")
+        return payload
 
     @field_validator("order")
     @classmethod

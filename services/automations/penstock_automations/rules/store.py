@@ -84,6 +84,7 @@ class RuleStore:
         all_users: bool = False,
         source: str = "api",
         expected: int | None = None,
+        begins: dict[str, int] | None = None,
     ) -> RuleRecord:
         """Store a rule: a new one, or a new version of the rule with its id.
 
@@ -93,6 +94,7 @@ class RuleStore:
         as a new rule. The new rule does not keep the earlier secrets, and waiting deliveries of the
         earlier rule are not made. A paused rule stays paused when it is changed over HTTP.
         `expected` is the revision that the rule must have; 0 if there must be no rule with this id.
+        A new rule with `begins` also matches events after these sequences of streams.
 
         Raises:
             VersionConflict: the rule has another revision.
@@ -115,7 +117,7 @@ class RuleStore:
                 "all_users": all_users,
                 "version": earlier.record.version + 1 if earlier else 1,
                 "source": source,
-                "begins": await self._begins(rule, same),
+                "begins": begins if begins and not same else await self._begins(rule, same),
                 "since": self._since(rule, same),
                 "paused": same.record.paused if same and source == "api" else None,
                 "created_at": earlier.record.created_at if earlier else now,

@@ -213,7 +213,7 @@ USERS: Final = (
         "carries clients' requests, and sends them events",
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
         ["command.workflows.start.*", "command.workflows.cancel.*"],
-        ["decide.*", "link.*", "turn.*", "deadletter.edge.*"],
+        ["decide.*", "link.*", "push.*", "turn.*", "deadletter.edge.*"],
         # The edge follows which runs are open, since the users' limits count open runs.
         _follows("KV_runs"),
         _ADMITS,
@@ -293,6 +293,8 @@ USERS: Final = (
         _keys("letters.automations.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
+        hears=["push.*"],
+        responds=True,
     ),
     _service(
         "workflows",

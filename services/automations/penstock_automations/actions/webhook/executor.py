@@ -6,13 +6,16 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus
+from penstock.bus import Bus, subjects
 from penstock.bus.records import Decider, LinkReply, LinkRequest
+from penstock.bus.streams import events_for
+from penstock.bus.write.objects import unwrap
 from penstock.runs.decide import request_link
 from penstock_automations.actions.executor import (
     ActionExecutor,
@@ -23,7 +26,7 @@ from penstock_automations.actions.executor import (
 from penstock_automations.actions.webhook.endpoints import Endpoints, admit
 from penstock_automations.actions.webhook.exchange import Answer, NoAnswer, Sender, is_up, verdict
 from penstock_automations.actions.webhook.preparing import Request, request_of
-from penstock_automations.jobs.job import CallSource, Job
+from penstock_automations.jobs.job import CallSource, EventSource, Job
 from penstock_automations.rules.actions import LinkFor, Webhook
 from penstock_automations.rules.records import CompiledRule, Owner
 
@@ -84,6 +87,7 @@ class WebhookExecutor(ActionExecutor):
             if wait_s := endpoint.breaker.admit(time.monotonic(), self._woken(job)):
                 return AttemptDeferred(wait_s, "breaker")
             links = await links_of(self._bus, webhook, rule.record.owner, occurrence)
+            occurrence = await with_request(self._bus, rule, job, occurrence)
             request = self._request(rule, job, occurrence, links=links)
             is_call = isinstance(job.source, CallSource)
             result, attempted = await self._send(request, webhook, keeps_answer=is_call)
@@ -155,6 +159,22 @@ def _webhook_of(rule: CompiledRule) -> Webhook:
     webhook = rule.record.rule.action.webhook
     assert webhook is not None, "the delivery chooses the executor by the kind of action"
     return webhook
+
+
+async def with_request(
+    bus: Bus, rule: CompiledRule, job: Job, occurrence: Occurrence
+) -> Occurrence:
+    """Add what is asked to the event of a pause, since A2A's status of a pause has both."""
+    source = job.source
+    if not isinstance(source, EventSource) or job.type != "lifecycle.paused":
+        return occurrence
+    if rule.record.rule.payload != "a2a":
+        return occurrence
+    requests = subjects.event("approval.requested", source.run_id)
+    stored = await bus.tail(events_for(source.run_id), requests)
+    if stored is None or stored.sequence > source.event:  # the request of a later pause
+        return occurrence
+    return replace(occurrence, request=await unwrap(bus, stored.payload))
 
 
 async def links_of(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 from standardwebhooks.webhooks import Webhook
 
+from penstock.dialects import a2a
 from penstock_automations.actions.executor import Occurrence, RequestHead
 from penstock_automations.jobs.job import CallSource, Job
 from penstock_automations.rules.actions import WebhookAuth
@@ -24,16 +25,21 @@ def body_of(
     type_: str,
     event: bytes,
     *,
-    payload: Literal["full", "reference"],
+    payload: Literal["full", "reference", "a2a"],
     max_bytes: int,
     links: Sequence[Mapping[str, Any]] = (),
+    request: bytes | None = None,
 ) -> bytes:
     """Return the body for a canonical event.
 
     With "full", `data` is the event itself, byte for byte. With "reference", `data` has only the
     ids and the type of the event. If the full body would be larger than `max_bytes`, `data` is made
-    as with "reference", and its field `omitted` gives the reason.
+    as with "reference", and its field `omitted` gives the reason. With "a2a", the body is a stream
+    response of A2A; that of a pause has what its `request` asks.
     """
+    if payload == "a2a":
+        events = [orjson.loads(each) for each in (request, event) if each is not None]
+        return a2a.last_response(events, max_bytes)
     parsed: Mapping[str, Any] = orjson.loads(event)
     head = orjson.dumps({"type": type_, "timestamp": parsed["timestamp"]})[:-1]
     tail = b',"links":' + orjson.dumps(links) + b"}" if links else b"}"
@@ -93,6 +99,7 @@ def request_of(
             payload=rule.payload,
             max_bytes=max_bytes,
             links=links,
+            request=occurrence.request,
         )
     shown = {
         **own,
@@ -124,13 +131,13 @@ def request_of(
 def _authorization(auth: WebhookAuth | None) -> dict[str, str]:
     if auth is None:
         return {}
+    headers = {auth.header.name.lower(): auth.header.value} if auth.header is not None else {}
     if auth.bearer is not None:
-        return {"authorization": f"Bearer {auth.bearer}"}
+        headers["authorization"] = f"Bearer {auth.bearer}"
     if auth.basic is not None:
         pair = f"{auth.basic.username}:{auth.basic.password}".encode()
-        return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
-    assert auth.header is not None
-    return {auth.header.name.lower(): auth.header.value}
+        headers["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    return headers
 
 
 def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) -> dict[str, str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
 import orjson
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -19,28 +20,33 @@ from starlette.types import ASGIApp
 from penstock.dialects.a2a import EXTENSION
 from penstock.settings import AgentConfig
 from penstock.web.auth import identity_of, require
+from penstock.web.auth.grants import Permission
 from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.operation import (
     JSON,
     OBJECT,
     SSE,
     Answer,
-    Method,
     Operation,
     Parameter,
     in_path,
     json,
     serves,
 )
+from penstock.web.operation import Method as Verb
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.a2a.request import (
     REST_ERRORS,
     RPC_ERRORS,
+    AnyRequest,
+    ConfigRequest,
     ListRequest,
+    PushNotification,
     RpcRequest,
     SendRequest,
+    TaskRequest,
     parsed,
     refusal,
 )
@@ -52,34 +58,17 @@ from penstock_edge.surfaces.errors import InvalidBody, shortened
 from penstock_edge.surfaces.surface import Surface
 
 JsonObject = dict[str, Any]
-TASK: Final = in_path("task", "The task's id, which is the run's id")
-VERSION: Final = Parameter("A2A-Version", "1.0; without it, 0.3", location="header")
-EXTENSIONS: Final = Parameter(
-    "A2A-Extensions", f"With {EXTENSION}, the answer has the extension's parts", location="header"
+HEADERS: Final = (
+    by.AGENT_ID,
+    Parameter("A2A-Version", "1.0; without it, 0.3", location="header"),
+    Parameter(
+        "A2A-Extensions",
+        f"With {EXTENSION}, the answer has the extension's parts",
+        location="header",
+    ),
 )
-HEADERS: Final = (by.AGENT_ID, VERSION, EXTENSIONS)
 _VERSION: Final = re.compile(r"(\d+\.\d+)(\.\d+)?")
-_MESSAGE: Final = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "Hello"}]}
-_TASK: Final = {200: json("The task", OBJECT)}
-_STREAM: Final = {200: by.STREAMED, 204: by.OVER}
-# The official clients send POST, and the protocol's definition has GET.
-_SUBSCRIBE: Final[tuple[Method, ...]] = ("POST", "GET")
-_CONFIG: Final = (in_path("config", "A configuration"),)
-_PUSH: Final[tuple[tuple[Method, str, tuple[Parameter, ...]], ...]] = (
-    ("POST", "", ()),
-    ("GET", "", ()),
-    ("GET", "/{config}", _CONFIG),
-    ("DELETE", "/{config}", _CONFIG),
-)
-_OLDER: Final = {
-    "message/send": "SendMessage",
-    "message/stream": "SendStreamingMessage",
-    "tasks/get": "GetTask",
-    "tasks/cancel": "CancelTask",
-    "tasks/resubscribe": "SubscribeToTask",
-    "agent/getAuthenticatedExtendedCard": "GetExtendedAgentCard",
-}
-_rest = partial(Operation, tag="a2a", errors=REST_ERRORS)
+_SEND: Final = {"message": {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "Hello"}]}}
 
 
 class Card:
@@ -91,8 +80,10 @@ class Card:
 
     @serves(
         *(
-            _rest(
+            Operation(
                 method="GET",
+                tag="a2a",
+                errors=REST_ERRORS,
                 path=f"/a2a/{{agent}}{older}/.well-known/agent-card.json",
                 summary=f"The card of an agent{' for clients of A2A 0.3' * bool(older)}",
                 answers={200: json("The card", OBJECT), 304: Answer("The card has not changed")},
@@ -120,6 +111,119 @@ class Card:
         return Response(body, 200, headers, JSON)
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of A2A. REST has it as `path` below the agent, and `ids` maps fields of the request
+    to parts of the path. `older` is its name in 0.3."""
+
+    name: str
+    handle: Callable[[Tasks, Call, Any], Awaitable[ASGIApp]]
+    model: type[BaseModel]
+    path: str
+    verbs: tuple[Verb, ...] = ("GET",)
+    scope: Permission | None = "read"  # None: a message needs `start` or `decide`
+    ids: Mapping[str, str] = field(default_factory=dict)
+    parameters: tuple[Parameter, ...] = ()
+    example: Any = None  # of the body; None without a body
+    older: str = ""
+    streams: bool = False
+
+    def operations(self) -> Iterator[Operation]:
+        scopes = (self.scope,) if self.scope is not None else ()
+        stream = {200: by.STREAMED, 204: by.OVER}
+        for verb in self.verbs:
+            yield Operation(
+                method=verb,
+                path=f"/a2a/{{agent}}{self.path}",
+                summary=f"{self.name} of A2A",
+                tag="a2a",
+                answers=stream if self.streams else {200: json("The answer", OBJECT)},
+                scopes=scopes,
+                any_scope=() if scopes else ("start", "decide"),
+                errors=REST_ERRORS,
+                refusals=(400, 404, 409, 410),
+                parameters=(
+                    *HEADERS,
+                    *(in_path(each, f"The {each}'s id") for each in self.ids.values()),
+                    *self.parameters,
+                ),
+                body=self.model if self.example is not None else None,
+                example=self.example,
+                constants={"method": self.name},
+            )
+
+
+def _query(model: type[BaseModel], *left_out: str) -> tuple[Parameter, ...]:
+    fields = [str(each.alias) for each in model.model_fields.values()]
+    return tuple(Parameter(each, f"`{each}` of A2A") for each in fields if each not in left_out)
+
+
+_PUSHES: Final = "/tasks/{task}/pushNotificationConfigs"
+_QUERY: Final = _query(TaskRequest, "id")
+_SENDS: Final = partial(
+    Method, verbs=("POST",), scope=None, parameters=(by.WHEN_BUSY,), example=_SEND
+)
+_TASK: Final = partial(Method, model=TaskRequest, ids={"id": "task"})
+_CONFIGS: Final = partial(Method, path=_PUSHES, scope="automate", ids={"taskId": "task"})
+_CONFIG: Final = partial(
+    Method,
+    model=ConfigRequest,
+    path=f"{_PUSHES}/{{config}}",
+    scope="automate",
+    ids={"taskId": "task", "id": "config"},
+)
+METHODS: Final = (
+    _SENDS("SendMessage", Tasks.send, SendRequest, "/message:send", older="message/send"),
+    _SENDS(
+        "SendStreamingMessage",
+        partial(Tasks.send, stream=True),
+        SendRequest,
+        "/message:stream",
+        older="message/stream",
+        streams=True,
+    ),
+    Method("ListTasks", Tasks.list, ListRequest, "/tasks", parameters=_query(ListRequest)),
+    _TASK(
+        "CancelTask",
+        Tasks.cancel,
+        path="/tasks/{task}:cancel",
+        verbs=("POST",),
+        scope="start",
+        older="tasks/cancel",
+    ),
+    _TASK(
+        "SubscribeToTask",
+        Tasks.subscribe,
+        path="/tasks/{task}:subscribe",
+        verbs=("POST", "GET"),  # official clients send POST, the protocol's definition has GET
+        older="tasks/resubscribe",
+        parameters=by.CURSOR,
+        streams=True,
+    ),
+    # The router takes the first path that fits, so this one comes after those of verbs.
+    _TASK("GetTask", Tasks.get, path="/tasks/{task}", older="tasks/get", parameters=_QUERY),
+    _CONFIGS(
+        "CreateTaskPushNotificationConfig",
+        Tasks.add_push,
+        PushNotification,
+        verbs=("POST",),
+        example={"url": "https://hooks.example.com/a2a", "token": "t-1"},
+    ),
+    _CONFIGS("ListTaskPushNotificationConfigs", Tasks.list_pushes, ConfigRequest),
+    _CONFIG("GetTaskPushNotificationConfig", Tasks.get_push),
+    _CONFIG("DeleteTaskPushNotificationConfig", Tasks.remove_push, verbs=("DELETE",)),
+    Method(
+        "GetExtendedAgentCard",
+        Tasks.no_card,
+        AnyRequest,
+        "/extendedAgentCard",
+        older="agent/getAuthenticatedExtendedCard",
+    ),
+)
+_BY_NAME: Final = {each.name: each for each in METHODS}
+_BY_OLDER: Final = {each.older: each for each in METHODS if each.older}
+
+
 RPC: Final = Operation(
     method="POST",
     path="/a2a/{agent}",
@@ -130,7 +234,7 @@ RPC: Final = Operation(
         204: by.OVER,
     },
     scopes=(),
-    any_scope=("start", "decide", "read"),
+    any_scope=("start", "decide", "read", "automate"),
     errors=RPC_ERRORS,
     parameters=(*HEADERS, by.LAST_EVENT_ID, by.WHEN_BUSY),
     body=RpcRequest,
@@ -138,31 +242,22 @@ RPC: Final = Operation(
         "jsonrpc": "2.0",
         "id": 1,
         "method": "SendStreamingMessage",
-        "params": {"message": _MESSAGE},
+        "params": _SEND,
     },
     description="Errors of a method have the status 200, as JSON-RPC's clients expect.",
     refusals=(404, 409),
 )
 
 
-class JsonRpc:
-    """Has the handler of /a2a/{agent}: JSON-RPC, of A2A 1.0 and 0.3."""
+class Bindings:
+    """Has the handlers of A2A's methods, over JSON-RPC in 1.0 and 0.3, and over REST in 1.0."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        tasks = Tasks(edge)
-        self._methods: Mapping[str, Callable[[Call, Any], Awaitable[ASGIApp]]] = {
-            "SendMessage": partial(tasks.send, stream=False),
-            "SendStreamingMessage": partial(tasks.send, stream=True),
-            "GetTask": partial(_needing, "read", tasks.get),
-            "ListTasks": partial(_needing, "read", tasks.list),
-            "CancelTask": partial(_needing, "start", tasks.cancel),
-            "SubscribeToTask": partial(_needing, "read", tasks.subscribe),
-            "GetExtendedAgentCard": _no_card,
-        }
+        self._tasks = Tasks(edge)
 
     @serves(RPC, replace(RPC, path=f"{RPC.path}/", published=False))
-    async def post(self, request: Request) -> ASGIApp:
+    async def rpc(self, request: Request) -> ASGIApp:
         require_json(request)
         try:
             document = document_of(await read_body(request, self._edge.settings.max_body_bytes))
@@ -176,171 +271,34 @@ class JsonRpc:
             except Problem as problem:
                 raise Problem(400, problem.detail, code=-32600) from problem
             require_version(call, "1.0", "0.3")
-            method = _OLDER.get(asked.method, "") if call.older else asked.method
-            if "ushNotificationConfig" in asked.method:
+            method = (_BY_OLDER if call.older else _BY_NAME).get(asked.method)
+            if method is None and call.older and "pushNotificationConfig" in asked.method:
                 raise no_push()
-            if method not in self._methods:
+            if method is None:
                 text = f"A2A {call.version} has no method {shortened(asked.method)!r} here"
                 raise Problem(400, text, code=-32601)
-            return await self._methods[method](call, asked.params)
+            if method.scope is not None:
+                require(call.who, method.scope)
+            return await method.handle(self._tasks, call, parsed(method.model, asked.params))
         except Problem as problem:
             if problem.status in (401, 403, 429) or problem.status >= 500:
                 raise
             return Response(call.error(problem), 200, media_type=JSON)
 
-
-class Rest:
-    """Has the handlers of A2A's REST binding."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._tasks = Tasks(edge)
-
-    @serves(
-        *(
-            _rest(
-                method="POST",
-                path=f"/a2a/{{agent}}/message:{verb}",
-                summary=f"Send a message, and {what}",
-                answers=answers,
-                scopes=(),
-                any_scope=("start", "decide"),
-                parameters=(*HEADERS, by.WHEN_BUSY),
-                body=SendRequest,
-                example={"message": _MESSAGE},
-                constants={"verb": verb},
-                refusals=(404, 409),
-            )
-            for verb, what, answers in (
-                ("send", "wait for the task", {200: json("The task", OBJECT)}),
-                ("stream", "stream its task", _STREAM),
-            )
-        )
-    )
-    async def send(self, request: Request) -> ASGIApp:
-        call = self._call(request)
-        require_json(request)
-        body = await read_body(request, self._edge.settings.max_body_bytes)
-        stream = request.path_params["verb"] == "stream"
-        return await self._tasks.send(call, document_of(body), stream=stream)
-
-    @serves(
-        _rest(
-            method="POST",
-            path="/a2a/{agent}/tasks/{task}:cancel",
-            summary="Cancel a task",
-            answers=_TASK,
-            scopes=("start",),
-            parameters=(*HEADERS, TASK),
-            refusals=(404, 409),
-        )
-    )
-    async def cancel(self, request: Request) -> ASGIApp:
-        await ignore_body(request)
-        return await self._tasks.cancel(self._call(request), self._task(request))
-
-    @serves(
-        *(
-            _rest(
-                method=method,
-                path="/a2a/{agent}/tasks/{task}:subscribe",
-                summary="Stream a task and its updates",
-                answers=_STREAM,
-                scopes=("read",),
-                parameters=(*HEADERS, TASK, *by.CURSOR),
-                refusals=(404, 410),
-            )
-            for method in _SUBSCRIBE
-        )
-    )
-    async def subscribe(self, request: Request) -> ASGIApp:
-        await ignore_body(request)
-        return await self._tasks.subscribe(self._call(request), self._task(request))
-
-    @serves(
-        _rest(
-            method="GET",
-            path="/a2a/{agent}/tasks/{task}",
-            summary="One task",
-            answers=_TASK,
-            scopes=("read",),
-            parameters=(*HEADERS, TASK, Parameter("historyLength", "How many messages at most")),
-            refusals=(404,),
-        )
-    )
-    async def get(self, request: Request) -> ASGIApp:
-        return await self._tasks.get(self._call(request), self._task(request))
-
-    @serves(
-        _rest(
-            method="GET",
-            path="/a2a/{agent}/tasks",
-            summary="The caller's tasks of an agent, the newest first",
-            answers={200: json("A page", OBJECT)},
-            scopes=("read",),
-            parameters=(
-                *HEADERS,
-                *(
-                    Parameter(str(each.alias), f"`{each.alias}` of A2A's ListTasksRequest")
-                    for each in ListRequest.model_fields.values()
-                ),
-            ),
-            refusals=(404,),
-        )
-    )
-    async def list(self, request: Request) -> ASGIApp:
-        return await self._tasks.list(self._call(request), dict(request.query_params))
-
-    @serves(
-        *(
-            _rest(
-                method=method,
-                path=f"/a2a/{{agent}}/tasks/{{task}}/pushNotificationConfigs{of}",
-                summary="Not supported",
-                answers={},
-                scopes=("read",),
-                parameters=(*HEADERS, TASK, *more),
-                refusals=(400,),
-            )
-            for method, of, more in _PUSH
-        )
-    )
-    async def push(self, request: Request) -> ASGIApp:
-        await ignore_body(request)
-        raise no_push()
-
-    @serves(
-        _rest(
-            method="GET",
-            path="/a2a/{agent}/extendedAgentCard",
-            summary="Not supported",
-            answers={},
-            scopes=("read",),
-            parameters=HEADERS,
-            refusals=(400,),
-        )
-    )
-    async def extended(self, request: Request) -> ASGIApp:
-        return await _no_card()
-
-    def _call(self, request: Request) -> Call:
-        call = call_of(self._edge, request)
+    @serves(*(operation for each in METHODS for operation in each.operations()))
+    async def rest(self, request: Request) -> ASGIApp:
+        call, path = call_of(self._edge, request), request.path_params
+        method, document = _BY_NAME[path["method"]], {}
         require_version(call, "1.0")
-        return call
-
-    def _task(self, request: Request) -> JsonObject:
-        return {**request.query_params, "id": request.path_params["task"]}
-
-
-async def _needing(
-    scope: Any, method: Callable[[Call, Any], Awaitable[ASGIApp]], call: Call, params: Any
-) -> ASGIApp:
-    require(call.who, scope)
-    return await method(call, params)
-
-
-async def _no_card(*_: Any) -> ASGIApp:
-    raise refusal("UNSUPPORTED_OPERATION", "there is no extended card; the card says all")
+        if method.example is None:
+            await ignore_body(request)
+        else:
+            require_json(request)
+            document = document_of(await read_body(request, self._edge.settings.max_body_bytes))
+        if isinstance(document, dict):
+            ids = {name: path[part] for name, part in method.ids.items()}
+            document = {**request.query_params, **document, **ids}
+        return await method.handle(self._tasks, call, parsed(method.model, document))
 
 
 def call_of(edge: Edge, request: Request, rpc_id: bytes | None = None) -> Call:
@@ -382,7 +340,7 @@ def card_of(agent: AgentConfig, url: str, *, needs_token: bool) -> JsonObject:
         ],
         "capabilities": {
             "streaming": True,
-            "pushNotifications": False,
+            "pushNotifications": True,
             "extendedAgentCard": False,
             "extensions": [extension],
         },
@@ -401,6 +359,7 @@ def older_card(card: JsonObject) -> JsonObject:
     older = {"url": url, "preferredTransport": "JSONRPC", "protocolVersion": "0.3.0"}
     new = ("supportedInterfaces", "securitySchemes", "securityRequirements")
     older |= {key: each for key, each in card.items() if key not in new}
+    older["capabilities"] = {**card["capabilities"], "pushNotifications": False}
     if "securitySchemes" in card:
         older["securitySchemes"] = {"bearer": {"type": "http", "scheme": "Bearer"}}
         older["security"] = [{"bearer": []}]
@@ -410,4 +369,4 @@ def older_card(card: JsonObject) -> JsonObject:
 class A2a(Surface):
     """Has the handlers for cards and tasks, for agents of every protocol."""
 
-    handlers = (Card, JsonRpc, Rest)
+    handlers = (Card, Bindings)

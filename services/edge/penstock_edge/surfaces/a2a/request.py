@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -9,32 +10,36 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from penstock.bus.records import ApprovalRecord, Decided
+from penstock.bus.records import ApprovalRecord, Decided, Push
 from penstock.web.operation import TEXT
 from penstock.web.problems import ErrorShape, Problem, invalid, schema_of
 
 JsonObject = dict[str, Any]
-# An empty text is the default of a text in the clients' protobuf messages.
-Id = Annotated[
-    Annotated[str, Field(max_length=512)] | None, BeforeValidator(lambda value: value or None)
-]
+
+
+def _none(value: Any) -> Any:
+    return value or None  # an empty text is the default of a text in clients' protobuf messages
+
+
+Id = Annotated[Annotated[str, Field(max_length=512)] | None, BeforeValidator(_none)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Model(BaseModel):
-    """Unknown fields are ignored, as the specification demands."""
+class AnyRequest(BaseModel):
+    """Unknown fields are ignored, and fields may have the names of the protocol's definition, as
+    the specification demands."""
 
-    model_config = ConfigDict(alias_generator=to_camel)
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class MessagePart(_Model):
+class MessagePart(AnyRequest):
     """A text, or a value. The content of any other part is refused."""
 
     text: str | None = None
     data: Any = None
 
 
-class TaskMessage(_Model):
+class TaskMessage(AnyRequest):
     """A message of the user, of A2A 1.0 or 0.3."""
 
     message_id: Annotated[str, Field(min_length=1, max_length=512)]
@@ -56,31 +61,76 @@ class TaskMessage(_Model):
         return "\n".join(part.text for part in self.parts if part.text)
 
 
-class SendConfiguration(_Model):
+class Authentication(AnyRequest):
+    """What the header `Authorization` of a push notification has."""
+
+    scheme: Annotated[str, Field(min_length=1, max_length=64)]
+    credentials: str = ""
+
+
+class PushNotification(AnyRequest):
+    """Where a client is told of a task's changes."""
+
+    task_id: Id = None
+    id: Annotated[Annotated[str, Field(max_length=128)] | None, BeforeValidator(_none)] = None
+    url: str
+    token: Id = None
+    authentication: Authentication | None = None
+
+    def push(self) -> Push:
+        """Without an id, the URL is the id, so that a request which is sent again adds nothing."""
+        auth = self.authentication or Authentication(scheme="Bearer")
+        scheme = auth.scheme if self.authentication else None
+        if self.token is not None and scheme is not None and scheme.lower() != "bearer":
+            raise Problem(422, "authentication: with a token, the scheme must be Bearer")
+        push_id = self.id or hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        return Push(
+            id=push_id,
+            url=self.url,
+            token=self.token,
+            scheme=scheme,
+            credentials=auth.credentials or None,
+        )
+
+
+def shown_push(push: Push, run_id: str) -> JsonObject:
+    """Return a push notification as its client sees it, without the secrets."""
+    auth = {"authentication": {"scheme": push.scheme}} if push.scheme else {}
+    return {"taskId": run_id, "id": push.id, "url": push.url, **auth}
+
+
+class SendConfiguration(AnyRequest):
     """How a message is answered; `blocking` is of A2A 0.3."""
 
     return_immediately: bool = False
     blocking: bool = True
     history_length: Count | None = None
-    task_push_notification_config: Any = None
+    task_push_notification_config: PushNotification | None = None
     push_notification_config: Any = None
 
 
-class SendRequest(_Model):
+class SendRequest(AnyRequest):
     """A message to an agent, which begins a task or answers one."""
 
     message: TaskMessage
     configuration: SendConfiguration = SendConfiguration()
 
 
-class TaskRequest(_Model):
-    """A request about one task. `after` is of the extension."""
+class TaskRequest(AnyRequest):
+    """A request about one task."""
 
     id: str
     history_length: Count | None = None
 
 
-class ListRequest(_Model):
+class ConfigRequest(AnyRequest):
+    """A request about the push notifications of a task, or about one of them."""
+
+    task_id: str
+    id: str = ""
+
+
+class ListRequest(AnyRequest):
     """A page of the caller's tasks."""
 
     context_id: Id = None
@@ -92,7 +142,7 @@ class ListRequest(_Model):
     include_artifacts: bool = False
 
 
-class RpcRequest(_Model):
+class RpcRequest(AnyRequest):
     """A request of JSON-RPC 2.0."""
 
     jsonrpc: Literal["2.0"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -13,9 +15,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import sse
-from penstock.bus.records import RunRecord
+from penstock.bus import subjects
+from penstock.bus.records import Push, PushReply, PushRequest, RunRecord
 from penstock.bus.subjects import is_run_id
 from penstock.dialects import a2a
+from penstock.runs.decide import ANSWER_S
 from penstock.runs.start import Start
 from penstock.settings import WorkflowAgent
 from penstock.web.auth import require
@@ -30,13 +34,16 @@ from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.stream.responses.single_body import SingleBody
 from penstock_edge.surfaces.a2a.request import (
+    AnyRequest,
+    ConfigRequest,
     Decision,
     ListRequest,
+    PushNotification,
     SendRequest,
-    TaskMessage,
     TaskRequest,
     parsed,
     refusal,
+    shown_push,
 )
 from penstock_edge.surfaces.a2a.views import STATES, Call, TaskObject, fold_form, task_of_record
 from penstock_edge.surfaces.bodies import workflow_input
@@ -59,12 +66,11 @@ class Tasks:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    async def send(self, call: Call, params: Any, *, stream: bool) -> ASGIApp:
+    async def send(self, call: Call, asked: SendRequest, *, stream: bool = False) -> ASGIApp:
         """With `stream`, answer with the stream of the leg; otherwise with the task, when the leg
         has ended, or at once if the client asks for it."""
-        edge, asked = self._edge, parsed(SendRequest, params)
-        configuration = asked.configuration
-        if configuration.task_push_notification_config or configuration.push_notification_config:
+        edge, configuration = self._edge, asked.configuration
+        if configuration.push_notification_config:
             raise no_push()
         at_once = configuration.return_immediately or not configuration.blocking
         if stream or not at_once:
@@ -72,7 +78,7 @@ class Tasks:
         values, history = asked.message.values(), configuration.history_length
         if asked.message.task_id is not None:
             return await self._answer(call, asked, values, stream=stream, at_once=at_once)
-        record, leg = await self._start(call, asked.message, values)
+        record, leg = await self._start(call, asked, values)
         if stream:
             return await edge.stream(leg.view(call.form()), leg.position)
         if at_once:
@@ -80,10 +86,11 @@ class Tasks:
         return await self._whole(call, leg, history)
 
     async def _start(
-        self, call: Call, message: TaskMessage, values: list[Any]
+        self, call: Call, asked: SendRequest, values: list[Any]
     ) -> tuple[RunRecord, Leg]:
         require(call.who, "start")
-        edge, agent = self._edge, call.agent
+        edge, agent, message = self._edge, call.agent, asked.message
+        config = asked.configuration.task_push_notification_config
         given = None
         if values and not isinstance(agent, WorkflowAgent):
             text = "message.parts: a data part decides an approval, and then names the task"
@@ -104,6 +111,7 @@ class Tasks:
             input=given,
             key=orjson.dumps(key).decode(),
             request=content,
+            prepare=None if config is None else partial(self._pushes, call, add=config.push()),
             when_busy=when_busy_of(call.request),
         )
         started, leg = await first_leg(edge, start)
@@ -122,6 +130,8 @@ class Tasks:
         state = found.fold.state or STATES[record.status]
         if state in a2a.ENDED:
             raise refusal("UNSUPPORTED_OPERATION", f"task {record.run_id} has ended")
+        if (config := asked.configuration.task_push_notification_config) is not None:
+            await self._pushes(call, await self._own_run(call, record.run_id), add=config.push())
         if values:
             require(call.who, "decide")
             reply = await self._reply(call, record, values)
@@ -135,7 +145,7 @@ class Tasks:
         if stream:
             return await self._follow(call, found, last, _rest(call, leg), leg.position)
         if at_once:
-            return await self.get(call, {"id": record.run_id, "historyLength": history})
+            return await self.get(call, TaskRequest(id=record.run_id, history_length=history))
         return await self._whole(call, leg, history)
 
     async def _reply(self, call: Call, record: RunRecord, values: list[Any]) -> Reply:
@@ -162,13 +172,12 @@ class Tasks:
             return call.answer(shown)
         return Response(call.frame(shown), 200, {**sse.HEADERS, **call.headers})
 
-    async def get(self, call: Call, params: Any) -> ASGIApp:
-        asked = parsed(TaskRequest, params)
+    async def get(self, call: Call, asked: TaskRequest) -> ASGIApp:
         record = await self._run(call, asked.id)
         return call.answer(call.task(await self._task(call, record, asked.history_length)))
 
-    async def list(self, call: Call, params: Any) -> ASGIApp:
-        edge, asked = self._edge, parsed(ListRequest, params)
+    async def list(self, call: Call, asked: ListRequest) -> ASGIApp:
+        edge = self._edge
         before = asked.page_token
         if before is not None and not is_run_id(before):
             raise Problem(422, "pageToken: must be nextPageToken of an earlier page")
@@ -199,8 +208,8 @@ class Tasks:
         sizes = {"pageSize": asked.page_size, "totalSize": len(tasks) + more}
         return call.answer({"tasks": tasks, "nextPageToken": token, **sizes})
 
-    async def cancel(self, call: Call, params: Any) -> ASGIApp:
-        record = await self._run(call, parsed(TaskRequest, params).id)
+    async def cancel(self, call: Call, asked: TaskRequest) -> ASGIApp:
+        record = await self._run(call, asked.id)
         try:
             await self._edge.canceller.cancel(record.run_id, call.who)
         except Problem as problem:
@@ -209,11 +218,11 @@ class Tasks:
             raise refusal("TASK_NOT_CANCELABLE", problem.detail, 409) from problem
         return call.answer(call.task(await self._task(call, record, None)))
 
-    async def subscribe(self, call: Call, params: Any) -> ASGIApp:
+    async def subscribe(self, call: Call, asked: TaskRequest) -> ASGIApp:
         """Stream the task as it is, and then its updates. With a cursor, only the updates after it,
         up to the next pause or the end."""
         edge = self._edge
-        record = await self._run(call, parsed(TaskRequest, params).id)
+        record = await self._run(call, asked.id)
         edge.streams.require_room(call.request.scope)
         after = cursor_of(call.request)
         found, last = await self._read(call, record, after.sequence + 1 if after else NO_END)
@@ -227,6 +236,59 @@ class Tasks:
         if after is not None:
             return await edge.stream(view, position)
         return await self._follow(call, found, last, view, position, record)
+
+    async def add_push(self, call: Call, asked: PushNotification) -> ASGIApp:
+        run_id, push = await self._own_run(call, asked.task_id or ""), asked.push()
+        await self._pushes(call, run_id, add=push)
+        return call.answer(shown_push(push, run_id))
+
+    async def get_push(self, call: Call, asked: ConfigRequest) -> ASGIApp:
+        run_id = await self._own_run(call, asked.task_id)
+        for push in await self._pushes(call, run_id):
+            if push.id == asked.id:
+                return call.answer(shown_push(push, run_id))
+        raise Problem(404, f"the task has no push notifications {shortened(asked.id)}")
+
+    async def list_pushes(self, call: Call, asked: ConfigRequest) -> ASGIApp:
+        run_id = await self._own_run(call, asked.task_id)
+        configs = [shown_push(each, run_id) for each in await self._pushes(call, run_id)]
+        return call.answer({"configs": configs, "nextPageToken": ""})
+
+    async def remove_push(self, call: Call, asked: ConfigRequest) -> ASGIApp:
+        run_id = await self._own_run(call, asked.task_id)
+        await self._pushes(call, run_id, remove=asked.id)
+        return call.answer({})
+
+    async def no_card(self, call: Call, asked: AnyRequest) -> ASGIApp:
+        raise refusal("UNSUPPORTED_OPERATION", "there is no extended card; the card says all")
+
+    async def _pushes(
+        self, call: Call, run_id: str, *, add: Push | None = None, remove: str | None = None
+    ) -> Sequence[Push]:
+        """Add or remove a push at the automations service; return those of the run after it. A
+        repeated request has no further effect."""
+        who = call.who
+        require(who, "automate")
+        request = PushRequest(
+            user_id=who.user_id,
+            tenant=who.tenant,
+            roles=sorted(who.roles),
+            scopes=sorted(who.scopes),
+            add=add,
+            remove=remove,
+        )
+        answer = await self._edge.bus.request(subjects.push(run_id), request.dump(), ANSWER_S)
+        reply = PushReply.model_validate_json(answer.data)
+        if reply.status != 200:
+            raise Problem(reply.status, reply.detail)
+        return reply.pushes
+
+    async def _own_run(self, call: Call, run_id: str) -> str:
+        """Return the id of a run that is the caller's own, since a rule sees only its owner's."""
+        record = await self._run(call, run_id)
+        if record.user_id != call.who.user_id:
+            raise Problem(404, f"there is no task {shortened(run_id)} of your own")
+        return record.run_id
 
     async def _follow(
         self,
@@ -298,5 +360,5 @@ def _rest(call: Call, leg: Leg) -> View:
 
 
 def no_push() -> Problem:
-    text = "push notifications are not supported; use a rule of /v1/automations"
+    text = "A2A 0.3 has no push notifications here; use A2A 1.0"
     return refusal("PUSH_NOTIFICATION_NOT_SUPPORTED", text)

@@ -1,0 +1,90 @@
+"""Answers the edge's core requests `push.<run>` about the pushes of a run (decision 0325)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from pydantic import ValidationError
+
+from penstock.bus import Bus, BusError, Msg, Stored, subjects
+from penstock.bus.records import Push, PushReply, PushRequest
+from penstock.bus.streams import events_for
+from penstock.web.problems import Problem, invalid
+from penstock_automations.api.stored_rules import StoredRules
+from penstock_automations.rules.pushes import prefix, push_of, rule_id, rule_of
+from penstock_automations.rules.records import CompiledRule, Owner
+
+log = logging.getLogger(__name__)
+
+
+class Pushes:
+    """The pushes of runs. `match` matches a stored event, which may have been matched before."""
+
+    def __init__(
+        self, bus: Bus, rules: StoredRules, match: Callable[[Stored], Awaitable[None]]
+    ) -> None:
+        self._bus = bus
+        self._rules = rules
+        self._match = match
+
+    async def on_request(self, msg: Msg) -> None:
+        """If the bus fails, send no answer. The edge's request then times out, and is repeated."""
+        run_id = msg.subject.partition(".")[2]
+        try:
+            request = PushRequest.model_validate_json(msg.data)
+            reply = await self._reply(run_id, request)
+        except ValidationError as error:
+            problem = invalid(error)
+            reply = PushReply(status=problem.status, detail=problem.detail)
+        except Problem as problem:
+            reply = PushReply(status=problem.status, detail=problem.detail)
+        except BusError as error:
+            log.warning("run %s: %s: no answer: %s", run_id, msg.subject, error)
+            return
+        await self._bus.client.publish(msg.reply, reply.dump())
+
+    async def _reply(self, run_id: str, request: PushRequest) -> PushReply:
+        owner = Owner(**request.model_dump(include={"user_id", "tenant", "roles", "scopes"}))
+        if request.add is not None:
+            await self._add(run_id, owner, request.add)
+        await self._rules.current.refresh()
+        found = self._rules_of(run_id, owner)
+        if request.remove is not None:
+            removed = rule_id(run_id, request.remove)
+            if any(each.id == removed for each in found):
+                await self._rules.store.delete(removed)
+                await self._rules.changed()
+            found = [each for each in found if each.id != removed]
+        return PushReply(status=200, pushes=[push_of(each.record.rule) for each in found])
+
+    def _rules_of(self, run_id: str, owner: Owner) -> list[CompiledRule]:
+        begin, user_id = prefix(run_id), owner.user_id
+        rules = (each for each in self._rules.current.all() if each.id.startswith(begin))
+        own = [each for each in rules if each.record.owner.user_id == user_id]
+        return sorted(own, key=lambda each: each.record.created_at)
+
+    async def _add(self, run_id: str, owner: Owner, push: Push) -> None:
+        """Tell of the run's present state, and of all that follows.
+
+        The rule begins before the newest event of the lifecycle. When the rule is in force, the
+        event that is then the newest is matched again: with it, an ordered rule matches all events
+        that came meanwhile.
+        """
+        rule = self._rules.read(rule_of(run_id, push), None)
+        newest = await self._newest(run_id)
+        begins = {events_for(run_id): newest.sequence - 1} if newest is not None else None
+        await self._rules.make(
+            rule.plain,
+            owner,
+            all_users=False,
+            expected=None,
+            refusal="the push was changed at the same time: try again",
+            begins=begins,
+        )
+        await self._rules.changed()
+        if (newest := await self._newest(run_id)) is not None:
+            await self._match(newest)
+
+    async def _newest(self, run_id: str) -> Stored | None:
+        return await self._bus.tail(events_for(run_id), subjects.event("lifecycle.*", run_id))
