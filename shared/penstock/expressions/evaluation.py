@@ -121,13 +121,15 @@ def _mapped(node: Mapped) -> Program:
 
     def run(budget: Budget, variables: Variables) -> dict[str, Any]:
         budget.take()
-        found: dict[str, Any] = {}
+        found: dict[Any, Any] = {}
         for key, each in entries:
             name = key(budget, variables)
-            if not isinstance(name, str):
-                raise ExpressionError(f"a key of a map must be a text, not {kind_of(name)}")
+            if not isinstance(name, str | bool | int):
+                raise ExpressionError(
+                    f"a key of a map must be a text, an integer or a boolean, not {kind_of(name)}"
+                )
             if name in found:
-                raise ExpressionError(f"the key {name[:100]!r} is in the map twice")
+                raise ExpressionError(f"the key {str(name)[:100]!r} is in the map twice")
             found[name] = each(budget, variables)
         return found
 
@@ -147,7 +149,7 @@ def _loop(node: Loop) -> Program:
             # CEL leaves the order of an object's keys open, and its runtime takes another order
             # each time. A workflow must give the same value in every process.
             budget.take(len(elements) // KEYS_PER_STEP)
-            elements = sorted(elements)
+            elements = sorted(elements, key=_place)
         inner = dict(variables)
 
         def scopes() -> Iterable[Variables]:
@@ -158,6 +160,11 @@ def _loop(node: Loop) -> Program:
         return act(budget, scopes(), each)
 
     return run
+
+
+def _place(key: Any) -> tuple[str, Any]:
+    """Return the place of a map's key: first booleans, then texts, then integers."""
+    return kind_of(key), key
 
 
 def _conditional(arguments: Sequence[Program]) -> Program:

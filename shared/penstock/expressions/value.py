@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
 from cel_expr_python import cel
+from cel_expr_python.ext import ext_math
 
 from penstock.expressions.errors import ExpressionError, Position, compile_error
 from penstock.expressions.evaluation import SUPPORTED, boolean, program_of
@@ -80,22 +81,46 @@ _COMPARED_NUMBERS: Final = re.compile(
     r"found no matching overload for '(?:_[<>!=]=?_|@in)' applied to "
     r"'\((?:int|double), (?:list\()?(?:int|double)\)?\)'"
 )
-# The functions that Penstock adds to CEL.
-OWN_FUNCTIONS: Final = [
-    cel.FunctionDecl("json", [cel.Overload("json", return_type=_TEXT, parameters=[_DYN])]),
-    cel.FunctionDecl(
-        "join",
-        [
-            cel.Overload(
-                f"join_{len(more)}",
-                return_type=_TEXT,
-                parameters=[cel.Type.List(_DYN), *more],
-                is_member=True,
-            )
-            for more in ([], [_TEXT])
-        ],
-    ),
+# What Penstock adds to CEL's own functions: by name, the types of the receiver, the arguments, and
+# the result of each form. The functions of texts and lists are those of CEL's extensions.
+_INT, _LIST, _TEXTS = cel.Type.INT, cel.Type.List(_DYN), cel.Type.List(_TEXT)
+_METHODS: Final[Mapping[str, Sequence[tuple[Any, ...]]]] = {
+    "join": [(_LIST, _TEXT), (_LIST, _TEXT, _TEXT)],
+    "split": [(_TEXT, _TEXT, _TEXTS), (_TEXT, _TEXT, _INT, _TEXTS)],
+    "replace": [(_TEXT, _TEXT, _TEXT, _TEXT), (_TEXT, _TEXT, _TEXT, _INT, _TEXT)],
+    "lowerAscii": [(_TEXT, _TEXT)],
+    "upperAscii": [(_TEXT, _TEXT)],
+    "trim": [(_TEXT, _TEXT)],
+    "substring": [(_TEXT, _INT, _TEXT), (_TEXT, _INT, _INT, _TEXT)],
+    "charAt": [(_TEXT, _INT, _TEXT)],
+    "indexOf": [(_TEXT, _TEXT, _INT), (_TEXT, _TEXT, _INT, _INT)],
+    "lastIndexOf": [(_TEXT, _TEXT, _INT), (_TEXT, _TEXT, _INT, _INT)],
+    "reverse": [(_TEXT, _TEXT), (_LIST, _LIST)],
+    **{name: [(_LIST, _LIST)] for name in ("sort", "distinct", "flatten")},
+    **{name: [(_LIST, _DYN)] for name in ("sum", "min", "max")},
+    "slice": [(_LIST, _INT, _INT, _LIST)],
+}
+_PLAIN: Final = {"json": (_DYN, _TEXT), "parseJson": (_TEXT, _DYN)}
+
+
+def _declared(name: str, forms: Sequence[tuple[Any, ...]], *, is_member: bool) -> Any:
+    overloads = [
+        cel.Overload(f"{name}_{place}", gives, parameters, is_member)
+        for place, (*parameters, gives) in enumerate(forms)
+    ]
+    return cel.FunctionDecl(name, overloads)
+
+
+_FUNCTIONS: Final = [
+    *(_declared(name, forms, is_member=True) for name, forms in _METHODS.items()),
+    *(_declared(name, [form], is_member=False) for name, form in _PLAIN.items()),
 ]
+_MATH: Final = [ext_math.ExtMath()]
+
+
+def environment(variables: Mapping[str, Any]) -> Any:
+    """Return CEL's environment with the functions that an expression may call."""
+    return cel.NewEnv(variables=dict(variables), functions=_FUNCTIONS, extensions=_MATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +177,7 @@ class Scope:
 
     def _environment(self, fields: Mapping[str, VariableType]) -> Any:
         types = {name: TYPES[type_] for name, type_ in {**self._variables, **fields}.items()}
-        return cel.NewEnv(variables=types, functions=OWN_FUNCTIONS)
+        return environment(types)
 
     def compile(self, text: str, gives: ValueType = "any") -> ValueExpression:
         """Return the compiled expression.
@@ -309,10 +334,7 @@ class Conditions:
             variables if isinstance(variables, Mapping) else dict.fromkeys(variables, "object")
         )
         self._variables = typed
-        self._env = cel.NewEnv(
-            variables={name: TYPES[type_] for name, type_ in typed.items()},
-            functions=OWN_FUNCTIONS,
-        )
+        self._env = environment({name: TYPES[type_] for name, type_ in typed.items()})
 
     def compile(self, text: str) -> Condition:
         """Return the compiled condition.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cel_expr_python import cel
+from cel_expr_python.ext import ext_math, ext_strings
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,29 @@ def value(text: str, **data: Any) -> Any:
         ("2.5 in a.x", True),
         ('{"k": 1, "l": [a.n]} == {"l": [7.0], "k": 1}', True),
         ('{"k": 1, "l": 2} == {"k": 1, "m": 2}', False),
+        ('" Ab,c ".trim().lowerAscii().split(",")', ["ab", "c"]),
+        ('"a,b,c".split(",", 2)', ["a", "b,c"]),
+        ('"a-b-c".replace("-", "+", 1).upperAscii()', "A+B-C"),
+        ('a.s.substring(1) + a.s.charAt(0) + "abc".substring(0, 2).reverse()', "éhba"),
+        ('"abcabc".indexOf("c") + "abcabc".lastIndexOf("b") + "a".indexOf("x")', 2 + 4 - 1),
+        ("[1, 2.5].sum()", 3.5),
+        ("[].sum()", 0),
+        ('[duration("1m"), duration("1s")].sum()', "61s"),
+        ("[3, 1.5, 2].min() + 0.5", 2.0),
+        ('["b", "a"].max()', "b"),
+        ("[3, 1, 2].sort().reverse()", [3, 2, 1]),
+        ('[1, 1.0, true, "1", [1], [1.0], null, null].distinct()', [1, True, "1", [1], None]),
+        ("[[1], 2, [[3]]].flatten()", [1, 2, [3]]),
+        ("[1, 2, 3].slice(1, 3)", [2, 3]),
+        ("math.round(-2.5) + math.ceil(1.2) + math.floor(1.8) + math.trunc(-1.7)", -1.0),
+        ("math.greatest(1, a.n, 2.5)", 7),
+        ("math.least([3, 2]) + math.abs(-1) + math.sign(-4)", 2),
+        ("parseJson('{\"k\": [1]}').k[0]", 1),
+        ("{1: a.n, 2: 2}[1]", 7),
+        ("dyn(1) in {true: 1}", False),
+        ('{"b": 1, 2: 1}.map(key, key)', ["b", 2]),
+        ('now.getHours("-02:30")', 15),
+        ('duration("-1500ms").getMilliseconds()', -500),
         ("9223372036854775807", 2**63 - 1),
         ("-9223372036854775808", -(2**63)),
     ],
@@ -125,6 +149,16 @@ def test_the_type_that_is_wanted_is_checked_when_it_is_compiled_and_when_it_is_e
         ("b.join()", "join takes a list of texts"),
         ('a.s.matches("(?=x)")', "no regular expression"),
         ('now.getHours("Nowhere/City")', "no time zone"),
+        ("[].min()", "min takes a list that is not empty"),
+        ('[1, "a"].sort()', "can be compared, not a text, an integer"),
+        ('[1, "a"].sum()', "sum takes numbers or durations, not a text"),
+        ('"abc".substring(2, 1)', "the text has 3 characters"),
+        ('"abc".charAt(4)', "no position 4"),
+        ("[1].slice(0, 2)", "the list has 1 elements"),
+        ('parseJson("{")', "the text is no JSON"),
+        ("a.split(a)", "split does not take"),
+        ("[9223372036854775807, 1].sum()", "integer overflow"),
+        ('duration("320000000000s")', "cannot convert"),
     ],
 )
 def test_an_operation_that_fails_is_an_error(text: str, told: str) -> None:
@@ -177,6 +211,15 @@ HOSTILE = [
     "a ? 1 : " * 240 + "2",
     "[" * 100 + "a" + "]" * 100,
     "a[a[a[a]]]",
+    'a.split("").map(x, a.split(""))',
+    'a.replace("", a)',
+    'a.replace("x", "xx").replace("x", "xxxxxxxx").replace("x", "xxxxxxxx")',
+    "b.map(x, b.sort())",
+    "b.map(x, [x]).distinct()",
+    "b.map(x, b).flatten()",
+    "b.map(x, a.reverse().upperAscii().trim())",
+    "b.map(x, a.lastIndexOf(a))",
+    "b.map(x, parseJson(json(b)))",
 ]
 
 
@@ -244,7 +287,10 @@ def test_texts_that_are_no_unicode_and_large_integers_are_errors() -> None:
 
 # the same as the runtime
 
-_RUNTIME = cel.NewEnv(variables={"a": cel.Type.DYN, "b": cel.Type.DYN, "now": cel.Type.TIMESTAMP})
+_RUNTIME = cel.NewEnv(
+    variables={"a": cel.Type.DYN, "b": cel.Type.DYN, "now": cel.Type.TIMESTAMP},
+    extensions=[ext_strings.ExtStrings(), ext_math.ExtMath()],
+)
 # A map has one key at most, because the runtime loops over several keys in any order.
 _data = st.recursive(
     st.none()
@@ -279,7 +325,10 @@ def _applied(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         *("dyn({}).exists(x, x == 1)", "dyn({}).exists_one(x, x == 1)", "timestamp(dyn({}))"),
         *("dyn({}).map(x, x > 1, x)", 'dyn({}).startsWith("a")', 'dyn({}).contains("b")'),
         *("dyn({}).getHours()", "dyn({}).getDayOfYear()", "dyn({}).getMinutes()", "dyn({})[0]"),
-        *('dyn({}).matches("^a")', "duration(dyn({}))"),
+        *('dyn({}).matches("^a")', "duration(dyn({}))", "dyn({}).trim()", "math.round(dyn({}))"),
+        *('dyn({}).split("a")', 'dyn({}).split("", 2)', 'dyn({}).replace("a", "bb", 1)'),
+        *("dyn({}).upperAscii()", "dyn({}).substring(1)", "dyn({}).charAt(1)", "math.abs(dyn({}))"),
+        *('dyn({}).indexOf("b", 1)', 'dyn({}).lastIndexOf("a", 1)', "math.sign(dyn({}))"),
     ]
     return st.tuples(st.sampled_from(shapes), inner).map(lambda each: each[0].format(each[1]))
 

@@ -17,6 +17,7 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|ms|h|m|s)")
 _DURATION = re.compile(rf"[+-]?(?:0|(?:{_DURATION_PART.pattern})+)")
+_MOST_SECONDS = 315_576_000_000  # of a duration's text: 10,000 years
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -105,7 +106,8 @@ def to_duration(budget: Budget, value: Any) -> timedelta:
             case str() if len(value) <= 64 and _DURATION.fullmatch(value):
                 parts = _DURATION_PART.findall(value)
                 seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-                return timedelta(seconds=-seconds if value[0] == "-" else seconds)
+                if seconds < _MOST_SECONDS + 1:
+                    return timedelta(seconds=-seconds if value[0] == "-" else seconds)
     except OverflowError:
         pass
     raise ExpressionError(f"duration() cannot convert {_named(value)}")
@@ -124,6 +126,18 @@ def json_text(budget: Budget, value: Any) -> str:
     budget.build(len(text))
     budget.take(len(text) // 10)
     return text
+
+
+def parse_json(budget: Budget, text: Any) -> Any:
+    """Return the value of a text in JSON."""
+    if not isinstance(text, str) or len(text) > MAX_RESULT_BYTES:
+        raise ExpressionError(f"parseJson() takes a text of at most {MAX_RESULT_BYTES} characters")
+    budget.build(len(text))
+    budget.take(len(text) // 10)
+    try:
+        return orjson.loads(text)
+    except ValueError as error:
+        raise ExpressionError(f"parseJson(): the text is no JSON: {error}") from None
 
 
 def plain_json(value: Any, max_bytes: int, budget: Budget | None = None) -> Any:
@@ -157,6 +171,11 @@ def plain_json(value: Any, max_bytes: int, budget: Budget | None = None) -> Any:
             case list():
                 found = [plain(each) for each in value]
             case dict():
+                for name in value:
+                    if not isinstance(name, str):
+                        raise ExpressionError(
+                            f"a key of an object must be a text, not {kind_of(name)}: it is no JSON"
+                        )
                 room -= sum(map(len, value))
                 found = {name: plain(each) for name, each in value.items()}
         return found

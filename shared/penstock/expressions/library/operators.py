@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from penstock.expressions.errors import ExpressionError, MissingField
 from penstock.expressions.library.values import (
@@ -27,11 +27,26 @@ def select(budget: Budget, value: Any, field: Any) -> Any:
             if field not in value:
                 raise MissingField(f"there is no field {field[:100]!r}")
             return value[field]
+        case dict(), bool() | int() | float():
+            key = _key(value, field)
+            if key is None:
+                raise MissingField(f"there is no key {field} in the map")
+            return value[key]
         case list(), int() | float() if is_number(field) and field == math.floor(field):
             if not 0 <= field < len(value):
                 raise MissingField(f"there is no element {int(field)} in a list of {len(value)}")
             return value[int(field)]
     raise ExpressionError(f"{kind_of(value)} has no field {str(field)[:100]!r}")
+
+
+def _key(container: dict[Any, Any], wanted: Any) -> Any:
+    """Return the key that equals a number or a boolean; None if there is none. True is not 1."""
+    if wanted not in container:
+        return None
+    equals = (each for each in container if each == wanted)
+    return next(
+        (each for each in equals if isinstance(each, bool) is isinstance(wanted, bool)), None
+    )
 
 
 def add(budget: Budget, one: Any, other: Any) -> Any:
@@ -55,11 +70,18 @@ def subtract(budget: Budget, one: Any, other: Any) -> Any:
     return _arithmetic("-", operator.sub, one, other)
 
 
+# CEL counts durations in nanoseconds, of 64 bits.
+_LONGEST: Final = timedelta(microseconds=2**63 // 1000)
+
+
 def _time(act: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     try:
-        return act(one, other)
+        found = act(one, other)
     except OverflowError:
         raise ExpressionError("the time is out of range") from None
+    if isinstance(found, timedelta) and abs(found) > _LONGEST:
+        raise ExpressionError("the duration is longer than 292 years")
+    return found
 
 
 def _arithmetic(name: str, act: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
@@ -163,8 +185,10 @@ def ordering(name: str, act: Callable[[Any, Any], bool]) -> Function:
 
 def contained(budget: Budget, value: Any, container: Any) -> bool:
     match container:
-        case dict() if isinstance(value, str | bool | int | float):
-            return isinstance(value, str) and value in container
+        case dict() if isinstance(value, str):
+            return value in container
+        case dict() if isinstance(value, bool | int | float):
+            return _key(container, value) is not None
         case list():
             return any(equal(budget, value, each) for each in container)
     raise no_overload("in", value, container)
