@@ -25,12 +25,9 @@ from penstock.bus.admin.permissions import (
     with_shards,
 )
 from penstock.bus.records import BudgetAccount
-from penstock.service import bus_settings
-from penstock_cli.main import app
-from penstock_cli.operations import connection
-from penstock_cli.operations.doctor import gather, values
-from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, WAITING, run_checks
-from penstock_cli.operations.doctor.facts import (
+from penstock.doctor import nats_facts
+from penstock.doctor.checks import CHECKS, NEEDED, WAITING, run_checks
+from penstock.doctor.facts import (
     AccountFact,
     AnswerFact,
     ConsumerFact,
@@ -39,6 +36,10 @@ from penstock_cli.operations.doctor.facts import (
     StreamFact,
     Wanted,
 )
+from penstock.service import bus_settings
+from penstock_cli.main import app
+from penstock_cli.operations import connection
+from penstock_cli.operations.doctor import values
 from penstock_cli.operations.doctor.permissions import differences
 from support.drive.bus import connected, new_run_id, publish_events
 from support.drive.dead_letters import a_cancel, buried, letter_about
@@ -257,7 +258,9 @@ async def test_users_that_may_do_less_or_more_than_the_table_are_found(
     """The server has the accounts of an earlier version, and somebody has extended the edge's."""
     passwords = {user: json.dumps(password_of(user)) for user in NAMES}
     accounts = configuration(passwords).replace(f'          "{USER_INFO}"\n', "", 1)
-    accounts = accounts.replace('          "command.connector.start.*"\n', '"decide.>"\n', 1)
+    edge = accounts.index("user: edge")
+    start = '          "command.connector.start.*"\n'
+    accounts = accounts[:edge] + accounts[edge:].replace(start, '"decide.>"\n', 1)
     server = NatsServer(
         tmp_path / "nats", name="nats", config=f"{accounts}no_auth_user: operator\n", users=False
     )
@@ -388,9 +391,9 @@ async def test_the_subscribers_durable_is_only_judged_when_a_program_has_used_it
         assert (code, wrong(findings)) == (0, {})
         [readers] = [each for each in findings if each["check"] == "readers"]
         assert readers["text"].startswith("a process takes the messages of every durable consumer")
-    assert gather._is_unused({"name": "subscriber", "delivered": {"consumer_seq": 0}})
-    assert not gather._is_unused({"name": "subscriber", "delivered": {"consumer_seq": 1}})
-    assert not gather._is_unused({"name": "approvals", "delivered": {"consumer_seq": 0}})
+    assert nats_facts._is_unused({"name": "subscriber", "delivered": {"consumer_seq": 0}})
+    assert not nats_facts._is_unused({"name": "subscriber", "delivered": {"consumer_seq": 1}})
+    assert not nats_facts._is_unused({"name": "approvals", "delivered": {"consumer_seq": 0}})
 
 
 async def test_faults_of_streams_that_nobody_looks_after_are_found(

@@ -8,14 +8,16 @@ from functools import partial
 from typing import ClassVar
 
 from penstock import telemetry
-from penstock.bus import BusError, FairShare, Loss
+from penstock.bus import BusError, FairShare, Loss, Msg
 from penstock.bus.admin import migrate
 from penstock.bus.admin.advisories import ADVISORIES, handler_of_advisories
+from penstock.bus.admin.replay import replay_number
 from penstock.bus.budget import Budget
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import ENDED
 from penstock.bus.shards import each_shard, group_of
 from penstock.bus.state import deadletters
-from penstock.bus.subjects import PARTITIONS
+from penstock.bus.subjects import PARTITIONS, replay_letter
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_normalizer.costs.ledger import CONSUMER, Ledger
@@ -64,6 +66,10 @@ class NormalizerService(Service):
         end = partial(end_abandoned_run, self.bus)
         self.consume(ADVISORIES, handler_of_advisories(self.bus, self.store_dead_letter, end))
         self.consume(CONSUMER, Ledger(self.bus).add)
+        await until_answered(
+            "subscribing to letter.*",
+            lambda: self.bus.subscribe(replay_letter("*"), self._replay, self.name),
+        )
         self.spawn("dead letters", self._count_dead_letters)
         self.spawn("lag", self._measure_lag)
         self.spawn("prices", self._prices.follow)
@@ -120,6 +126,16 @@ class NormalizerService(Service):
             except BusError as error:
                 log.debug("the dead letters are not counted now: %s", error)
             await asyncio.sleep(COUNT_S)
+
+    async def _replay(self, msg: Msg) -> None:
+        """Replay a dead letter that an edge asks for. If the bus fails, no answer is sent, and the
+        caller asks again: a repeated replay changes nothing."""
+        number = msg.subject.partition(".")[2]
+        try:
+            reply = await replay_number(self.bus, int(number))
+            await self.bus.client.publish(msg.reply, reply.dump())
+        except (BusError, ValueError) as error:
+            log.warning("dead letter %s is not replayed: %s", number, error)
 
     async def _measure_lag(self) -> None:
         """Set the lag of each shard, measured on the partitions that this normalizer holds."""

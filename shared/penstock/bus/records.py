@@ -480,6 +480,7 @@ class ItemRuling(Record):
     outcome: PolicyOutcome
     note: str | None = None
     edit: list[str] = Field([], description="The arguments that a decider may change")
+    danger: bool = Field(False, description="Whether a person types the tool's name to approve")
 
 
 class Vote(Record):
@@ -675,6 +676,14 @@ class DecideReply(Record):
     status: Literal[200, 403, 404, 409, 422]
     detail: str = ""
     approval: ApprovalRecord | None = None
+
+
+class ReplayReply(Record):
+    """The answer to a request `letter.<number>`. `status` is an HTTP status."""
+
+    status: Literal[200, 404, 409]
+    detail: str
+    outcome: Literal["replayed", "already"] | None = None
 
 
 class WorkflowRecord(Record):

@@ -133,6 +133,11 @@ def push(run_id: str) -> str:
     return f"push.{run_id}"
 
 
+def replay_letter(number: int | str) -> str:
+    """Return the subject of a request to replay a dead letter, which the normalizer answers."""
+    return f"letter.{number}"
+
+
 def audit(chain: str) -> str:
     return f"audit.{chain}"
 

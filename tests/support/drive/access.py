@@ -145,6 +145,9 @@ HOW: dict[str, list[How]] = {
     "POST /v1/runs/{run_id}/cancel": [How(404, 409)],
     "GET /v1/agents": [How()],
     "GET /v1/costs": [How()],
+    "GET /v1/system": [How()],
+    "GET /v1/dead-letters": [How()],
+    "POST /v1/dead-letters/{number}/replay": [How(good=404)],  # there is none
     "GET /v1/events": [How(headers=PAGE)],
     "GET /v1/sessions/{session_id}/events": [How(403, query=ALICE, headers=PAGE)],
     "GET /v1/sessions/{session_id}/queue": [How(403, query=ALICE)],

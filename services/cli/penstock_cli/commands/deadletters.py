@@ -7,12 +7,12 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from penstock.bus import Bus
-from penstock.bus.admin.replay import CannotReplay, replay_letter
+from penstock.bus.admin.replay import replay_found
 from penstock.bus.state import deadletters as bus_letters
 from penstock.bus.state.deadletters import Letter
 from penstock_cli.commands.options import operator, parse_since, parser
@@ -86,7 +86,7 @@ async def list_deadletters(
     found, _ = await _selected(bus, (), service, run, since)
     if output.as_json:
         for letter in found:
-            output.json_line(_summary(letter))
+            output.json_line(letter.summary())
     elif not found:
         output.notice("there are no dead letters" + " like that" * bool(service or run or since))
     else:
@@ -115,9 +115,9 @@ async def show_deadletter(
     hidden = not raw and letter.subject.startswith(("raw.", "rawp."))
     if output.as_json:
         payload = {} if hidden else _payload(letter.payload)
-        output.json_line(_summary(found) | {"headers": letter.headers} | payload)
+        output.json_line(found.summary() | {"headers": letter.headers} | payload)
         return DONE
-    output.pieces(render.fields({**_summary(found), "headers": letter.headers}))
+    output.pieces(render.fields({**found.summary(), "headers": letter.headers}))
     output.pieces([("\npayload\n", "bold")])
     if hidden:
         output.text(
@@ -144,21 +144,13 @@ async def replay_deadletters(
     found, missing = await _selected(bus, numbers, service, run, since)
     code = _report_missing(output, missing)
     if all_of_them:
-        found = [one for one in found if _state(one) != "replayed"]
+        found = [one for one in found if one.state != "replayed"]
         if not found:
             output.notice("there is nothing to replay")
     for one in found:
-        try:
-            done = await replay_letter(bus, one)
-        except CannotReplay as error:
-            _report(output, one.number, "refused", f"cannot be replayed: {error}")
-            code = FAILED
-            continue
-        if done:
-            _report(output, one.number, "replayed", f"replayed, as {one.letter.subject}")
-        else:
-            assert one.mark is not None
-            _report(output, one.number, "already", f"was replayed at {one.mark.at}: nothing done")
+        reply = await replay_found(bus, one)
+        _report(output, one.number, reply.outcome or "refused", reply.detail)
+        code = code if reply.outcome else FAILED
     return code
 
 
@@ -230,11 +222,7 @@ def _report(output: Output, number: int, outcome: str, text: str) -> None:
 def _row(one: Letter) -> tuple[str, ...]:
     letter = one.letter
     about = (str(one.number), letter.at, letter.service, letter.run or "-")
-    return (*about, _source(one), _state(one), letter.reason)
-
-
-def _state(one: Letter) -> str:
-    return one.mark.state if one.mark is not None else "waiting"
+    return (*about, _source(one), one.state, letter.reason)
 
 
 def _source(one: Letter) -> str:
@@ -242,20 +230,6 @@ def _source(one: Letter) -> str:
     sequence."""
     subject = one.letter.subject.removesuffix(f".{one.letter.run_id}")
     return f"{subject.replace(f'.{one.letter.run_id}.', '.…')} #{one.letter.sequence}"
-
-
-def _summary(one: Letter) -> dict[str, Any]:
-    letter = one.letter
-    summary: dict[str, Any] = {
-        "number": one.number,
-        "state": _state(one),
-        **letter.model_dump(include={"at", "service", "pod"}),
-        "run_id": letter.run,
-        **letter.model_dump(include={"subject", "sequence"}),
-        **letter.model_dump(include={"delivered", "reason", "traceback_id"}),
-        "bytes": len(letter.payload),
-    }
-    return summary if one.mark is None else {**summary, "state_at": one.mark.at}
 
 
 def _payload(payload: bytes) -> dict[str, str]:

@@ -16,8 +16,8 @@ from penstock_cli.terminal.render import clean
 
 if TYPE_CHECKING:
     from penstock.bus import Bus
-    from penstock_cli.operations.doctor.checks import Finding
-    from penstock_cli.operations.doctor.facts import Facts
+    from penstock.doctor.checks import Finding
+    from penstock.doctor.facts import Facts
 
 
 def doctor(
@@ -43,17 +43,18 @@ def doctor(
 
     The check changes nothing and starts no run. The exit code is 1 if something is wrong.
     """
-    from penstock.settings import Settings, read_settings  # noqa: PLC0415 - takes long to import
+    from penstock.doctor import checks, nats_facts  # noqa: PLC0415 - takes long to import
+    from penstock.doctor.facts import Facts  # noqa: PLC0415
+    from penstock.settings import Settings, read_settings  # noqa: PLC0415
     from penstock_cli.operations import connection  # noqa: PLC0415
-    from penstock_cli.operations.doctor import checks, gather  # noqa: PLC0415
-    from penstock_cli.operations.doctor.facts import Facts  # noqa: PLC0415
+    from penstock_cli.operations.doctor import gather  # noqa: PLC0415
 
     output = Output(as_json)
     places = gather.Places(config, probe or (), values or (), chart)
     found: list[Facts] = []
 
     async def look(bus: Bus) -> int:
-        found.append(await gather.in_nats(bus))
+        found.append(await nats_facts.in_nats(bus))
         return connection.DONE
 
     def refused(reason: str) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock.bus.admin.replay import TAKE_BACK
 from penstock.bus.shards import BUCKET as SHARDS_BUCKET
 from penstock.bus.shards import KEY as SHARDS_KEY
 from penstock.bus.shards import group_of
@@ -25,6 +26,7 @@ from penstock.bus.streams import (
     ADVISORIES,
     AUDIT,
     COMMANDS,
+    DEADLETTERS,
     DELIVERIES,
     EVENTS,
     JOURNAL,
@@ -34,7 +36,7 @@ from penstock.bus.streams import (
     events_of,
     raw_of,
 )
-from penstock.bus.subjects import CATEGORIES, large_event, to_shard
+from penstock.bus.subjects import CATEGORIES, large_event, replay_letter, replay_of, to_shard
 
 ACCOUNT: Final = "PENSTOCK"
 SUBSCRIBERS: Final = "SUBSCRIBERS"
@@ -123,7 +125,8 @@ _ALIVE = ["alive.>"]
 _MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
 
 
-# The kinds of commands that the service `workflows` takes.
+# The kinds of commands that the services `connector` and `workflows` take.
+CONNECTOR_COMMANDS: Final = ("start", "continue", "cancel")
 WORKFLOW_COMMANDS: Final = ("start", "cancel", "continue", "called", "replay")
 
 # The permissions to write stream tokens (`tokens.<id>`) and service tokens: every service with
@@ -172,7 +175,7 @@ USERS: Final = (
         "the only one that writes source frames of agent servers",
         ["raw.*.upstream", "deadletter.connector.*", "command.connector.cancel.*"],
         ["control.*", "handover.leg", "turn.*"],
-        _takes(COMMANDS, *(f"connector-{kind}" for kind in ("start", "continue", "cancel"))),
+        _takes(COMMANDS, *(f"connector-{kind}" for kind in CONNECTOR_COMMANDS)),
         _follows("KV_leases"),
         _reads(COMMANDS, RAW, EVENTS),
         _buckets("claims", "sent", "leases", "sessions", "threads", "runs"),
@@ -185,11 +188,17 @@ USERS: Final = (
     ),
     _service(
         "normalizer",
-        "the only one that writes events",
+        "the only one that writes events; replays dead letters",
         [f"{category}.>" for category in CATEGORIES],
         # The normalizer processes the server's advisories, so it makes dead letters for all
         # services and subscribers.
         ["raw.*.normalizer", "deadletter.*.*"],
+        # The normalizer replays the dead letters that edges ask for. It publishes what the letters
+        # contain, so an edge cannot make up a command.
+        [f"command.connector.{kind}.*" for kind in CONNECTOR_COMMANDS],
+        [f"command.workflows.{kind}.*" for kind in WORKFLOW_COMMANDS],
+        [replay_of(service, "*") for service in TAKE_BACK],
+        [*_reads(DEADLETTERS), *_buckets("letters", "sent"), *_keys("letters.*.*")],
         # The normalizer repairs streams that have lost their end: see `state.continuity`.
         ["raw.*.penstock", "command.penstock.skipped.*"],
         [f"{_API}.STREAM.PURGE.{stream}" for stream in (RAW, EVENTS, COMMANDS)],
@@ -206,6 +215,7 @@ USERS: Final = (
         _keys("runs.*", "pauses.*", "checkpoints.>", "leases.normalizer.>"),
         _attempts("normalizer"),
         _KEEPS_OBJECTS,
+        hears=[replay_letter("*")],
         responds=True,
     ),
     _service(
@@ -214,6 +224,8 @@ USERS: Final = (
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
         ["command.workflows.start.*", "command.workflows.cancel.*"],
         ["decide.*", "link.*", "push.*", "turn.*", "deadletter.edge.*"],
+        # What `penstock doctor` reads, and the dead letters, whose replay the edge requests.
+        [f"{_API}.CONSUMER.LIST.*", *_reads(DEADLETTERS), *_buckets("letters"), replay_letter("*")],
         # The edge follows which runs are open, since the users' limits count open runs.
         _follows("KV_runs"),
         _ADMITS,
@@ -236,7 +248,7 @@ USERS: Final = (
     ),
     _service(
         "approvals",
-        "takes decisions and continues runs; no other service may",
+        "takes decisions and continues runs; no other service may begin that",
         ["command.connector.continue.*", "raw.*.approvals", "deadletter.approvals.*"],
         ["command.workflows.continue.*", "command.workflows.cancel.*"],
         # No other service may write the audit.

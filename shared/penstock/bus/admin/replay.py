@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from penstock.bus import subjects
 from penstock.bus.errors import ObjectGone
 from penstock.bus.messages import Message
-from penstock.bus.records import ENDED, ContinueCommand, RunRecord, Sent
+from penstock.bus.records import ENDED, ContinueCommand, ReplayReply, RunRecord, Sent
 from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock.bus.state.kv import Buckets
@@ -41,6 +41,27 @@ async def replay_letter(bus: Buckets, found: Letter) -> bool:
     await bus.publisher.publish(message)
     await deadletters.mark(bus, letter.key, "replayed")
     return True
+
+
+async def replay_number(bus: Buckets, number: int) -> ReplayReply:
+    """Replay the dead letter with this number; the reply says what was done. Raises BusError."""
+    found = await deadletters.find(bus, number)
+    if found is None:
+        return ReplayReply(status=404, detail=f"there is no dead letter {number} (any more)")
+    return await replay_found(bus, found)
+
+
+async def replay_found(bus: Buckets, found: Letter) -> ReplayReply:
+    try:
+        done = await replay_letter(bus, found)
+    except CannotReplay as error:
+        return ReplayReply(status=409, detail=f"cannot be replayed: {error}")
+    if done:
+        detail = f"replayed, as {found.letter.subject}"
+        return ReplayReply(status=200, detail=detail, outcome="replayed")
+    assert found.mark is not None
+    detail = f"was replayed at {found.mark.at}: nothing done"
+    return ReplayReply(status=200, detail=detail, outcome="already")
 
 
 async def _message(bus: Buckets, letter: DeadLetter) -> Message:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -81,6 +81,25 @@ class Letter:
     letter: DeadLetter
     mark: Mark | None = None
 
+    @property
+    def state(self) -> Literal["waiting", "replaying", "replayed"]:
+        return self.mark.state if self.mark is not None else "waiting"
+
+    def summary(self) -> dict[str, Any]:
+        """Return what is shown of the dead letter: not its payload and headers, which may contain
+        secrets."""
+        letter = self.letter
+        summary: dict[str, Any] = {
+            "number": self.number,
+            "state": self.state,
+            **letter.model_dump(include={"at", "service", "pod"}),
+            "run_id": letter.run,
+            **letter.model_dump(include={"subject", "sequence"}),
+            **letter.model_dump(include={"delivered", "reason", "traceback_id"}),
+            "bytes": len(letter.payload),
+        }
+        return summary if self.mark is None else {**summary, "state_at": self.mark.at}
+
 
 def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> DeadLetter:
     return DeadLetter(
@@ -112,15 +131,21 @@ async def store_dead_letter(bus: Writes, letter: DeadLetter) -> None:
 
 
 async def letters(
-    bus: Buckets, service: str = "*", run_id: str = "*", since: datetime | None = None
+    bus: Buckets,
+    service: str = "*",
+    run_id: str = "*",
+    since: datetime | None = None,
+    *,
+    after: int = 0,
 ) -> AsyncIterator[Letter]:
-    """Yield every dead letter that matches, the newest last."""
-    start = 1
+    """Yield every dead letter that matches and has a number greater than `after`, the newest
+    last."""
+    start = after + 1
     if since is not None:
         first = await leader.since(bus, streams.DEADLETTERS, since)
         if first is None:
             return
-        start = first.sequence
+        start = max(start, first.sequence)
     marks = {entry.key: entry for entry in await bus.bucket("letters").entries()}
     pattern = subjects.deadletter(service, run_id)
     async for stored in direct.replay(bus, streams.DEADLETTERS, pattern, start):

@@ -1,1 +1,1 @@
-"""Check a deployment: `gather` collects facts, `checks` judges them, `report` shows the result."""
+"""Collects what `penstock doctor` checks besides NATS: users, files, agents, probes and values."""

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import yaml
 
+from penstock.doctor.facts import Wanted
 from penstock.json_schema import misfits, shown_path
 from penstock.settings import ConfigurationError
-from penstock_cli.operations.doctor.facts import Wanted
 
 # the fields of `Wanted`, and their names in the chart's section `streams`
 _STREAMS: Final = {

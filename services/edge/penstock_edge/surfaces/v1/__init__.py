@@ -9,9 +9,10 @@ from penstock_edge.surfaces.v1.events import EventsOfAllRuns
 from penstock_edge.surfaces.v1.runs import Runs
 from penstock_edge.surfaces.v1.session_events import SessionEvents
 from penstock_edge.surfaces.v1.session_queue import SessionQueues
+from penstock_edge.surfaces.v1.system import System
 
 
 class V1(Surface):
     """Has the handlers for all paths under `/v1` except approvals, which another service serves."""
 
-    handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents, SessionQueues, CostSums)
+    handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents, SessionQueues, CostSums, System)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
-from penstock_cli.operations.doctor.facts import AnswerFact, Facts, PartitionFact, Wanted
+from penstock.doctor.facts import AnswerFact, Facts, PartitionFact, Wanted
 
 Verdict = Literal["ok", "wrong", "not_checked"]
 
