@@ -12,15 +12,16 @@ import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
 from penstock.visible import TooLarge, visible
-from penstock_cli.terminal.watch import described, lines, parse_answer
+from penstock_cli.terminal.watch import Watch, described, lines, parse_answer
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline
 from support.drive.waiting import eventually
@@ -172,6 +173,43 @@ async def test_a_restart_of_the_service_and_anothers_decision_are_survived(
                 assert (await penstock.approval(last.approval_id)).status == "pending"
         finally:
             terminal.close()
+
+
+@dataclass
+class Typed:
+    """A terminal at which a person types these answers."""
+
+    answers: list[str]
+    notices: list[str] = field(default_factory=list)
+
+    def ask(self, question: str) -> str:
+        assert "delete_file" in question
+        return self.answers.pop(0)
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+@pytest.mark.parametrize(
+    ("decision", "answers", "is_meant"),
+    [
+        ("approve", ["delete_file"], True),
+        ("approve", ["y"], False),
+        ("reject", [], True),
+    ],
+)
+def test_a_dangerous_call_is_approved_after_its_name_was_typed(
+    decision: str, answers: list[str], is_meant: bool
+) -> None:
+    approval = {
+        "items": [{"item_id": "1", "tool": "delete_file", "kind": "confirmation"}],
+        "rulings": [{"item_id": "1", "danger": True}],
+    }
+    output = Typed(answers)
+    watch = Watch(cast(Any, None), cast(Any, output))
+    assert watch._is_meant(approval, [{"item_id": "1", "decision": decision}]) is is_meant
+    assert output.answers == []
+    assert bool(output.notices) is not is_meant
 
 
 def test_without_a_terminal_there_is_a_clear_error() -> None:

@@ -289,6 +289,28 @@ async def test_a_budget_is_raised_by_one_of_the_amounts_that_the_page_offers(
     assert decided.items[0].value == "5.00 EUR"
 
 
+async def test_a_dangerous_call_is_approved_only_with_its_name_typed_and_rejected_without(
+    penstock: Secured,
+) -> None:
+    ruling = {"item_id": "c1", "rule_id": "danger", "outcome": "ask", "danger": True}
+    for decision, typed, status in (
+        ("approve", "", 422),
+        ("approve", "transfers", 422),
+        ("approve", " transfer ", 303),
+        ("reject", "", 303),
+    ):
+        _, approval_id = await paused(penstock, rulings=[ruling])
+        path = await linked(penstock, approval_id)
+        shown, _ = await opened(penstock, path)
+        assert "To approve it, type <bdi>transfer</bdi>" in shown
+        answer = await act(penstock, path, decision=decision, typed=typed, note="a note")
+        assert answer.status_code == status, (decision, typed)
+        if status == 422:
+            assert "type transfer into the field" in answer.text
+            assert ">a note</textarea>" in answer.text
+            assert (await record(penstock, approval_id)).status == "pending"
+
+
 async def test_a_request_that_is_too_large_to_show_cannot_be_decided_here(
     penstock: Secured,
 ) -> None:

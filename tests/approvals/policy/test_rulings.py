@@ -75,6 +75,13 @@ def test_an_asking_rule_says_who_and_how_many_and_until_when() -> None:
     assert [each.edit for each in ruling.items] == [["args.memo"]]
 
 
+def test_a_ruling_says_whether_the_rule_calls_it_dangerous() -> None:
+    rule = "- {id: purge, match: {tool: purge}, outcome: ask, danger: true}"
+    policy = parse(f"version: 1\nrules:\n  {rule}\n")
+    ruling = policy.outcome_of(asked(item("purge"), item("other", "2")))
+    assert [each.danger for each in ruling.items] == [True, False]
+
+
 def test_a_pause_is_automatic_only_if_each_of_its_items_is() -> None:
     reads = item("get_weather", "1")
     all_of_it = POLICY.outcome_of(asked(reads, item("search_x", "2")))

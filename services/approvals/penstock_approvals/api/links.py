@@ -135,7 +135,8 @@ class LinkRoutes:
 
         The refusals, in their order: 404 for an unknown link; 403 for a form of another site; 413,
         415, 422 for what is no form; 403 for a form of another link; then a page with 409 if the
-        link cannot be used now (`links.model.state_of`), or with the status of the refused vote.
+        link cannot be used now (`links.model.state_of`), with 422 if the tool's name was not typed,
+        or with the status of the refused vote.
         """
         link = await self._link(request)
         if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
@@ -146,6 +147,10 @@ class LinkRoutes:
         view = await self._view(link)
         if view.state is not State.OPEN or view.record is None:
             return _html(view, 409)
+        name = form.name_to_type(view.record)
+        if sent.decision == "approve" and name is not None and sent.typed != name:
+            problem = f"this is dangerous: to approve it, type {name} into the field"
+            return _html(await self._view(link, problem=problem, refused=sent), 422)
         decision = DecideRequest(
             decider=link.decider(),
             note=sent.note,

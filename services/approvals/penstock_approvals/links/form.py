@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import parse_qs
 
-from penstock.bus.records import Decided
+from penstock.bus.records import ApprovalRecord, Decided
 from penstock_approvals.policy.model import ANSWERED_ONLY, NEEDS_VALUE
 
 MAX_NOTE: Final = 2000
 MAX_FIELDS: Final = 1000
+TYPED: Final = "typed"  # the name of the field for the tool's name
 VALUE: Final = "value-"  # the prefix of the name of an item's field, before the item's number
 
 
@@ -32,6 +33,7 @@ class Form:
     decision: Literal["approve", "reject"]
     note: str | None
     values: Mapping[int, str]
+    typed: str = ""
 
     def fields(self) -> dict[str, str]:
         values = {f"{VALUE}{number}": text for number, text in self.values.items()}
@@ -66,7 +68,15 @@ def parse(body: bytes) -> Form:
         "approve" if decision == "approve" else "reject",
         note or None,
         values,
+        fields.get(TYPED, "").strip(),
     )
+
+
+def name_to_type(record: ApprovalRecord) -> str | None:
+    """Return the name that a person types to approve; None if no rule says `danger`."""
+    dangerous = {each.item_id for each in record.rulings if each.danger}
+    named = (item for item in record.items if item["item_id"] in dangerous)
+    return next((str(item.get("tool") or item.get("kind")) for item in named), None)
 
 
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:

@@ -19,7 +19,7 @@ from penstock import visible as characters
 from penstock.bus.records import ApprovalRecord
 from penstock.visible import TooLarge, members, text_of
 from penstock_approvals.inbox.last_lines import Line
-from penstock_approvals.links.form import MAX_NOTE, VALUE, can_reject
+from penstock_approvals.links.form import MAX_NOTE, TYPED, VALUE, can_reject, name_to_type
 from penstock_approvals.links.store import LinkRecord, State
 from penstock_approvals.policy.model import NEEDS_VALUE
 
@@ -197,6 +197,13 @@ def _form(record: ApprovalRecord, link: LinkRecord, entered: Mapping[str, str]) 
         for number, item in enumerate(record.items)
         if item.get("kind") in NEEDS_VALUE
     )
+    name = name_to_type(record)
+    typed = (
+        f'<label for="{TYPED}">This is dangerous. To approve it, type {_name(name)}</label>'
+        f'<input id="{TYPED}" name="{TYPED}" spellcheck="false">'
+        if name is not None
+        else ""
+    )
     note = visible(entered.get("note", ""))
     reject = (
         '<button class="reject" name="decision" value="reject">Reject</button>'
@@ -205,7 +212,7 @@ def _form(record: ApprovalRecord, link: LinkRecord, entered: Mapping[str, str]) 
     )
     return (
         '<form method="post" autocomplete="off">'
-        f'<input type="hidden" name="csrf" value="{link.signature()}">{fields}'
+        f'<input type="hidden" name="csrf" value="{link.signature()}">{fields}{typed}'
         '<label for="note">Reason or note (the agent gets it, too)</label>'
         f'<textarea id="note" name="note" rows="3" maxlength="{MAX_NOTE}">{note}</textarea>'
         '<div class="buttons"><button name="decision" value="approve">Approve</button>'

@@ -84,6 +84,9 @@ class Terms(Strict):
     edit: Annotated[list[Name], Listed] = Field(
         [], description="The arguments that a decider may change, such as `args.memo` or `args.*`."
     )
+    danger: bool = Field(
+        False, description="Console, links and terminal have a person type the tool's name first."
+    )
 
     @model_validator(mode="after")
     def _check_terms(self) -> Self:
@@ -126,7 +129,9 @@ class Rule(Terms):
 
 
 DEFAULT_ID: Final = "default"
-_ASKING: Final = frozenset({"deciders", "need", "deadline", "on_deadline", "escalate", "edit"})
+_ASKING: Final = frozenset(
+    {"deciders", "need", "deadline", "on_deadline", "escalate", "edit", "danger"}
+)
 
 
 class Document(Strict):

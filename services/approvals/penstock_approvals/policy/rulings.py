@@ -305,6 +305,7 @@ class Policy:
                     outcome=each.outcome,
                     note=each.terms.note,
                     edit=list(each.terms.edit),
+                    danger=each.terms.danger,
                 )
                 for each in results
             ],

@@ -3,7 +3,7 @@ another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from enum import Enum, auto
@@ -216,7 +216,23 @@ class Watch:
                 return Step.QUIT
             case _:
                 return Step.AGAIN
-        return self._decide(approval, decided, note) if decided is not None else Step.AGAIN
+        is_meant = decided is not None and self._is_meant(approval, decided)
+        return self._decide(approval, decided or [], note) if is_meant else Step.AGAIN
+
+    def _is_meant(self, approval: Record, decided: Sequence[Mapping[str, Any]]) -> bool:
+        """Have the person type the name of each tool that a rule calls dangerous and that is
+        approved. Return False if the person types something else."""
+        approved = {each["item_id"] for each in decided if each["decision"] == "approve"}
+        rulings = approval.get("rulings") or []
+        dangerous = {each["item_id"] for each in rulings if each.get("danger")}
+        for item in approval["items"]:
+            if item["item_id"] not in approved & dangerous:
+                continue
+            name = visible(str(item.get("tool") or item["kind"]))
+            if self._output.ask(f"this is dangerous: to approve it, type {name} ") != name:
+                self._output.notice("that is not its name: nothing is decided")
+                return False
+        return True
 
     def _approved(self, approval: Record, edits: Edits) -> list[dict[str, Any]] | None:
         """Ask for the needed values, and return the approval of all items; None without a value."""
