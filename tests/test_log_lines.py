@@ -73,6 +73,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_automations/api/rules.py": EVERY,  # a rule
     "penstock_automations/triggers": EVERY,  # the same
     "penstock_cli/local": EVERY,
+    "penstock_cli/demo/connector.py": EVERY,
     "penstock_connector/service.py": EVERY,
     "penstock_edge/service.py": EVERY,
     "penstock_edge/sources/large_events.py": ("a part of a large", "the subscription ended"),

@@ -98,6 +98,10 @@ def check_the_code_review(up: Up, client: httpx.Client) -> None:
     assert missing("unified", ["workflow_transition"], frames, payload=place) == []
 
 
+# The messages of runs that wait: of the demo's first runs, and of the test's last run.
+FIRST_AND_LAST = ["+password = 1", "Please delete report.txt", "delete b.txt"]
+
+
 def check_that_every_agno_agent_asks(up: Up) -> None:
     for agent in AGNO_DEMO.agents:
         code, events = up.penstock("run", "delete a.txt", "--agent", agent["id"], "--no")
@@ -165,7 +169,8 @@ def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config
     assert up.signal(signal.SIGTERM) == 0
     up.start()
     _, listed = up.penstock("runs", "--status", "paused")
-    assert [run["run_id"] for run in listed] == [waiting]
+    # The first runs of the demo are started once, and not again by the second start.
+    assert sorted(run["message"] for run in listed) == FIRST_AND_LAST
     _, [approval] = up.penstock("approvals", "list", "--run", waiting)
     assert up.penstock("approvals", "approve", approval["approval_id"])[0] == 0
     code, events = up.penstock("events", waiting)

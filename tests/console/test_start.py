@@ -152,6 +152,33 @@ async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: str) -
 
 
 @pytest.mark.console
+async def test_a_killed_connector_is_replaced_and_the_run_goes_on_without_a_gap(demo: str) -> None:
+    async with page_at(f"{demo}/") as page:
+        await ready(page, "assistant")
+        await starts(page, LEFT, "assistant")
+        state = f"document.querySelector('{LEFT} > .foot [role=status]').textContent"
+        await page.until(f"/event [5-9]/.test({state})")
+        await page.value(
+            f"[...document.querySelectorAll('{LEFT} > .foot button')]"
+            ".find((each) => each.innerText === 'End the connector').click()"
+        )
+        await says(page, LEFT, "the connector was killed")
+        await says(page, LEFT, "completed with event")
+        told = await page.text(f"{LEFT} .item-message .text")
+        assert told.startswith("Once upon a time")
+        assert told.endswith("the wheel turned once.")
+        is_clean(page, demo)
+
+
+async def test_elsewhere_nothing_can_be_ended(asking: str) -> None:
+    async with httpx.AsyncClient(base_url=asking, timeout=30) as http:
+        headers = {"authorization": f"Bearer {token(sub='dora')}"}
+        answer = await http.post("/v1/demo/connector/end", json={}, headers=headers)
+        assert answer.status_code == 404
+        assert "END_CONNECTOR = null" in (await http.get("/assets/demo.js")).text
+
+
+@pytest.mark.console
 async def test_hostile_arguments_are_text_and_what_cannot_be_seen_is_named(demo: str) -> None:
     async with page_at(f"{demo}/") as page:
         await ready(page, "tester")

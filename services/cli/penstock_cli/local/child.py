@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,6 +76,11 @@ class Child:
 
     def failure(self, what: str) -> StartFailed:
         return StartFailed(f"{self.name} {what}. Its last lines in {self.log}:\n{self.tail()}")
+
+    def kill(self) -> None:
+        """Kill the server and its guard at once, as a crash ends them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         if self._process.stdin is not None:

@@ -38,6 +38,8 @@ from penstock_approvals.service import ApprovalsService
 from penstock_automations.service import AutomationsService
 from penstock_cli.demo import RECIPES, DemoServer, switch_on_workflows
 from penstock_cli.demo.automations import ASK, DemoRules, are_wanted, forget
+from penstock_cli.demo.connector import DemoConnector
+from penstock_cli.demo.first_runs import start_first_runs
 from penstock_cli.local.child import StartFailed
 from penstock_cli.local.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
 from penstock_cli.terminal.api import DEFAULT_URL
@@ -157,8 +159,13 @@ async def _run(
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
             alone = nats is not None
+            # In the demo, a person may kill the connector, so it has a process of its own.
+            kept = options.demo and nats is not None
+            services = [
+                DemoConnector if kept and each is ConnectorService else each for each in SERVICES
+            ]
             await serve(
-                SERVICES,
+                services,
                 settings,
                 config,
                 until=until,
@@ -238,6 +245,9 @@ async def _show_addresses(
         print(f"The demo's {demo.recipe.name} server is still being set up: {_names(demo)}.")
     sys.stdout.flush()
     await asyncio.gather(*map(_tell_when_healthy, missing))
+    if demos and nats is not None and not asks:
+        agents = {agent.id for demo in demos for agent in demo.agents}
+        await start_first_runs(url, agents | {"code_review"} if has_workflows else agents)
 
 
 async def _tell_when_healthy(demo: DemoServer) -> None:

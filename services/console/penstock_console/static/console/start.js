@@ -2,6 +2,7 @@
 // The start screen: three trials, the agents, and the latest runs.
 
 import { get, post } from "../api.js";
+import { END_CONNECTOR } from "../demo.js";
 import { Transcript } from "./fold.js";
 import { follow, oncePerFrame } from "./live.js";
 import { Runs } from "./runs.js";
@@ -25,7 +26,7 @@ const TRIALS = [
   },
   {
     title: "A stream to come back to",
-    about: "Leave in the middle: the run goes on. Come back: nothing is missing. Or cancel it.",
+    about: `Leave in the middle: the run goes on. Come back: nothing is missing. ${END_CONNECTOR ? "Kill the connector: another one continues the run." : "Or cancel it."}`,
     message: "Tell me a slow story",
     mayLeave: true,
   },
@@ -102,6 +103,16 @@ class Trial extends Component {
     this.setState({ phase: "left", said: `left after event ${this.count}; the run goes on` });
   }
 
+  /** Kill the demo's connector, in whose hands the run is. */
+  async endConnector() {
+    try {
+      await post(END_CONNECTOR, {});
+      this.setState({ said: `the connector was killed after event ${this.count}; another one takes the run over` });
+    } catch (error) {
+      this.setState({ said: error.message });
+    }
+  }
+
   async cancel() {
     if (this.state.phase === "left") this.follow(); // so that the end is seen
     try {
@@ -143,6 +154,7 @@ class Trial extends Component {
         ${mayLeave && (phase === "left"
           ? html`<button type="button" class="quiet small" key="back" onClick=${() => this.follow()}>Come back</button>`
           : html`<button type="button" class="quiet small" key="leave" disabled=${phase !== "live"} onClick=${() => this.leave()}>Leave the stream</button>`)}
+        ${mayLeave && END_CONNECTOR && html`<button type="button" class="quiet small" key="end" disabled=${phase !== "live"} onClick=${() => this.endConnector()}>End the connector</button>`}
         <button type="button" class="reject small" disabled=${phase !== "live" && phase !== "left"} onClick=${() => this.cancel()}>Cancel the run</button>
         ${transcript && html`<a href=${`/console/runs/${encodeURIComponent(transcript.runId)}`}>Open the run</a>`}
       </p>
