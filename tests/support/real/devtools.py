@@ -131,9 +131,9 @@ class Page:
             f"location.href === {json.dumps(url)} && document.readyState === 'complete'"
         )
 
-    async def screenshot(self, path: Path) -> None:
-        """Return the whole page as a PNG."""
-        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True)
+    async def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """Write the page as a PNG: the whole page, or the part in the window."""
+        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     async def scheme(self, *, dark: bool) -> None:

@@ -2,9 +2,11 @@
 // /v1/login has set, and each POST has a CSRF token.
 
 export class Refused extends Error {
-  constructor(status, message) {
+  /** `errors` are the mistakes in what was sent, each with `field`, `message` and perhaps `line`. */
+  constructor(status, message, errors = undefined) {
     super(message);
     this.status = status;
+    this.errors = errors;
   }
 
   /** Whether the same request may succeed later. */
@@ -56,7 +58,7 @@ async function exchange(path, options) {
   }
   if (answer.status === 401) dispatchEvent(new Event(UNKNOWN_CALLER));
   if (!answer.ok) {
-    throw new Refused(answer.status, body?.detail ?? body?.title ?? `HTTP ${answer.status}`);
+    throw new Refused(answer.status, body?.detail ?? body?.title ?? `HTTP ${answer.status}`, body?.errors);
   }
   return { body, date: new Date(answer.headers.get("date") ?? Date.now()) };
 }
@@ -71,13 +73,13 @@ export function getDated(path) {
   return exchange(path, {});
 }
 
-/** Send a POST with a JSON body, and return the JSON of the answer. Throws Refused. */
-export async function post(path, body) {
+/** Send a POST with a JSON body, or with a text of another type, and return the JSON of the answer. Throws Refused. */
+export async function post(path, body, type = "application/json") {
   const send = async () =>
     ask(path, {
       method: "POST",
-      headers: { "content-type": "application/json", ...(await csrfToken()) },
-      body: JSON.stringify(body),
+      headers: { "content-type": type, ...(await csrfToken()) },
+      body: type === "application/json" ? JSON.stringify(body) : body,
     });
   try {
     return await send();

@@ -4,12 +4,14 @@
 import { UNKNOWN_CALLER, get, signIn, signOut, signedIn } from "../api.js";
 import { Automation, Automations } from "./automations.js";
 import { Compare } from "./compare.js";
+import { Costs } from "./costs.js";
 import { Docs } from "./docs.js";
 import { Inbox } from "./inbox.js";
 import { MOVED, focusOn, follows } from "./place.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
 import { Start } from "./start.js";
+import { System } from "./system.js";
 import { Component, html, render } from "./view.js";
 import { Workflow, Workflows } from "./workflows.js";
 
@@ -45,6 +47,8 @@ const SCREENS = [
     name: "Automation",
     show: ([, id], props) => html`<${Automation} ruleId=${decoded(id)} ...${props} />`,
   },
+  { pattern: /^\/console\/costs\/?$/u, name: "Costs", show: (_, props) => html`<${Costs} ...${props} />` },
+  { pattern: /^\/console\/system\/?$/u, name: "System", show: (_, props) => html`<${System} ...${props} />` },
   { pattern: /^\/docs$/u, name: "API", show: (_, props) => html`<${Docs} ...${props} />` },
 ];
 const LINKS = [
@@ -53,6 +57,8 @@ const LINKS = [
   ["/console/inbox", "Inbox"],
   ["/console/workflows", "Workflows"],
   ["/console/automations", "Automations"],
+  ["/console/costs", "Costs"],
+  ["/console/system", "System"],
   ["/docs", "API"],
 ];
 

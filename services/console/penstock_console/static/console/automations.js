@@ -11,6 +11,15 @@ const place = (id) => `/console/automations/${encodeURIComponent(id)}`;
 const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 const SHOWN_FAILURES_MS = 24 * 3600 * 1000; // a failed delivery is shown with its rule for a day
 const STATUSES = ["waiting", "delivered", "failed"];
+const DRY_RUN = { hours: 24, limit: 1000 };
+const TRIED = {
+  matched: "would fire it",
+  condition: "do not fulfil its condition",
+  missing_field: "lack a field of its condition",
+  failed: "make its condition fail",
+  not_allowed: "are of runs that it may not see or follow",
+  unreadable: "cannot be read",
+};
 const LOOKS = { waiting: "paused", delivered: "completed", failed: "failed" };
 
 /** Return what a rule waits for, and what it does, as two texts. */
@@ -30,6 +39,47 @@ function stateOf(rule) {
   return rule.enabled ? html`<span class="status is-completed">on</span>` : html`<span class="status is-cancelled">off</span>`;
 }
 
+/** All attempts of a delivery with their answers, and the last request. */
+class Attempts extends Component {
+  constructor() {
+    super();
+    this.state = { told: null, error: null };
+  }
+
+  async open(event) {
+    const { rule, id } = this.props.delivery;
+    if (!event.target.open || this.state.told) return;
+    try {
+      this.setState({ told: await get(`${path(rule)}/deliveries/${encodeURIComponent(id)}`), error: null });
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+  }
+
+  render({ delivery }, { told, error }) {
+    return html`<details onToggle=${(event) => this.open(event)}>
+      <summary>${String(delivery.attempts)}<span class="unseen"> attempts of ${delivery.id}</span></summary>
+      ${error && html`<p class="bad">${error}</p>`}
+      ${told && html`<ol class="attempts">${told.all_attempts.map((each) => html`<li>
+        <${Time} at=${each.at} /> ${each.status ?? ""} ${duration(each.seconds * 1000)} ${each.text ?? ""}
+        ${each.answer && html`<p class="text">${each.answer}</p>`}</li>`)}</ol>
+      ${told.request && html`<p class="dim">The last request</p><${Tree} value=${told.request} />`}`}
+    </details>`;
+  }
+}
+
+/** What a dry run has found: how many events would fire the rule, and the first of each kind. */
+function Tried({ found }) {
+  return html`<div class="card tried">
+    <p>Of ${found.looked_at.toLocaleString()} events${found.complete ? "" : " (there are more)"}:</p>
+    <ul>${Object.entries(found.counts).filter(([kind, count]) => count || kind === "matched").map(([kind, count]) => html`<li key=${kind}>
+      ${count.toLocaleString()} ${TRIED[kind] ?? kind}
+      ${found.shown.filter((each) => each.why === kind).slice(0, 5).map((each) => html`<p class="dim"><a href=${runPlace(each.run_id)}>${each.type}</a> ${each.reason}</p>`)}
+    </li>`)}</ul>
+    <p class="dim">Nothing was sent.</p>
+  </div>`;
+}
+
 function Deliveries({ deliveries, onAgain }) {
   return html`<table>
     <thead><tr><th scope="col">Outcome</th><th scope="col">Event</th><th scope="col">Attempts</th><th scope="col" class="wide">At</th><th scope="col">Last answer</th><th scope="col">Again</th></tr></thead>
@@ -40,7 +90,7 @@ function Deliveries({ deliveries, onAgain }) {
         return html`<tr key=${`${each.id} ${each.replay ?? 0}`}>
           <td><span class=${`status is-${LOOKS[each.status] ?? "queued"}`}>${each.status}</span>${each.waits_for && html` <span class="dim">for ${each.waits_for}</span>`}</td>
           <td>${each.run_id ? html`<a href=${runPlace(each.run_id)}>${each.type}</a>` : each.type}${each.started_run_id && html` <a href=${runPlace(each.started_run_id)}>the run it started</a>`}</td>
-          <td data-label="attempts:">${String(each.attempts)}</td>
+          <td data-label="attempts:"><${Attempts} delivery=${each} /></td>
           <td class="wide">${last && html`<${Time} at=${last.at} />`}</td>
           <td class="name">${last ? `${last.status ?? ""} ${short(last.text || last.answer || "", 120)} (${duration(last.seconds * 1000)})` : ""}</td>
           <td><button type="button" class="quiet small" aria-label=${`${wait ? "Try now" : "Replay"}: the delivery ${each.id}`}
@@ -122,7 +172,7 @@ export class Automations extends Component {
 export class Automation extends Component {
   constructor() {
     super();
-    this.state = { rule: null, deliveries: null, next: null, error: null, isBusy: false };
+    this.state = { rule: null, deliveries: null, next: null, error: null, isBusy: false, tried: null };
   }
 
   componentDidMount() {
@@ -158,18 +208,31 @@ export class Automation extends Component {
     this.setState({ isBusy: false });
   }
 
-  render({ ruleId, search }, { rule, deliveries, next, error, isBusy }) {
+  async dryRun() {
+    this.setState({ isBusy: true, error: null });
+    const since = new Date(Date.now() - DRY_RUN.hours * 3600 * 1000).toISOString();
+    try {
+      this.setState({ tried: await post(`${path(this.props.ruleId)}/dry-run`, { since, limit: DRY_RUN.limit }) });
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+    this.setState({ isBusy: false });
+  }
+
+  render({ ruleId, search }, { rule, deliveries, next, error, isBusy, tried }) {
     const { status } = query(search, ["status"]);
     return html`<main>
       <p class="crumbs"><a href="/console/automations">Automations</a></p>
       <div class="bar">
         <h1 tabindex="-1">${rule?.name || ruleId}</h1>
         ${rule && stateOf(rule)}
+        ${rule?.subjects.length > 0 && html`<button type="button" class="quiet dry-run" disabled=${isBusy} onClick=${() => this.dryRun()}>Dry run over the last day</button>`}
         ${rule && html`<button type="button" class="quiet pause" disabled=${isBusy} onClick=${() => this.send(rule.paused ? "resume" : "pause")}>${rule.paused ? "Resume the rule" : "Pause the rule"}</button>`}
       </div>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       ${rule?.paused?.reason && html`<p class="dim">Paused: ${rule.paused.reason}</p>`}
       ${rule && html`<details class="card"><summary>The rule</summary><${Tree} value=${rule} /></details>`}
+      ${tried && html`<${Tried} found=${tried} />`}
       ${deliveries && html`<div class="bar">
           <h2>Deliveries</h2>
           <nav class="choices" aria-label="Deliveries by outcome">

@@ -3,11 +3,12 @@
 
 import { get, post } from "../api.js";
 import { Answer } from "./form.js";
-import { Component, Exact, Time, Tree, duration, html } from "./view.js";
+import { Component, Exact, Time, Tree, duration, html, sortedJson } from "./view.js";
 
 // The kinds that can only be answered, and those that need a value (docs/approvals.md).
 const ANSWERED_ONLY = new Set(["input", "feedback", "selection", "credential"]);
 const NEEDS_VALUE = new Set([...ANSWERED_ONLY, "external", "long_running"]);
+const TAKES_VALUE = new Set([...NEEDS_VALUE, "budget"]);
 const SOON_MS = 60 * 60 * 1000;
 
 /** How a decided, expired or withdrawn approval ended, as text; null while it waits. */
@@ -35,38 +36,106 @@ export class Countdown extends Component {
   }
 }
 
+/** Return who may decide, how many must approve, and what the deadline means, as sentences. */
+export function termsOf({ deciders = [], need = 1, expires_at: deadline, on_deadline: then, escalations = [] }) {
+  const named = ({ scope = "decide", roles = [], users = [], excluded = [] }) => {
+    const people = [
+      ...users.map((each) => (each === "requester" ? "whoever asks" : each)),
+      ...roles.map((each) => `anybody with the role ${each}`),
+    ];
+    const but = excluded.map((each) => (each === "requester" ? "whoever asks" : each)).join(" and ");
+    return `${people.join(" or ") || `anybody with the scope ${scope}`}${but ? `, but not ${but}` : ""}`;
+  };
+  return [
+    ...deciders.map((each) => `May decide: ${named(each)}.`),
+    ...(need > 1 ? [`${need} people must approve.`] : []),
+    ...escalations.map(({ at, to }) => `From ${new Date(at).toLocaleString()} on, also: ${named(to)}.`),
+    ...(deadline ? [`If nobody decides in time, ${AT_DEADLINE[then] ?? AT_DEADLINE.reject}.`] : []),
+  ];
+}
+
+const AT_DEADLINE = { reject: "it is rejected", approve: "it is approved", leave: "the run stays paused" };
+
+const isConfirmation = (approval) => approval.items.length === 1 && !TAKES_VALUE.has(approval.items[0].kind);
+
+/** Whether two approvals ask for the same: one call of the same tool with equal arguments. */
+export function areAlike(one, other) {
+  if (one === other || !isConfirmation(one) || !isConfirmation(other)) return false;
+  const [first, second] = [one, other].map(({ items: [{ tool, args }], rulings = [] }) =>
+    sortedJson({ tool, args: args ?? {}, isDangerous: Boolean(rulings[0]?.danger) }),
+  );
+  return Boolean(one.items[0].tool) && first === second;
+}
+
+function changedArgs(text) {
+  try {
+    const args = JSON.parse(text);
+    return args !== null && typeof args === "object" && !Array.isArray(args) ? args : null;
+  } catch {
+    return null;
+  }
+}
+
+const pathOf = (approval) => `/v1/approvals/${encodeURIComponent(approval.approval_id)}`;
+
 /**
  * The decision on an approval, in the form of `approval.requested` or of GET /v1/approvals. The
  * decision has the digest of what is shown: if the approval has changed, it is refused.
+ *
+ * `previous` maps a tool to its last approved call, with `args`, `at` and `by`. `alike` are further
+ * approvals that ask for the same.
  */
 export class Decision extends Component {
-  constructor() {
+  constructor(props) {
     super();
-    this.state = { note: "", values: {}, error: null, isBusy: false, settled: null };
+    // An event does not tell what the policy says of it, so the record is read.
+    const mustRead = props.approval.rulings === undefined && !props.outcome;
+    this.state = { note: "", values: {}, edits: {}, typed: "", record: null, error: null, isBusy: mustRead, settled: null, withAlike: false };
+    this.mustRead = mustRead;
+    this.wasSettled = Boolean(props.outcome ?? outcomeOf(props.approval));
+  }
+
+  async componentDidMount() {
+    if (!this.mustRead) return;
+    const record = await get(pathOf(this.props.approval)).catch(() => null);
+    this.setState({ record, isBusy: false });
+  }
+
+  get approval() {
+    return this.state.record ?? this.props.approval;
+  }
+
+  body(approval, decision) {
+    const { note, values, edits } = this.state;
+    return {
+      digest: approval.digest,
+      ...(note.trim() && { note: note.trim() }),
+      items: approval.items.map(({ item_id, kind }) => ({
+        item_id,
+        decision,
+        ...(decision === "approve" && {
+          ...(TAKES_VALUE.has(kind) && { value: values[item_id] }),
+          ...(edits[item_id] !== undefined && { args: changedArgs(edits[item_id]) }),
+        }),
+      })),
+    };
   }
 
   async decide(decision) {
-    const { approval, onDecided } = this.props;
-    const { note, values } = this.state;
+    const { approval } = this;
+    const { onDecided, alike = [] } = this.props;
     this.setState({ isBusy: true, error: null });
-    const path = `/v1/approvals/${encodeURIComponent(approval.approval_id)}`;
     try {
-      const taken = await post(`${path}/decision`, {
-        digest: approval.digest,
-        ...(note.trim() && { note: note.trim() }),
-        items: approval.items.map((item) => ({
-          item_id: item.item_id,
-          decision,
-          ...(decision === "approve" && NEEDS_VALUE.has(item.kind) && { value: values[item.item_id] }),
-        })),
-      });
+      const taken = await post(`${pathOf(approval)}/decision`, this.body(approval, decision));
+      const { edits, withAlike } = this.state;
+      const others = withAlike && Object.keys(edits).length === 0 ? await this.decideAlike(alike, decision) : "";
       const outcome = outcomeOf(taken);
-      this.setState({ isBusy: false, settled: outcome ?? "your vote is taken; others must approve, too" });
+      this.setState({ isBusy: false, settled: `${outcome ?? "your vote is taken; others must approve, too"}${others}` });
       onDecided?.(taken);
     } catch (error) {
       let { message } = error;
       if (error.status === 409) {
-        const now = await get(path).catch(() => null);
+        const now = await get(pathOf(approval)).catch(() => null);
         const first = now && outcomeOf(now);
         if (first) message = `Somebody was first: ${first}.`;
         if (now) onDecided?.(now);
@@ -75,37 +144,55 @@ export class Decision extends Component {
     }
   }
 
-  render({ approval, outcome, heading = true }, { note, values, error, isBusy, settled }) {
+  /** Decide the approvals that ask for the same in the same way. Return how it went, as text. */
+  async decideAlike(alike, decision) {
+    const refused = [];
+    for (const each of alike) {
+      try {
+        this.props.onDecided?.(await post(`${pathOf(each)}/decision`, this.body(each, decision)));
+      } catch (error) {
+        refused.push(error.message);
+      }
+    }
+    const done = alike.length - refused.length;
+    return `; ${done} of ${alike.length} others alike, too${refused.length ? ` (${refused[0]})` : ""}`;
+  }
+
+  render({ outcome, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike }) {
+    const { approval } = this;
     const id = `decision-${approval.approval_id}`;
     const done = outcome ?? settled ?? outcomeOf(approval);
     const mayReject = !approval.items.some((item) => ANSWERED_ONLY.has(item.kind));
     const lacks = approval.items.some((item) => NEEDS_VALUE.has(item.kind) && values[item.item_id] === undefined);
+    const isWrong = Object.values(edits).some((text) => changedArgs(text) === null);
     const votes = (approval.votes ?? []).filter((vote) => !vote.void);
     const wrong = html`<p class="error" role="alert">${error}</p>`;
     const rulings = new Map((approval.rulings ?? []).map((each) => [each.item_id, each]));
+    const dangerous = approval.items.find((item) => rulings.get(item.item_id)?.danger);
+    const toType = dangerous && (dangerous.tool ?? dangerous.kind);
+    const terms = approval.rulings && !done ? termsOf(approval) : [];
     return html`<section class=${`decision ${done ? "is-settled" : ""}`} aria-label="A decision" data-approval=${approval.approval_id}>
       ${heading && html`<p class="ask">A person decides${approval.expires_at && !done ? html`: <${Countdown} until=${approval.expires_at} />` : ""}</p>`}
-      ${approval.items.map((item, index) => {
-        const ruling = rulings.get(item.item_id);
-        return html`<div class="item" key=${item.item_id}>
-          <p class="tool"><${Exact} text=${item.tool ?? item.kind} /></p>
-          ${item.description && html`<p class="said"><${Exact} text=${item.description} /></p>`}
-          ${Object.keys(item.args ?? {}).length ? html`<${Tree} value=${item.args} />` : html`<p class="dim">no arguments</p>`}
-          ${ruling?.rule_id && html`<p class="dim">${ruling.rule_id === "default" ? "No rule of the policy decides this" : html`The policy's rule <code>${ruling.rule_id}</code> asks`}${ruling.note ? `: ${ruling.note}` : "."}</p>`}
-          ${!done && NEEDS_VALUE.has(item.kind) && html`<div class="answer"><${Answer} id=${`${id}-${index}`} schema=${item.input_schema ?? {}} options=${item.options}
-            set=${(value) => this.setState({ values: { ...this.state.values, [item.item_id]: value } })} /></div>`}
-        </div>`;
-      })}
+      ${approval.items.map((item, index) => html`<${Asked} key=${item.item_id} item=${item} id=${`${id}-${index}`} isOpen=${!done}
+        ruling=${rulings.get(item.item_id)} previous=${previous?.get(item.tool)} edit=${edits[item.item_id]}
+        setValue=${(value) => this.setState({ values: { ...this.state.values, [item.item_id]: value } })}
+        setEdit=${(text) => this.setState({ edits: { ...this.state.edits, [item.item_id]: text } })} />`)}
+      ${terms.length > 0 && html`<details class="terms"><summary>What the policy says</summary>${terms.map((each) => html`<p>${each}</p>`)}</details>`}
       ${(approval.need ?? 1) > 1 && html`<p class="dim">${String(votes.length)} of ${String(approval.need)} people have approved.</p>`}
       ${votes.map((vote) => html`<p class="dim">${vote.by} has voted <${Time} at=${vote.at} />${vote.note ? `: ${vote.note}` : ""}</p>`)}
       ${done
-        ? html`<p class="outcome" role="status">${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>${wrong}`
+        ? html`<p class="outcome" role=${settled || this.wasSettled ? "status" : "alert"}>${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>${wrong}`
         : html`<div class="foot">
             ${wrong}
+            ${alike.length > 0 && Object.keys(edits).length === 0 && html`<label class="alike" for=${`${id}-alike`}><input id=${`${id}-alike`} type="checkbox" checked=${withAlike}
+              onChange=${(event) => this.setState({ withAlike: event.target.checked })} />
+              and ${alike.length === 1 ? "the other request" : `the ${alike.length} other requests`} for this tool with equal arguments</label>`}
+            ${toType && html`<label class="danger" for=${`${id}-typed`}>Dangerous. To approve, type <strong><${Exact} text=${toType} /></strong>
+              <input id=${`${id}-typed`} value=${typed} autocomplete="off" spellcheck="false" onInput=${(event) => this.setState({ typed: event.target.value })} /></label>`}
             <label for=${`${id}-note`}>Note <input id=${`${id}-note`} value=${note} maxlength="2000" placeholder="for the agent and the record"
               onInput=${(event) => this.setState({ note: event.target.value })} /></label>
             <div class="buttons">
-              <button type="button" class="approve" disabled=${isBusy || lacks} onClick=${() => this.decide("approve")}>
+              <button type="button" class="approve" disabled=${isBusy || lacks || isWrong || (toType && typed !== toType)} onClick=${() => this.decide("approve")}>
                 ${NEEDS_VALUE.has(approval.items[0].kind) ? "Answer" : "Approve"}
               </button>
               ${mayReject && html`<button type="button" class="reject" disabled=${isBusy} onClick=${() => this.decide("reject")}>Reject</button>`}
@@ -113,4 +200,38 @@ export class Decision extends Component {
           </div>`}
     </section>`;
   }
+}
+
+/** One item of an approval: the tool, its arguments, what they are compared with, and fields. */
+function Asked({ item, id, isOpen, ruling, previous, edit, setValue, setEdit }) {
+  const args = item.args ?? {};
+  const edited = edit === undefined ? null : changedArgs(edit);
+  const isVoted = item.requested_args !== undefined;
+  const [before, about] = edited
+    ? [args, html`As you have changed them.`]
+    : isVoted
+      ? [item.requested_args, html`A vote has changed these arguments.`]
+      : previous
+        ? [previous.args, html`${sortedJson(previous.args) === sortedJson(args) ? "The same" : "Compared with the"} arguments as in the last approved call, by ${previous.by}, <${Time} at=${previous.at} />.`]
+        : [undefined, null];
+  const shown = edited ?? args;
+  const compared = before === undefined ? {} : { before };
+  return html`<div class="item">
+    <p class="tool"><${Exact} text=${item.tool ?? item.kind} /></p>
+    ${item.description && html`<p class="said"><${Exact} text=${item.description} /></p>`}
+    ${Object.keys(shown).length || before ? html`<${Tree} value=${shown} ...${compared} />` : html`<p class="dim">no arguments</p>`}
+    ${about && html`<p class="dim compared">${about}</p>`}
+    ${ruling?.rule_id && html`<p class="dim">${ruling.rule_id === "default" ? "No rule of the policy decides this" : html`The policy's rule <code>${ruling.rule_id}</code> asks`}${ruling.note ? `: ${ruling.note}` : "."}</p>`}
+    ${isOpen && TAKES_VALUE.has(item.kind) && html`<div class="answer"><${Answer} id=${id} schema=${item.input_schema ?? {}} options=${item.options} set=${setValue} /></div>`}
+    ${isOpen && item.editable && !TAKES_VALUE.has(item.kind) && (edit === undefined
+      ? html`<p><button type="button" class="quiet small" onClick=${() => setEdit(JSON.stringify(args, null, 2))}>Change the arguments</button></p>`
+      : html`<label class="tall edit" for=${`${id}-args`}>Arguments, as JSON${changesOf(ruling)}
+          <textarea id=${`${id}-args`} rows="5" spellcheck="false" value=${edit} aria-invalid=${edited === null} onInput=${(event) => setEdit(event.target.value)}></textarea>
+          ${edited === null && html`<span class="bad">This is no JSON object.</span>`}</label>`)}
+  </div>`;
+}
+
+function changesOf(ruling) {
+  const paths = ruling?.edit ?? [];
+  return paths.length === 0 || paths.some((each) => each === "*" || each === "args.*") ? "" : `; you may change ${paths.join(", ")}`;
 }

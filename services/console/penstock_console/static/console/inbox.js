@@ -3,7 +3,7 @@
 
 import { get } from "../api.js";
 import { call, short } from "../text.js";
-import { Countdown, Decision, outcomeOf } from "./decision.js";
+import { Countdown, Decision, areAlike, outcomeOf } from "./decision.js";
 import { follow } from "./live.js";
 import { focusOn, go } from "./place.js";
 import { Component, Time, html } from "./view.js";
@@ -11,11 +11,13 @@ import { Component, Time, html } from "./view.js";
 const CHANGES = ["requested", "voted", "escalated", "decided", "expired", "withdrawn"].map((each) => `approval.${each}`);
 const AGAIN_MS = 3000;
 const FOREVER = "9999";
+const EARLIER = 50; // the agent's latest decisions, among which the last call of a tool is looked for
 
 export class Inbox extends Component {
   constructor() {
     super();
-    this.state = { approvals: new Map(), error: null, isLoading: true, lines: [], next: null };
+    this.state = { approvals: new Map(), error: null, isLoading: true, lines: [], previous: new Map(), next: null, isPaused: false };
+    this.waiting = []; // the changes that came while updates are paused
   }
 
   componentDidMount() {
@@ -41,6 +43,7 @@ export class Inbox extends Component {
       names: ["ready", ...CHANGES],
       take: (message) => {
         if (message.type === "ready") this.read();
+        else if (this.state.isPaused) this.waiting.push(JSON.parse(message.data));
         else this.put([JSON.parse(message.data)]);
       },
       state: this.props.onLive,
@@ -80,15 +83,22 @@ export class Inbox extends Component {
     this.setState({ approvals });
   }
 
+  pause(isPaused) {
+    this.setState({ isPaused });
+    this.put(this.waiting.splice(0));
+  }
+
   async readLines() {
     const id = this.props.approvalId;
-    this.setState({ lines: [] });
+    this.setState({ lines: [], previous: new Map() });
     if (!id) return;
     const path = `/v1/approvals/${encodeURIComponent(id)}`;
     try {
       if (!this.state.approvals.has(id)) this.put([await get(path)]);
-      const { lines } = await get(`${path}/lines`);
-      if (this.props.approvalId === id) this.setState({ lines });
+      const { agent } = this.state.approvals.get(id);
+      const earlier = new URLSearchParams({ status: "decided", agent, limit: `${EARLIER}` });
+      const [{ lines }, { approvals }] = await Promise.all([get(`${path}/lines`), get(`/v1/approvals?${earlier}`)]);
+      if (this.props.approvalId === id) this.setState({ lines, previous: lastCalls(approvals.filter((each) => each.approval_id !== id)) });
     } catch (error) {
       if (this.props.approvalId === id) this.setState({ error: error.message });
     }
@@ -110,19 +120,25 @@ export class Inbox extends Component {
       if (next) go(placeOf(next), { replace: true });
       return;
     }
-    // The keys only lead to the buttons: no decision is made by one stray key.
-    const wanted = { a: "button.approve", r: "button.reject" }[event.key];
-    if (wanted) focusOn(`.chosen ${wanted}`);
+    // The keys only lead to the buttons: no decision is made by one stray key. A dangerous call has
+    // a field before its button.
+    const wanted = { a: [".danger input", "button.approve"], r: ["button.reject"] }[event.key];
+    const found = wanted?.find((each) => document.querySelector(`.chosen ${each}`));
+    if (!found) return;
+    event.preventDefault(); // so that the key is not written into the field
+    focusOn(`.chosen ${found}`);
   }
 
-  render({ approvalId }, { approvals, error, isLoading, lines, next }) {
+  render({ approvalId }, { approvals, error, isLoading, isPaused, lines, next, previous }) {
     const all = this.sorted();
     const pending = all.filter((each) => !outcomeOf(each)).length;
     const chosen = approvals.get(approvalId);
+    const alike = chosen ? all.filter((each) => !outcomeOf(each) && areAlike(each, chosen)) : [];
     return html`<main class="inbox">
       <div class="bar">
         <h1 tabindex="-1">Inbox</h1>
         <p class="dim" role="status">${isLoading ? "" : `${pending} ${pending === 1 ? "waits" : "wait"} for a person`}</p>
+        <button type="button" class="quiet" aria-pressed=${isPaused} onClick=${() => this.pause(!isPaused)}>${isPaused ? "Go on" : "Pause updates"}</button>
         <p class="keys dim"><kbd>j</kbd> <kbd>k</kbd> choose, <kbd>a</kbd> <kbd>r</kbd> lead to the buttons</p>
       </div>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
@@ -151,7 +167,7 @@ export class Inbox extends Component {
               <p class="crumbs narrow-only"><a href="/console/inbox">All that wait</a></p>
               <p class="dim">${chosen.agent} asks for ${chosen.user_id}, <${Time} at=${chosen.requested_at} />.${" "}
                 <a href=${`/console/runs/${encodeURIComponent(chosen.run_id)}`}>The run</a></p>
-              <${Decision} approval=${chosen} onDecided=${(record) => this.put([record])} />
+              <${Decision} approval=${chosen} previous=${previous} alike=${alike} onDecided=${(record) => this.put([record])} />
               ${lines.length > 0 && html`<h2>The run's last lines</h2>
                 <dl class="lines">${lines.map((each) => html`<div><dt>${each.what}</dt><dd>${each.text}</dd></div>`)}</dl>`}
             </div>`
@@ -159,6 +175,18 @@ export class Inbox extends Component {
       </div>
     </main>`;
   }
+}
+
+/** Return the last approved call of each tool. `approvals` are decided ones, the newest first. */
+function lastCalls(approvals) {
+  const found = new Map();
+  for (const { items, decision } of approvals) {
+    for (const { item_id: id, tool, args } of items) {
+      const isApproved = decision?.items?.some((each) => each.item_id === id && each.decision === "approve");
+      if (tool && isApproved && !found.has(tool)) found.set(tool, { args: args ?? {}, by: decision.by, at: decision.at });
+    }
+  }
+  return found;
 }
 
 function placeOf(approval) {

@@ -116,30 +116,63 @@ export function money(currency, micros) {
 
 const LONG = 400;
 const MAX_DEPTH = 20;
+const ABSENT = Symbol("absent");
 
-/** A JSON value as a tree with sorted keys. Long texts are folded. */
-export function Tree({ value, depth = 0 }) {
-  if (value !== null && typeof value === "object" && Object.keys(value).length > 0) {
-    if (depth >= MAX_DEPTH) return html`<${Exact} text=${JSON.stringify(value)} />`;
-    const entries = Array.isArray(value)
-      ? value.map((each, index) => [`[${index}]`, each])
-      : Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1));
-    return html`<dl class="tree">
-      ${entries.map(
-        ([key, each]) => html`<div key=${key}>
-          <dt><${Exact} text=${key} /></dt>
-          <dd><${Tree} value=${each} depth=${depth + 1} /></dd>
-        </div>`,
-      )}
-    </dl>`;
-  }
-  const text = JSON.stringify(value) ?? "";
+/** Return a JSON value as text with sorted keys: equal values have equal texts. */
+export function sortedJson(value) {
+  const sorted = (_, each) =>
+    each !== null && typeof each === "object" && !Array.isArray(each)
+      ? Object.fromEntries(Object.entries(each).sort(([one], [other]) => (one < other ? -1 : 1)))
+      : each;
+  return JSON.stringify(value, sorted) ?? "";
+}
+
+const isBranch = (value) => value !== null && typeof value === "object" && Object.keys(value).length > 0;
+
+/** Return the members of a branch by their names, sorted. @returns {[string, any][]} */
+function entriesOf(value) {
+  if (Array.isArray(value)) return value.map((each, index) => [`[${index}]`, each]);
+  return Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1));
+}
+
+function Leaf({ value }) {
+  const text = sortedJson(value);
   const shown = html`<span class="value"><${Exact} text=${text} /></span>`;
   if (text.length <= LONG) return shown;
   return html`<details>
     <summary>${text.length.toLocaleString()} characters</summary>
     ${shown}
   </details>`;
+}
+
+/**
+ * A JSON value as a tree with sorted keys. Long texts are folded. With `before`, each value that
+ * differs from the one in `before` is marked, and stands beside that.
+ */
+export function Tree({ value, before = ABSENT, compares = before !== ABSENT, depth = 0 }) {
+  if (isBranch(value) && depth < MAX_DEPTH) {
+    const known = new Map(isBranch(before) && Array.isArray(before) === Array.isArray(value) ? entriesOf(before) : []);
+    const entries = entriesOf(value);
+    const names = new Set(entries.map(([key]) => key));
+    const gone = [...known].filter(([key]) => !names.has(key));
+    return html`<dl class="tree">
+      ${entries.map(
+        ([key, each]) => html`<div key=${key}>
+          <dt><${Exact} text=${key} /></dt>
+          <dd><${Tree} value=${each} before=${known.has(key) ? known.get(key) : ABSENT} compares=${compares} depth=${depth + 1} /></dd>
+        </div>`,
+      )}
+      ${gone.map(
+        ([key, each]) => html`<div key=${key} class="is-gone">
+          <dt><${Exact} text=${key} /></dt>
+          <dd><span class="differs">not there</span> <span class="was">before: <${Leaf} value=${each} /></span></dd>
+        </div>`,
+      )}
+    </dl>`;
+  }
+  const leaf = html`<${Leaf} value=${value} />`;
+  if (!compares || (before !== ABSENT && sortedJson(before) === sortedJson(value))) return leaf;
+  return html`<span class="differs">${leaf}</span> <span class="was">${before === ABSENT ? "new" : html`before: <${Leaf} value=${before} />`}</span>`;
 }
 
 /** An identifier, with a button that copies it. */

@@ -49,7 +49,47 @@ export class Workflows extends Component {
         <p>Write one (docs/workflows.md), then: <code>penstock workflow apply FILE</code></p>
       </div>`}
       ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>More</button></p>`}
+      <${Check} />
     </main>`;
+  }
+}
+
+/** Checks a definition without storing it, and marks the lines with mistakes. */
+class Check extends Component {
+  constructor() {
+    super();
+    this.state = { text: "", said: null, mistakes: [] };
+  }
+
+  async check(event) {
+    event.preventDefault();
+    try {
+      const found = await post("/v1/workflows/validate", this.state.text, "application/yaml");
+      this.setState({ said: `Version ${found.version} of ${found.name} has no mistakes: ${found.steps.join(", ")}.`, mistakes: [] });
+    } catch (error) {
+      this.setState({ said: error.errors ? null : error.message, mistakes: error.errors ?? [] });
+    }
+  }
+
+  render(_, { text, said, mistakes }) {
+    const wrong = new Map();
+    for (const each of mistakes) wrong.set(each.line, [...(wrong.get(each.line) ?? []), each]);
+    return html`<details class="card check">
+      <summary>Check a definition</summary>
+      <form class="start" onSubmit=${(event) => this.check(event)}>
+        <label for="definition" class="tall">Definition, as YAML or JSON; it is not stored
+          <textarea id="definition" rows="12" spellcheck="false" required value=${text}
+            onInput=${(event) => this.setState({ text: event.target.value, said: null, mistakes: [] })}></textarea></label>
+        <button type="submit">Check</button>
+        <p role="status">${said}</p>
+        ${mistakes.length > 0 && html`<div role="alert"><p class="bad">${String(mistakes.length)} ${mistakes.length === 1 ? "mistake" : "mistakes"}</p>
+          <ol class="source">
+            ${text.split("\n").map((line, index) => html`<li class=${wrong.has(index + 1) ? "is-wrong" : ""}><code>${line || " "}</code>
+              ${(wrong.get(index + 1) ?? []).map((each) => html`<span class="bad">${each.field}: ${each.message}</span>`)}</li>`)}
+          </ol>
+          ${(wrong.get(undefined) ?? []).map((each) => html`<p class="bad">${each.field}: ${each.message}</p>`)}</div>`}
+      </form>
+    </details>`;
   }
 }
 

@@ -1,0 +1,164 @@
+"""What helps a person to decide in the console's inbox: comparison, edits, danger, equal calls."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+import httpx
+import pytest
+
+from support.fakes.issuer import token
+from support.real.consoles import (
+    HOSTILE,
+    SHOWN,
+    decided,
+    has_status,
+    is_accessible,
+    is_clean,
+    sign_in,
+    started,
+)
+from support.real.devtools import Page, page_at
+
+# The demo starts two agent servers, which takes long on a busy machine.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180), pytest.mark.console]
+
+
+async def waiting(http: httpx.AsyncClient, message: str, **body: Any) -> tuple[str, str]:
+    """Start a run that asks; return its id, and the id of its approval."""
+    run_id = await started(http, f"confirm {message}", **body)
+    return run_id, str((await has_status(http, run_id, "paused"))["approval_id"])
+
+
+async def chosen(page: Page, demo: str, approval_id: str) -> None:
+    await page.go(f"{demo}/console/inbox/{approval_id}")
+    await page.until(f"!!document.querySelector('.chosen [data-approval=\"{approval_id}\"]')")
+
+
+async def test_arguments_are_compared_with_the_last_approved_call_of_the_tool(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, f"confirm {HOSTILE}")
+    await decided(http, run_id)
+    await has_status(http, run_id, "completed")
+    _, approval_id = await waiting(http, "something else")
+    async with page_at(f"{demo}/console") as page:
+        await page.resize(1280)
+        await chosen(page, demo, approval_id)
+        await page.until("!!document.querySelector('.chosen .compared')")
+        assert "the last approved call, by anonymous" in await page.text(".chosen .compared")
+        assert await page.text(".chosen .tree .differs") == '"something else"'
+        assert "before: " in await page.text(".chosen .tree .was")
+        assert "\u202e" not in await page.value("document.documentElement.outerHTML")
+        await is_accessible(page, "inbox-compared")
+        is_clean(page, demo)
+
+
+async def test_changed_arguments_are_shown_beside_those_that_were_asked_and_are_what_runs(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id, approval_id = await waiting(http, "first words")
+    [item] = (await http.get(f"/v1/approvals/{approval_id}")).json()["items"]
+    [name] = item["args"]
+    async with page_at(f"{demo}/console") as page:
+        await page.resize(1280)
+        await chosen(page, demo, approval_id)
+        await page.click(".chosen .item button")
+        await page.type(".edit textarea", "{")
+        await page.until("document.querySelector('.edit .bad')?.innerText.includes('no JSON')")
+        assert await page.value("document.querySelector('.chosen button.approve').disabled")
+        await page.type(".edit textarea", json.dumps({name: "other words"}))
+        await page.until("!!document.querySelector('.chosen .tree .differs')")
+        assert await page.text(".chosen .tree .differs") == '"other words"'
+        assert '"first words"' in await page.text(".chosen .tree .was")
+        await is_accessible(page, "inbox-edited")
+        await page.click(".chosen button.approve")
+        await page.until("!!document.querySelector('.chosen .outcome')")
+        record = (await http.get(f"/v1/approvals/{approval_id}")).json()
+        assert record["decision"]["items"][0]["args"] == {name: "other words"}
+        await has_status(http, run_id, "completed")
+        is_clean(page, demo)
+
+
+async def test_equal_calls_are_decided_together_and_different_ones_are_not(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    words = f"once {secrets.token_hex(4)}"
+    equal = [await waiting(http, words) for _ in range(3)]
+    other = await waiting(http, f"{words} more")
+    async with page_at(f"{demo}/console") as page:
+        await page.resize(1280)
+        await chosen(page, demo, equal[0][1])
+        await page.until("document.querySelector('.alike')?.innerText.includes('the 2 other')")
+        await page.click(".alike input")
+        await page.click(".chosen button.approve")
+        await page.until(
+            "document.querySelector('.chosen .outcome')?.innerText.includes('2 of 2 others alike')"
+        )
+        for run_id, approval_id in equal:
+            record = (await http.get(f"/v1/approvals/{approval_id}")).json()
+            assert record["decision"]["outcome"] == "approved"
+            await has_status(http, run_id, "completed")
+        pending = (await http.get(f"/v1/approvals/{other[1]}")).json()
+        assert pending["status"] == "pending"
+        is_clean(page, demo)
+
+
+async def test_a_dangerous_call_is_approved_only_after_its_name_was_typed(asking: str) -> None:
+    admin = {"authorization": f"Bearer {token(sub='root', scope='administer read')}"}
+    dora = token(sub="dora-danger", scope="start read raw decide")
+    rule = {
+        "id": "dangerous",
+        "match": {"user": "dora-danger"},
+        "outcome": "ask",
+        "danger": True,
+        "deadline": "2h",
+        "note": HOSTILE,
+    }
+    async with httpx.AsyncClient(base_url=asking, timeout=30) as root:
+        root.headers.update(admin)
+        policy = {"version": 1, "default": {"edit": ["*"]}, "rules": [rule]}
+        assert (await root.put("/v1/policy", json=policy)).is_success
+    async with (
+        httpx.AsyncClient(base_url=asking, timeout=30) as http,
+        page_at(f"{asking}/console") as page,
+    ):
+        http.headers.update({"authorization": f"Bearer {dora}"})
+        run_id, approval_id = await waiting(http, "the danger")
+        await page.resize(1280)
+        await sign_in(page, dora)
+        for place in (f"inbox/{approval_id}", f"runs/{run_id}"):
+            await page.go(f"{asking}/console/{place}")
+            await page.until("!!document.querySelector('.danger input')")
+            assert await page.value("document.querySelector('button.approve').disabled")
+            assert SHOWN in await page.text(".decision .item")
+        terms = await page.text(".terms")
+        assert "May decide: whoever asks." in terms
+        assert "If nobody decides in time, it is rejected." in terms
+        await chosen(page, asking, approval_id)
+        await is_accessible(page, "inbox-danger")
+        tool = await page.text(".chosen .item .tool")
+        await page.press("a")  # leads to the field
+        await page.until("document.activeElement.matches('.danger input')")
+        await page.type(".danger input", f"{tool}s")
+        assert await page.value("document.querySelector('button.approve').disabled")
+        await page.type(".danger input", tool)
+        await page.click(".chosen button.approve")
+        await page.until("!!document.querySelector('.chosen .outcome')")
+        await has_status(http, run_id, "completed")
+        is_clean(page, asking)
+
+
+async def test_a_decision_of_another_person_is_announced(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id, approval_id = await waiting(http, "for the other")
+    async with page_at(f"{demo}/console") as page:
+        await chosen(page, demo, approval_id)
+        await page.until("document.querySelector('.live').textContent === 'live'")
+        await decided(http, run_id, approved=False)
+        await page.until("document.querySelector('.chosen .outcome')?.role === 'alert'")
+        assert await page.text(".chosen .outcome") == "rejected by anonymous"
+        is_clean(page, demo)
