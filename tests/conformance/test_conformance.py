@@ -16,14 +16,14 @@ from conformance.tables import (
 )
 
 # The number of statements that each document makes.
-STATEMENTS = {"EX": 42, "UN": 51, "AG": 59, "AD": 71, "AR": 43, "VE": 18, "AA": 23, "OA": 21}
+STATEMENTS = {"EX": 42, "UN": 51, "AG": 59, "AD": 71, "AR": 43, "VE": 19, "AA": 23, "OA": 21}
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.prefix)
 
 
 def test_all_documents_are_there() -> None:
     assert [document.prefix for document in DOCUMENTS] == list(STATEMENTS)
-    assert sum(STATEMENTS.values()) == 328
+    assert sum(STATEMENTS.values()) == 329
 
 
 @each_document

@@ -6,11 +6,13 @@ from conformance.rows import Document, holds, otherwise
 
 _ONE = "e2e/vercel_surface::a_run_is_one_message_with_its_texts_thoughts_calls_and_usage"
 _ASKED = "e2e/vercel_surface::a_tool_that_needs_approval_runs_once_or_never"
+_VALUE = "e2e/vercel_surface::a_value_that_a_tool_asks_for_is_the_output_of_its_call"
+_OUTPUT = "edge/vercel::the_output_of_a_call_that_asks_for_it_is_the_answer"
 _FORGED = "e2e/vercel_surface::no_form_of_an_answer_without_the_digest_decides_anything"
 _STOPPED = "e2e/vercel_surface::a_stop_cancels_the_run_and_leaving_does_not"
 _AGAIN = "e2e/vercel_surface::a_message_is_generated_again_by_a_new_run_but_not_while_one_is_open"
 _CUT = "e2e/vercel_surface::the_state_after_a_cut_and_a_resume_is_that_of_an_uncut_stream"
-_EVERY_CUT = "edge/vercel::the_client_has_the_same_state_wherever_its_stream_was_cut"
+_EVERY_CUT = "edge/cuts::the_client_has_the_same_state_wherever_its_stream_was_cut"
 _REST = "e2e/vercel_surface::the_documents_transport_gets_exactly_the_rest"
 _CURSORS = "edge/vercel::a_cursor_of_any_frame_gets_exactly_the_rest"
 _NOTHING = "e2e/vercel_surface::a_chat_without_a_message_has_nothing_to_resume"
@@ -81,6 +83,13 @@ DOCUMENT = Document(
             "A user's message may have files",
             "Agents get its text alone; a file is 422.",
             _REFUSED,
+        ),
+        holds(
+            "VE19",
+            "`addToolOutput` sends the output of a call that the server does not execute",
+            _VALUE,
+            _OUTPUT,
+            note="Such a call asks for a value. Its metadata have the id and the digest.",
         ),
     ),
     examples=(),

@@ -279,13 +279,12 @@ def vercel(bodies: Sequence[Body], legs: int) -> Told:
     assert vercel_rules.faults(bodies) == []
     types = [body["type"] for body in bodies]
     assert types.count("start") == types.count("start-step") == types.count("finish-step") == legs
-    outputs = {"tool-output-available", "tool-output-error", "tool-output-denied"}
     return Told(
         VERCEL_ENDS[types[-1]],
         vercel_rules.joined(bodies, "text-delta"),
         vercel_rules.joined(bodies, "reasoning-delta"),
         sorted(vercel_rules.tools(bodies)),
-        sum(type in outputs for type in types),
+        vercel_rules.results(bodies),
     )
 
 

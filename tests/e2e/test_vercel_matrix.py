@@ -12,14 +12,19 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
+from e2e.test_kinds import servers
+from e2e.test_matrix import SCENARIOS, WORDS, penstock
+from penstock.dialects.approvals import CONFIRMATIONS
 from penstock.settings import Config
 from penstock_edge.service import EdgeService
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline
 from support.drive.waiting import eventually
+from support.kinds.table import ADK, AGNO, AGUI, Row, Server, agents, named
 from support.real.deployment import deployment
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 from support.real.vercel_client import VERSIONS, Chat, State, answer_of, chat, parts, text
+from support.recorded import vercel_rules
 
 pytestmark = [
     pytest.mark.real,
@@ -28,70 +33,23 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-PYDANTIC_AI = ("text", "parallel", "reasoning", "approval", "error", "slow")
-# For each upstream and scenario: the agent and the message.
-WORDS: Final = {
-    "agno": {
-        "text": ("assistant", "text"),
-        "tools": ("assistant", "tools"),
-        "reasoning": ("assistant", "reason"),
-        "approval": ("assistant", "confirm"),
-        "error": ("assistant", "failmid"),
-        "cancel": ("assistant", "slow"),
-    },
-    "team": {"text": ("team", "delegate2"), "approval": ("team", "delegateconfirm")},
-    "flow": {"text": ("flow", "text"), "tools": ("flow", "tool"), "approval": ("gated", "text")},
-    "adk": {
-        "text": ("adk", "plain hi"),
-        "tools": ("adk", "parallel"),
-        "reasoning": ("adk", "think"),
-        "approval": ("adk", "confirm"),
-        "error": ("adk", "midstream"),
-        "cancel": ("adk", "slow 100 50"),
-    },
-    "pydantic-ai": {
-        "text": ("pydantic-ai-text", "hi"),
-        "tools": ("pydantic-ai-parallel", "hi"),
-        "reasoning": ("pydantic-ai-reasoning", "hi"),
-        "approval": ("pydantic-ai-approval", "delete it"),
-        "error": ("pydantic-ai-error", "hi"),
-        "cancel": ("pydantic-ai-slow", "hi"),
-    },
-}
-DECISIONS = ("approve", "reject", "elsewhere")
+__all__ = ["penstock", "servers"]  # the fixtures
+DECISIONS: Final = {"approved": "approve", "rejected": "reject", "elsewhere": "approve"}
 CASES = [
-    (name, scenario, decision)
-    for name, words in WORDS.items()
-    for scenario in words
-    for decision in (DECISIONS if scenario == "approval" else DECISIONS[:1])
+    (upstream, scenario)
+    for upstream, words in WORDS.items()
+    for scenario in (*words, *(["elsewhere"] if "approved" in words else []))
 ]
-STATUSES = {"error": "failed", "cancel": "cancelled"}
+# A tool of the frontend is given with a run, which a chat cannot do.
+KINDS = [row for row in (*AGNO, *ADK, *AGUI) if not row.tools]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def penstock(
-    nats_server: NatsServer,
-    agno_server: Upstream,
-    adk_server: Upstream,
-    pydantic_ai_server: Upstream,
+async def asking(
+    nats_server: NatsServer, servers: dict[Server, Upstream]
 ) -> AsyncIterator[Pipeline]:
-    agno = {"protocol": "agno", "url": agno_server.url}
-    agents: list[dict[str, Any]] = [
-        {"id": "assistant", "agent": "demo-agent", **agno},
-        {"id": "team", "agent": "demo-team", "kind": "team", **agno},
-        {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
-        {"id": "gated", "agent": "hitl-wf", "kind": "workflow", **agno},
-        {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
-        *(
-            {
-                "id": f"pydantic-ai-{name}",
-                "protocol": "agui",
-                "url": f"{pydantic_ai_server.url}/{name}",
-            }
-            for name in PYDANTIC_AI
-        ),
-    ]
-    config = Config.model_validate({"agents": agents})
+    """Run Penstock with the agents of all kinds of pauses."""
+    config = Config.model_validate({"agents": agents(servers)})
     async with pipeline(nats_server.url, config, (*PIPELINE, EdgeService)) as running:
         yield running
 
@@ -102,37 +60,46 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[Chat]:
         yield running
 
 
-async def begin(client: Chat, url: str, agent: str) -> str:
+async def begin(client: Chat, penstock: Pipeline, agent: str) -> str:
     """Open a new chat; return its id."""
     chat_id = f"chat-{uuid.uuid4().hex}"
+    url = str(penstock.http.base_url).rstrip("/")
     await client("open", chat=chat_id, api=f"{url}/vercel/{agent}?sdk={client.version}")
     return chat_id
 
 
-async def lived(client: Chat, penstock: Pipeline, agent: str, words: str, decision: str) -> State:
-    """Send the message, decide as the client can, and return the state after the run's end."""
-    state = await client("send", text=f"{words} {uuid.uuid4().hex[:8]}")
-    if not decision:
-        return state
-    asked = [each for each in parts(state, "dynamic-tool") if "approval" in each]
-    if asked and decision != "elsewhere":
-        for each in asked:
+async def answered(client: Chat, state: State, decision: str, value: Any = None) -> State:
+    """Answer all that the chat asks, by the client's own functions; return the state after it."""
+    for part in parts(state, "dynamic-tool"):
+        if part["state"] == "approval-requested":
             approved = decision == "approve"
-            state = await client("answer", id=each["approval"]["id"], approved=approved)
-        return state
-    kept = [each["data"]["approval_id"] for each in parts(state, "data-penstock-approval")]
-    ids = [each["approval"]["id"].partition("/")[0] for each in asked] + kept
-    reply = await penstock.decide(ids[0], "reject" if decision == "reject" else "approve")
+            state = await client("answer", id=part["approval"]["id"], approved=approved)
+        elif part["state"] == "input-available" and (asked := vercel_rules.asked_by(part)):
+            is_yes_or_no = asked["kind"] in CONFIRMATIONS
+            output = decision == "approve" if is_yes_or_no else value
+            state = await client("output", toolCallId=part["toolCallId"], output=output)
+    return state
+
+
+async def decided_elsewhere(client: Chat, penstock: Pipeline, state: State) -> State:
+    """Decide what the chat asks as another person does; return the state after a resume."""
+    asked = [
+        part.get("approval", {}).get("id") or vercel_rules.asked_by(part).get("id", "")
+        for part in parts(state, "dynamic-tool")
+    ]
+    approval_id = next(filter(None, asked)).partition("/")[0]
+    reply = await penstock.decide(approval_id, "approve")
     assert reply.status == 200, reply.detail
     return await client("resume")
 
 
-@pytest.mark.parametrize(("upstream", "scenario", "decision"), CASES)
+@pytest.mark.parametrize(("upstream", "scenario"), CASES)
 async def test_each_version_shows_what_each_kind_of_agent_did(
-    client: Chat, penstock: Pipeline, upstream: str, scenario: str, decision: str
+    client: Chat, penstock: Pipeline, upstream: str, scenario: str
 ) -> None:
-    agent, words = WORDS[upstream][scenario]
-    chat_id = await begin(client, str(penstock.http.base_url).rstrip("/"), agent)
+    agent, words = WORDS[upstream]["approved" if scenario == "elsewhere" else scenario]
+    chat_id = await begin(client, penstock, agent)
+    words = f"{words} {uuid.uuid4().hex[:8]}"
     if scenario == "cancel":
         await client("begin", text=words)
 
@@ -145,25 +112,48 @@ async def test_each_version_shows_what_each_kind_of_agent_did(
         assert stopped.status_code == 200, stopped.text
         state = await client("settle")
     else:
-        state = await lived(
-            client, penstock, agent, words, decision if scenario == "approval" else ""
-        )
+        state = await client("send", text=words)
+        if scenario == "elsewhere":
+            state = await decided_elsewhere(client, penstock, state)
+        elif scenario in DECISIONS:
+            state = await answered(client, state, DECISIONS[scenario])
     run_id = answer_of(state)["id"]
     events = await penstock.ended(run_id)
     assert state["status"] == ("error" if scenario == "error" else "ready"), state["errors"]
-    assert answer_of(state)["metadata"]["status"] == STATUSES.get(scenario, "completed")
+    ends = SCENARIOS[scenario].ends if scenario in SCENARIOS else "completed"
+    assert answer_of(state)["metadata"]["status"] == ends
     said = "".join(each.data["content"] for each in events if each.type == "llm.stream")
     assert text(state) == said
     thoughts = "".join(each.data["thought"] for each in events if each.type == "llm.reasoning")
     assert "".join(each["text"] for each in parts(state, "reasoning")) == thoughts
     calls = {each.data["tool_call_id"] for each in events if each.type == "llm.tool_call"}
-    shown = parts(state, "dynamic-tool")
+    shown = [each for each in parts(state, "dynamic-tool") if each["toolCallId"] in calls]
     assert {each["toolCallId"] for each in shown} == calls
     outcomes = [each.data["outcome"] for each in events if each.type == "llm.tool_result"]
     ended = [each for each in shown if each["state"].startswith("output-")]
     assert len(ended) == len(outcomes)
     denied = "output-error" if client.version == "5" else "output-denied"
     assert (denied in {each["state"] for each in ended}) == ("rejected" in outcomes)
+
+
+@pytest.mark.parametrize("row", KINDS, ids=lambda row: row.id)
+async def test_each_version_answers_each_kind_of_pause(
+    client: Chat, asking: Pipeline, servers: dict[Server, Upstream], row: Row
+) -> None:
+    mark = uuid.uuid4().hex
+    await begin(client, asking, row.agent)
+    state = await client("send", text=row.message.replace("{}", mark))
+    run_id = answer_of(state)["id"]
+    assert answer_of(state)["metadata"]["status"] == "waiting", state
+    state = await answered(client, state, "approve", named(row.value, mark))
+    events = await asking.ended(run_id, 40)
+    assert events[-1].type == "lifecycle.completed", events[-1].data
+    assert (state["status"], state["errors"]) == ("ready", [])
+    assert answer_of(state)["metadata"]["status"] == "completed"
+    assert all(each["state"] == "output-available" for each in parts(state, "dynamic-tool"))
+    if "{}" in row.message:
+        ran = [each for each in servers[row.server].tool_runs() if mark in json.dumps(each)]
+        assert [each["tool"] for each in ran] == [tool for tool, _ in row.runs]
 
 
 @pytest.mark.parametrize("service", ["edge", "connector"])
@@ -181,7 +171,8 @@ async def test_the_client_has_the_whole_message_after_a_service_was_killed(
             if service == "connector":
                 await penstock.start("connector")
             (edge,) = penstock.of("edge")
-            await begin(client, edge.url, "assistant")
+            api = f"{edge.url}/vercel/assistant?sdk={client.version}"
+            await client("open", chat=f"chat-{uuid.uuid4().hex}", api=api)
             await client("begin", text="long")
 
             async def speaks() -> bool:

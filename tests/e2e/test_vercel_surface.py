@@ -23,6 +23,7 @@ from support.real.nats import NatsServer
 from support.real.node import run
 from support.real.upstreams import Upstream
 from support.real.vercel_client import SCRIPTS, Chat, State, answer_of, chat, parts, text
+from support.recorded import vercel_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -123,6 +124,27 @@ async def test_a_tool_that_needs_approval_runs_once_or_never(
     assert text(state)
     assert sum(title in json.dumps(run) for run in agno_server.tool_runs()) == approved
     assert [each["method"] for each in state["requests"]] == ["POST", "POST"]
+
+
+async def test_a_value_that_a_tool_asks_for_is_the_output_of_its_call(
+    client: Chat, penstock: Pipeline, agno_server: Upstream
+) -> None:
+    subject = uuid.uuid4().hex
+    await begin(client, penstock, "assistant")
+    state = await client("send", text=f"userinput {subject}")
+    (call,) = parts(state, "dynamic-tool")
+    assert (call["state"], call["providerExecuted"]) == ("input-available", False)
+    asked = vercel_rules.asked_by(call)
+    assert (asked["kind"], "to_address" in str(asked["input_schema"])) == ("input", True)
+    value = {"subject": subject, "body": "Body", "to_address": "x@example.org"}
+    state = await client("output", toolCallId=call["toolCallId"], output=value)
+    assert (state["status"], state["errors"]) == ("ready", [])
+    assert [each["method"] for each in state["requests"]] == ["POST", "POST"]
+    assert answer_of(state)["metadata"]["status"] == "completed"
+    (call,) = parts(state, "dynamic-tool")
+    assert (call["state"], call["output"] == value) == ("output-available", False)
+    ran = [run for run in agno_server.tool_runs() if subject in json.dumps(run)]
+    assert [run["args"]["to_address"] for run in ran] == ["x@example.org"]
 
 
 def waiting(state: State) -> Waits:

@@ -1,12 +1,14 @@
 """Encodes canonical events into the UI message stream of the Vercel AI SDK, version 1.
 
 A run is one assistant message, whose id is the run's id. A leg is one step of this message. A frame
-is one chunk. An approval's item is a `tool-approval-request`, whose `approvalDescriptor` has the
-digest: the client sends it back unchanged, and only an answer with it decides.
+is one chunk. An item of an approval is a call. A yes or no is asked for by `tool-approval-request`,
+whose `approvalDescriptor` has the digest; a value is asked for as the call's output, and the id and
+the digest are in the call's `providerMetadata`. The client sends both back unchanged, and only an
+answer with the digest decides.
 
-What the protocol lacks are data parts. Those of `_KEPT`, and `data-penstock-approval`, stay in the
-message, and the client replaces one by a later one with the same id. All other events are the
-transient part `data-penstock`, which the client's `onData` gets.
+What the protocol lacks are data parts. Those of `_KEPT` stay in the message, and the client
+replaces one by a later one with the same id. All other events are the transient part
+`data-penstock`, which the client's `onData` gets.
 """
 
 from __future__ import annotations
@@ -66,8 +68,10 @@ class VercelEncoder:
     # Maps kinds and ids of data parts to their data.
     _parts: dict[tuple[str, str], JsonObject] = field(default_factory=dict)
     _approvals: OpenApprovals = field(default_factory=OpenApprovals)
-    # Maps the ids of approvals that were sent to the items that the client answers.
-    _asked: dict[str, set[str]] = field(default_factory=dict)
+    # Maps the ids of approvals that were sent to their items, by the items' ids.
+    _asked: dict[str, dict[str, JsonObject]] = field(default_factory=dict)
+    # The outcomes of items that are no tool's calls, for the next step: no result follows.
+    _outcomes: list[JsonObject] = field(default_factory=list)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """Frames have no event name."""
@@ -93,6 +97,9 @@ class VercelEncoder:
         metadata = without_none({"runId": run_id, "sessionId": event.get("session_id")})
         yield {"type": "start", "messageId": run_id, "messageMetadata": metadata}
         yield {"type": "start-step"}
+        for outcome in self._outcomes:
+            yield self._ended(outcome)
+        self._outcomes.clear()
 
     # Text and thoughts.
 
@@ -159,28 +166,27 @@ class VercelEncoder:
         )
 
     def _called(self, event: JsonObject, data: JsonObject, args: Json) -> Chunks:
-        """Send the call of a tool, of an item or of a result, if it was not sent."""
-        if self._calls.get(data["tool_call_id"]):
-            return
-        self._calls[data["tool_call_id"]] = True
-        # Without `providerExecuted`, the client runs `onToolCall`, and sends the message again as
-        # soon as all calls have results.
-        elsewhere = {} if data.get("execution") == "client" else {"providerExecuted": True}
-        yield {**_call("available", event, data), **elsewhere, "input": args}
+        """Send the call of a tool, of an item or of a result, if it was not sent. The client runs
+        no call that is `providerExecuted`, and does not wait for its output."""
+        if not self._calls.get(data["tool_call_id"]):
+            self._calls[data["tool_call_id"]] = True
+            yield {**_call("available", event, data), "providerExecuted": True, "input": args}
 
     def _tool_result(self, event: JsonObject) -> Chunks:
         data = event["data"]
         yield from self._end_thoughts(event)
         yield from self._called(event, data, {})
+        yield self._ended(data)
+
+    def _ended(self, data: JsonObject) -> JsonObject:
         call = {"toolCallId": data["tool_call_id"], "dynamic": True}
         outcome = data.get("outcome") or "ok"
         if outcome in ("ok", "partial"):
-            yield {"type": "tool-output-available", **call, "output": data.get("result")}
-        elif outcome == "rejected" and self.sdk in _ASKS:
-            yield {"type": "tool-output-denied", **call}
-        else:
-            text = string(data.get("error")) or outcome
-            yield {"type": "tool-output-error", **call, "errorText": text}
+            return {"type": "tool-output-available", **call, "output": data.get("result")}
+        if outcome == "rejected" and self.sdk in _ASKS:
+            return {"type": "tool-output-denied", **call}
+        text = string(data.get("error")) or outcome
+        return {"type": "tool-output-error", **call, "errorText": text}
 
     # Pauses.
 
@@ -194,60 +200,55 @@ class VercelEncoder:
         yield _finish("tool-calls", status="waiting")
 
     def _ask(self, event: JsonObject, request: JsonObject) -> Chunks:
-        """Ask about calls by their parts, and about all other items by one data part."""
-        approval_id, rest = request["approval_id"], []
-        asked = self._asked[approval_id] = set[str]()
+        asked = self._asked[request["approval_id"]] = {}
         for item in objects(request.get("items")):
-            is_call = item.get("kind") in CONFIRMATIONS and string(item.get("tool_call_id"))
-            if not (is_call and self.sdk in _ASKS):
-                rest.append(item)
-                continue
-            asked.add(item["item_id"])
-            yield from self._called(event, item, item.get("args") or {})
-            question: JsonObject = {
-                "type": "tool-approval-request",
-                "approvalId": question_id(approval_id, item["item_id"]),
-                "toolCallId": item["tool_call_id"],
-                "approvalDescriptor": {"digest": request.get("digest")},
-                "reason": string(item.get("description")),
-            }
-            yield without_none(question)
-        if rest:
-            yield self._keep("approval", approval_id, {**request, "items": rest}, "pending")
+            asked[item["item_id"]] = item
+            question, digest = _question(request, item), request.get("digest")
+            call, args = _call_of(item, question)
+            if item["kind"] in CONFIRMATIONS and self.sdk in _ASKS:
+                yield from self._called(event, call, args)
+                asks: JsonObject = {"type": "tool-approval-request", "approvalId": question}
+                asks |= {
+                    "toolCallId": call["tool_call_id"],
+                    "approvalDescriptor": {"digest": digest},
+                }
+                yield without_none({**asks, "reason": string(item.get("description"))})
+            else:
+                self._calls[call["tool_call_id"]] = True
+                asks = {"id": question, "digest": digest, **_shown(item)}
+                metadata = {"providerMetadata": {"penstock": {"asked": asks}}}
+                chunk = {**_call("available", event, call), **metadata, "input": args}
+                yield {**chunk, "providerExecuted": False}  # so the client is to send its output
 
     def _settled(self, event: JsonObject) -> Chunks:
         data = event["data"]
-        approval_id = data["approval_id"]
-        asked = self._asked.get(approval_id, ()) if self.sdk in _TELLS_ANSWERS else ()
-        for item in objects(data.get("items")):
-            if item.get("item_id") in asked:
-                answer: JsonObject = {
-                    "type": "tool-approval-response",
-                    "approvalId": question_id(approval_id, item["item_id"]),
-                    "approved": item.get("decision") == "approve",
-                    "reason": string(item.get("note")) or string(data.get("note")),
-                }
-                yield without_none(answer)
-        if ("approval", approval_id) in self._parts:
-            yield self._keep("approval", approval_id, {}, event["event"]["action"])
+        answers = {each.get("item_id"): each for each in objects(data.get("items"))}
+        for item_id, item in self._asked.get(data["approval_id"], {}).items():
+            answer, question = answers.get(item_id, {}), _question(data, item)
+            approved, value = answer.get("decision") == "approve", answer.get("value")
+            note = string(answer.get("note")) or string(data.get("note"))
+            if answer and self.sdk in _TELLS_ANSWERS and item["kind"] in CONFIRMATIONS:
+                said = {"type": "tool-approval-response", "approvalId": question}
+                yield without_none({**said, "approved": approved, "reason": note})
+            if not item.get("tool_call_id"):
+                outcome = "ok" if approved else "rejected" if answer else event["event"]["action"]
+                result = {"tool_call_id": question, "outcome": outcome, "error": note}
+                self._outcomes.append({**result, "result": "approved" if value is None else value})
         yield from self._other(event)
 
     # Data parts.
 
     def _kept(self, event: JsonObject) -> Chunks:
+        """Add to the data of an earlier part with this id, which the client replaces."""
         kind, key, status = _KEPT[type_of(event)]
         part_id = event["data"].get(key) if key else f"{event['sequence']}"
         if part_id is None:  # a team that is no inner run
             yield from self._other(event)
-        else:
-            yield self._keep(kind, part_id, event["data"], status)
-
-    def _keep(self, kind: str, part_id: str, data: JsonObject, status: str | None) -> JsonObject:
-        """Add to the data of an earlier part with this id, which the client replaces."""
-        known = {**self._parts.get((kind, part_id), {}), **without_none(data)}
-        self._parts[kind, part_id] = known if status is None else {**known, "status": status}
-        part = {"type": f"data-penstock-{kind}", "id": part_id}
-        return {**part, "data": self._parts[kind, part_id]}
+            return
+        known = {**self._parts.get((kind, part_id), {}), **without_none(event["data"])}
+        known |= {} if status is None else {"status": status}
+        self._parts[kind, part_id] = known
+        yield {"type": f"data-penstock-{kind}", "id": part_id, "data": known}
 
     def _artifact(self, event: JsonObject) -> Chunks:
         yield from _file(event["data"])
@@ -319,6 +320,23 @@ def _call(action: str, event: JsonObject, data: JsonObject) -> JsonObject:
     return {"type": f"tool-input-{action}", **named, "dynamic": True, **_spoken_by(event)}
 
 
+def _question(approval: JsonObject, item: JsonObject) -> str:
+    return question_id(approval["approval_id"], item["item_id"])
+
+
+def _call_of(item: JsonObject, question: str) -> tuple[JsonObject, JsonObject]:
+    """Return the call that an item is, and its arguments. Without a tool, the call is named as the
+    item's kind, and its arguments have what is asked."""
+    call_id, args = item.get("tool_call_id"), item.get("args") or {}
+    call = {"tool": item.get("tool") or item["kind"], "tool_call_id": call_id or question}
+    return call, args if call_id else {**_shown(item), **args}
+
+
+def _shown(item: JsonObject) -> JsonObject:
+    shown = {name: item.get(name) for name in ("kind", "description", "input_schema", "options")}
+    return without_none(shown)
+
+
 def _file(file: JsonObject) -> Chunks:
     media_type, url = file.get("media_type") or "application/octet-stream", file.get("uri")
     if file.get("type") == "data":
@@ -347,18 +365,12 @@ def _nothing(_encoder: VercelEncoder, _event: JsonObject) -> Chunks:
     yield from ()
 
 
-# A text begins with its first piece. A policy may decide a request without a pause, so a request is
-# shown when the run pauses.
-_NOT_YET: Final = (
-    *("lifecycle.started", "lifecycle.resumed"),
-    *("llm.message_started", "approval.requested"),
-)
-
-
-# Maps a type to its handler. Any other type becomes the transient part `data-penstock`.
+_BEGINNINGS: Final = ("lifecycle.started", "lifecycle.resumed", "llm.message_started")
+# Maps a type to its handler. Any other type becomes the transient part `data-penstock`. A policy
+# may decide a request without a pause, so a request is shown when the run pauses.
 _HANDLERS: Final[Mapping[str, Callable[[VercelEncoder, JsonObject], Chunks]]] = {
     **dict.fromkeys(_KEPT, VercelEncoder._kept),
-    **dict.fromkeys(_NOT_YET, _nothing),
+    **dict.fromkeys((*_BEGINNINGS, "approval.requested"), _nothing),
     **dict.fromkeys(_SETTLED, VercelEncoder._settled),
     "lifecycle.paused": VercelEncoder._paused,
     "lifecycle.completed": VercelEncoder._completed,

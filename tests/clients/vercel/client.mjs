@@ -4,7 +4,8 @@
 // open {chat, api, cut?, messages?, transport?}  a new chat; the first response breaks after `cut`
 //                                                frames; `transport` is a module that exports
 //                                                ExactTransport
-// send {text} | regenerate | resume | answer {id, approved, reason} | stop    then the chat's state
+// send {text} | regenerate | resume | stop | answer {id, approved, reason} | output {toolCallId,
+// output}                                        then the chat's state
 // state                                          the state as it is now
 import { existsSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -16,7 +17,13 @@ const require = createRequire(`${folder}/x.js`);
 const found = require.resolve(name);
 const module = found.replace(/index\.js$/, 'index.mjs'); // an older version has both kinds
 const ai = await import(pathToFileURL(existsSync(module) ? module : found));
-const completed = ai.lastAssistantMessageIsCompleteWithApprovalResponses;
+const {
+  lastAssistantMessageIsCompleteWithApprovalResponses: approved = () => false, // not in version 5
+  lastAssistantMessageIsCompleteWithToolCalls: completed,
+} = ai;
+const isAnswered = given =>
+  (approved(given) || completed(given)) &&
+  !given.messages.at(-1).parts.some(part => part.state === 'approval-requested');
 
 class State {
   messages = [];
@@ -87,7 +94,7 @@ const open = async ({ chat: id, api, cut, messages, transport, automatic = true 
       });
   chat = new Chat({
     id, messages, transport: made,
-    ...(automatic && completed && { sendAutomaticallyWhen: completed }),
+    ...(automatic && { sendAutomaticallyWhen: isAnswered }),
     onError: error => errors.push(error.message),
     onData: part => data.push(part),
   });
@@ -113,6 +120,10 @@ const commands = {
   begin: ({ text }) => { void chat.sendMessage({ text }); },
   answer: async ({ id, approved, reason }) => {
     await chat.addToolApprovalResponse({ id, approved, reason });
+    await settled();
+  },
+  output: async ({ toolCallId, output }) => {
+    await chat.addToolOutput({ tool: 'any', toolCallId, output });
     await settled();
   },
   again: () => chat.sendMessage(),

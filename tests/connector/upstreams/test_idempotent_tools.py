@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import re
 import uuid
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 
 from penstock.settings import Config
+from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
-from support.drive.pipeline import PIPELINE, Services, pipeline
+from penstock_normalizer.service import NormalizerService
+from support.drive.pipeline import PIPELINE, Event, Pipeline, Services, pipeline
 from support.drive.repository import ROOT
 from support.drive.short import in_short
+from support.drive.steps import Step
+from support.real.connectors import ConnectorProcess, Hurt, connector_process
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 
 TWO: Services = (*PIPELINE, ConnectorService)
+WITHOUT_CONNECTOR: Services = (NormalizerService, ApprovalsService)
 CODE = ("agno/payments.py", "adk/agents/penstock_payments.py")
 
 
@@ -62,3 +69,51 @@ async def test_a_tool_acts_once_in_a_leg_and_again_in_the_next_run(
     assert [run["key"] for run in server.tool_runs() if run["session"] == session] == [
         f"{run_id}-2"
     ]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("protocol", "agent", "message", "asks"),
+    [("agno", "demo-agent", "confirmtwice", 2), ("adk", "demo", "confirm", 1)],
+)
+async def test_a_leg_has_the_same_key_when_connectors_die_before_they_send_it(
+    nats_server: NatsServer,
+    agno_server: Upstream,
+    adk_server: Upstream,
+    tmp_path: Path,
+    protocol: str,
+    agent: str,
+    message: str,
+    asks: int,
+) -> None:
+    server = {"agno": agno_server, "adk": adk_server}[protocol]
+    given = {"id": "a", "protocol": protocol, "url": server.url, "agent": agent}
+    config = Config.model_validate({"agents": [given]})
+    session = uuid.uuid4().hex
+    async with pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock:
+
+        def connector(hurt: Hurt | None) -> AbstractAsyncContextManager[ConnectorProcess]:
+            return connector_process(penstock.bus, config, tmp_path, hurt, ack_wait_s=1)
+
+        async with connector(Hurt(Step.CLAIM)) as victim:
+            run_id = await penstock.start_run("a", message, session_id=session)
+            await victim.died()
+        for leg in range(1, asks + 1):
+            # A later connector first sends the leg before which the last one died.
+            async with connector(Hurt(Step.CLAIM_SENDING, times=min(leg, 2))) as victim:
+                await _decided_after(penstock, run_id, leg)
+                await victim.died()
+        async with connector(None):
+            assert (await penstock.ended(run_id, 60))[-1].type == "lifecycle.completed"
+    keys = [run["key"] for run in server.tool_runs() if run["session"] == session]
+    assert keys == [f"{run_id}-{leg}" for leg in range(2, asks + 2)]
+
+
+async def _decided_after(penstock: Pipeline, run_id: str, leg: int) -> None:
+    def pauses(event: Event) -> bool:
+        return event.type == "lifecycle.paused" and event.leg == leg
+
+    *_, paused = await penstock.events_until(run_id, pauses, 60)
+    reply = await penstock.decide(paused.data["approval_id"])
+    assert reply.status == 200, reply.detail

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -19,11 +18,9 @@ from penstock_edge.stream import client as clients
 from support.attacks.vercel_answers import FORGED, Json, Waits, agents, user
 from support.drive.agno_surface import CONFIG, Paused
 from support.drive.clients import Client, Stream
-from support.fakes.pretend import PretendRun
-from support.real.vercel_client import Chat, State, chat
-from support.real.vercel_docs import transport
+from support.fakes.pretend import PretendRun, play
 from support.recorded import vercel_rules
-from support.recorded.canonical import Recorded, recorded, recorded_runs, type_of
+from support.recorded.canonical import recorded
 
 CALL = {"item_id": "c1", "kind": "confirmation", "tool": "delete", "tool_call_id": "c1"}
 # Recordings with an approval, and with an error.
@@ -85,17 +82,6 @@ def chunks(frames: list[Frame]) -> list[Json]:
 
 def said(frames: list[Frame]) -> str:
     return vercel_rules.joined(chunks(frames), "text-delta")
-
-
-async def play(run: PretendRun, script: Recorded) -> None:
-    """Publish the events of a recording as those of this run, in a chat of its own."""
-    run.session_id = f"chat {uuid.uuid4()}"
-    await run.join(agent="assistant", session_id=run.session_id)
-    for event in script.events:
-        run.leg_number = event["leg"]
-        known = ("source", "subrun", "step_id", "attempt")
-        run.envelope = {name: event[name] for name in known if name in event}
-        await run.say(type_of(event), **event["data"])
 
 
 # --- the stream
@@ -172,7 +158,7 @@ async def test_a_cursor_of_any_frame_gets_exactly_the_rest(
     edge: Client, bus: Bus, name: str
 ) -> None:
     run = PretendRun(bus)
-    await play(run, recorded(name))
+    await play(run, recorded(name), f"chat {uuid.uuid4()}")
     async with resumed(edge, run) as stream:
         whole = await stream.rest()
     assert vercel_rules.faults(chunks(whole)) == []
@@ -252,6 +238,54 @@ async def test_all_items_of_a_pause_are_answered_at_once(edge: Client, paused: M
         assert [each["decision"] for each in waits.decided] == ["approve", "reject"]
 
 
+def output(waits: Paused, item_id: str, **state: Any) -> Json:
+    """Return the body of a client whose user has sent the output of a call that asked for it."""
+    asked = {"id": f"{waits.approval_id}/{item_id}", "digest": "d", "kind": "input"}
+    part = {"type": "dynamic-tool", "toolName": "ask", "toolCallId": item_id, "input": {}}
+    part |= {"callProviderMetadata": {"penstock": {"asked": asked}}, **state}
+    return begun(waits.run.session_id, messages=[message(), agents(part)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "decided"),
+    [
+        ("input", {"output": {"days": 3}}, {"decision": "approve", "value": {"days": 3}}),
+        ("external", {"output": "file1"}, {"decision": "approve", "value": "file1"}),
+        ("confirmation", {"output": True}, {"decision": "approve"}),
+        (
+            "confirmation",
+            {"output": {"approved": False, "reason": "no"}},
+            {"decision": "reject", "note": "no"},
+        ),
+        (
+            "external",
+            {"state": "output-error", "errorText": "not here"},
+            {"decision": "reject", "note": "not here"},
+        ),
+    ],
+)
+async def test_the_output_of_a_call_that_asks_for_it_is_the_answer(
+    edge: Client, paused: MakePaused, kind: str, state: Json, decided: Json
+) -> None:
+    waits = await paused({**CALL, "kind": kind})
+    body = output(waits, "c1", **{"state": "output-available", **state})
+    async with Stream(edge, "POST", "/vercel/assistant", json=body) as stream:
+        assert stream.response.status_code == 200
+        assert waits.decided == [{"item_id": "c1", **decided}]
+
+
+async def test_an_output_that_does_not_fit_what_is_asked_is_422_and_decides_nothing(
+    edge: Client, paused: MakePaused
+) -> None:
+    schema = {"type": "object", "required": ["days"]}
+    waits = await paused({**CALL, "kind": "input", "input_schema": schema})
+    nothing: list[Json | None] = [{}, None]
+    for value in nothing:
+        body = output(waits, "c1", state="output-available", output=value)
+        refused = await edge.post("/vercel/assistant", json=body)
+        assert (refused.status_code, waits.sent) == (422, 0), refused.text
+
+
 async def test_answers_to_earlier_pauses_that_a_client_repeats_do_not_count(
     edge: Client, bus: Bus, paused: MakePaused
 ) -> None:
@@ -324,55 +358,3 @@ async def test_an_unknown_agent_is_404_and_an_unknown_version_422(edge: Client) 
     assert (await edge.get("/vercel/nobody/c/stream")).status_code == 404
     refused = await edge.post("/vercel/assistant?sdk=4", json=begun("c"))
     assert (refused.status_code, refused.json()["detail"]) == (422, "sdk: must be one of 5, 6, 7")
-
-
-# --- the real client, cut at every frame
-
-
-async def check_cuts(
-    client: Chat, edge: Client, run: PretendRun, *, step: int = 1, **options: str
-) -> None:
-    """Check that the client has the state of an uncut stream, wherever its stream was cut."""
-    api = f"{str(edge.base_url).rstrip('/')}/vercel/assistant?sdk={client.version}"
-    async with resumed(edge, run, sdk=client.version) as stream:
-        count = len(await stream.rest())
-
-    async def open(**given: Any) -> State:
-        await client("open", chat=run.session_id, api=api, automatic=False, **options, **given)
-        return await client("resume")
-
-    whole = await open()
-    for cut in range(1, count, step):
-        await open(cut=cut)
-        state = await client("resume")
-        assert state["messages"] == whole["messages"], cut
-        assert state["status"] == whole["status"], cut
-
-
-@pytest.mark.real
-async def test_the_client_has_the_same_state_wherever_its_stream_was_cut(
-    edge: Client, bus: Bus
-) -> None:
-    run = PretendRun(bus)
-    await play(run, recorded(SHORT[0]))
-    async with chat("6") as client:
-        await check_cuts(client, edge, run, step=4)
-
-
-# Version 5 shows a replay twice, so it needs the transport.
-WAYS = [("6", False), ("7", False), ("5", True), ("6", True), ("7", True)]
-
-
-@pytest.mark.real
-@pytest.mark.chaos
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("version", "exact"), WAYS)
-async def test_each_version_has_the_same_state_for_every_recording_wherever_it_was_cut(
-    edge: Client, bus: Bus, tmp_path: Path, version: str, exact: bool
-) -> None:
-    options: Any = {"transport": str(transport(tmp_path, version))} if exact else {}
-    async with chat(version) as client:
-        for script in recorded_runs():
-            run = PretendRun(bus)
-            await play(run, script)
-            await check_cuts(client, edge, run, **options)

@@ -111,20 +111,52 @@ def test_the_call_of_a_request_is_shown_before_it() -> None:
     assert types(events)[2:4] == ["tool-input-available", "tool-approval-request"]
 
 
-def test_version_5_has_a_data_part_for_each_request() -> None:
-    (shown,) = of_type("data-penstock-approval", run(CALLED, REQUESTED, PAUSED), "5")
-    assert shown["id"] == "a1"
-    assert shown["data"]["digest"] == DIGEST
-    assert [item["item_id"] for item in shown["data"]["items"]] == ["i/1"]
+VALUE = {**DELETE, "kind": "input", "input_schema": {"type": "object"}, "options": None}
 
 
-def test_what_needs_a_value_is_a_data_part_that_says_later_that_it_is_decided() -> None:
-    item = {"item_id": "i/1", "kind": "input", "tool_call_id": "c1"}
-    events = run(("approval.requested", {**ASKED, "items": [item]}), PAUSED, decided("approve"))
-    asked, answered = of_type("data-penstock-approval", events)
-    assert of_type("tool-approval-request", events) == []
-    assert (asked["id"], answered["id"]) == ("a1", "a1")
-    assert (asked["data"]["status"], answered["data"]["status"]) == ("pending", "decided")
+@pytest.mark.parametrize(("item", "sdk"), [(DELETE, "5"), (VALUE, "5"), (VALUE, "6"), (VALUE, "7")])
+def test_what_a_response_cannot_say_is_asked_for_as_the_output_of_the_call(
+    item: Chunk, sdk: str
+) -> None:
+    asked = ("approval.requested", {**ASKED, "items": [item]})
+    called, asks = of_type("tool-input-available", run(CALLED, asked, PAUSED), sdk)
+    assert of_type("tool-approval-request", run(CALLED, asked, PAUSED), sdk) == []
+    assert (called["toolCallId"], called["providerExecuted"]) == ("c1", True)
+    assert (asks["toolCallId"], asks["providerExecuted"]) == ("c1", False)
+    question = vercel_rules.asked_by(asks)
+    assert (question["id"], question["digest"]) == ("a1/i/1", DIGEST)
+    for name in ("kind", "input_schema", "options"):
+        assert question.get(name) == item.get(name)
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+@pytest.mark.parametrize(
+    ("settled", "end"),
+    [
+        (decided("approve"), "available"),
+        (decided("approve", value=0), "available"),
+        (decided("reject", note="no"), "denied"),
+        (("approval.expired", {"approval_id": "a1"}), "error"),
+        (("approval.withdrawn", {"approval_id": "a1"}), "error"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["confirmation", "input"])
+def test_an_item_of_no_tool_is_a_call_that_ends_with_its_decision(
+    sdk: str, settled: tuple[str, Chunk], end: str, kind: str
+) -> None:
+    item = {"item_id": "i/1", "kind": kind, "description": "Merge?", "args": {"score": 8}}
+    asked = ("approval.requested", {**ASKED, "items": [item]})
+    events = run(asked, PAUSED, settled, RESUMED, COMPLETED)
+    assert vercel_rules.faults(chunks(events, sdk), sdk) == []
+    (call,) = of_type("tool-input-available", events, sdk)
+    assert (call["toolCallId"], call["toolName"]) == ("a1/i/1", kind)
+    assert call["input"] == {"kind": kind, "description": "Merge?", "score": 8}
+    (ended,) = (each for each in chunks(events, sdk) if each["type"].startswith("tool-output-"))
+    assert ended["toolCallId"] == "a1/i/1"
+    assert ended["type"] == f"tool-output-{'error' if sdk == '5' and end == 'denied' else end}"
+    if end == "available":
+        assert ended["output"] == settled[1]["items"][0].get("value", "approved")
+    assert vercel_rules.tools(chunks(events, sdk)) == []
 
 
 @pytest.mark.parametrize(("sdk", "told"), [("5", 0), ("6", 0), ("7", 1)])
@@ -152,12 +184,10 @@ def test_a_result_is_as_its_outcome_says(outcome: str, sdk: str, type: str) -> N
     assert (found["type"], found["toolCallId"]) == (type, "c1")
 
 
-def test_only_a_tool_that_the_client_runs_is_left_to_it() -> None:
-    def call(**fields: Any) -> Chunk:
-        return chunks(run(("llm.tool_call", {**CALLED[1], **fields})))[-1]
-
-    assert call()["providerExecuted"] is True
-    assert "providerExecuted" not in call(execution="client")
+def test_a_client_runs_no_tool_before_the_run_waits_for_its_result() -> None:
+    for execution in ({}, {"execution": "client"}):
+        (call,) = of_type("tool-input-available", run(("llm.tool_call", CALLED[1] | execution)))
+        assert call["providerExecuted"] is True
 
 
 def test_the_parts_of_sub_agents_and_steps_are_replaced_as_they_go_on() -> None:

@@ -82,6 +82,15 @@ def response(at: Asked, **changes: Any) -> Json:
     return call(at, state="approval-responded", approval=approval(at, **changes))
 
 
+def output(at: Asked, value: Any = True, **changes: Any) -> Json:
+    """Return the call whose output the user has sent, as the answer that the client was asked for;
+    a change to None removes a field of the question."""
+    asked = {"id": f"{at.approval_id}/{at.item_id}", "digest": at.digest, **changes}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    metadata = {"penstock": {"asked": asked}}
+    return call(at, state="output-available", output=value, callProviderMetadata=metadata)
+
+
 def answered(at: Asked, *, approved: bool = True, **fields: Any) -> Sent:
     """Return the request of a client whose user has answered."""
     return post(at, user(), agents(response(at, approved=approved)), **fields)
@@ -184,8 +193,42 @@ FORGED: Final[Mapping[str, tuple[int, Make]]] = {
             at, user(), approval=approval(at), resume=[approval(at)], decision="approve"
         ),
     ),
+    "an output without the digest": (
+        422,
+        lambda at: post(at, user(), agents(output(at, digest=None))),
+    ),
+    "an output with another digest": (
+        409,
+        lambda at: post(at, user(), agents(output(at, digest="sha256:" + "0" * 64))),
+    ),
+    "an output that has the digest": (
+        422,
+        lambda at: post(
+            at, user(), agents(output(at, {"approved": True, "digest": at.digest}, digest=None))
+        ),
+    ),
+    "an output that does not say yes or no": (
+        422,
+        lambda at: post(at, user(), agents(output(at, YES))),
+    ),
+    "an output of a call that still waits": (
+        422,
+        lambda at: post(at, user(), agents({**output(at), "state": "input-available"})),
+    ),
+    "an output in the history": (200, lambda at: post(at, agents(output(at)), user())),
+    "an output in a message of the user": (422, lambda at: post(at, user(output(at)))),
+    "an output of another item": (
+        422,
+        lambda at: post(at, user(), agents(output(at, id=f"{at.approval_id}/other"))),
+    ),
+    "an output for another approval": (
+        404,
+        lambda at: post(
+            at, user(), agents(output(at, id=f"{at.approval_id[:-12]}{'0' * 12}/{at.item_id}"))
+        ),
+    ),
     # of something else
-    "the approval without an item": (404, lambda at: _with(id=at.approval_id)(at)),
+    "the approval without an item": (422, lambda at: _with(id=at.approval_id)(at)),
     "another item": (422, lambda at: _with(id=f"{at.approval_id}/other")(at)),
     "another approval": (
         404,

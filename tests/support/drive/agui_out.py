@@ -12,8 +12,7 @@ from penstock import sse
 from penstock.dialects.agui.encode import RUNS, STRICT, AguiEncoder, Profile
 from penstock.sse import Frame
 from support.fakes.raw import RUN_ID
-from support.recorded.agui import scenarios
-from support.recorded.canonical import folded, recorded_runs
+from support.recorded.canonical import every_recorded_run
 
 Event = dict[str, Any]
 THREAD = "thread-1"
@@ -49,8 +48,7 @@ AUDIENCES = (STRICT_1, STRICT_059, RUNS_1, RUNS_059)
 @cache
 def recorded() -> dict[str, list[Event]]:
     """Return the canonical events of every golden recording of all upstreams, by its name."""
-    agui = [folded(scenario, "agui") for scenario in scenarios()]
-    return {each.name: each.events for each in [*recorded_runs(), *agui]}
+    return {each.name: each.events for each in every_recorded_run()}
 
 
 class Run:

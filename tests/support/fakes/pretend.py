@@ -25,6 +25,7 @@ from penstock.bus.records import (
 )
 from penstock.bus.write.objects import unwrap, wrap
 from support.drive.waiting import eventually
+from support.recorded.canonical import Recorded, type_of
 
 
 class PretendRun:
@@ -140,6 +141,17 @@ class PretendRun:
         for body in bodies:
             await self.raw("bytes", body, leg=leg)
         await self.raw("end", {"outcome": "eof"}, leg=leg)
+
+
+async def play(run: PretendRun, recording: Recorded, session_id: str) -> None:
+    """Publish the events of a recording as those of this run, in a session."""
+    run.session_id = session_id
+    await run.join(agent="assistant", session_id=session_id)
+    for event in recording.events:
+        run.leg_number = event["leg"]
+        named = ("source", "subrun", "step_id", "attempt")
+        run.envelope = {name: event[name] for name in named if name in event}
+        await run.say(type_of(event), **event["data"])
 
 
 async def command_of(bus: Bus, run_id: str, kind: str = "start") -> dict[str, Any]:

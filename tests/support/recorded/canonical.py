@@ -23,6 +23,7 @@ from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames
 from support.recorded.agno import scenarios as agno_scenarios
+from support.recorded.agui import scenarios as agui_scenarios
 from support.recorded.goldens import Decisions, Scenario
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -106,6 +107,13 @@ def recorded_runs() -> list[Recorded]:
     ]
 
 
+@cache
+def every_recorded_run() -> list[Recorded]:
+    """Return every golden recording, also of AG-UI servers, where a client has a tool."""
+    agui = (folded(each, "agui", client_tools=["pick_color"]) for each in agui_scenarios())
+    return [*recorded_runs(), *agui]
+
+
 def recorded(name: str) -> Recorded:
     """Return one recording by protocol, version and name: `agno/3.1.10/simple_text`."""
     return next(each for each in recorded_runs() if each.name == name)
@@ -115,9 +123,9 @@ def kind_of(scenario: Scenario) -> AgentKind:
     return _KINDS.get(scenario.name.split("/")[1].split("_", maxsplit=1)[0], "agent")
 
 
-def folded(scenario: Scenario, protocol: str, kind: AgentKind = "agent") -> Recorded:
-    """Return a recording as a run of canonical events."""
-    frames = Frames(protocol, kind=kind)
+def folded(scenario: Scenario, protocol: str, kind: AgentKind = "agent", **facts: Any) -> Recorded:
+    """Return a recording as a run of canonical events, of a leg that was opened with `facts`."""
+    frames = Frames(protocol, kind=kind, **facts)
     fold = RunFold(RUN_ID, DECODERS)
     events: list[CanonicalEvent] = []
     decisions: dict[int, dict[str, Any]] = {}

@@ -84,5 +84,28 @@ def joined(chunks: Sequence[Chunk], type: str) -> str:
 
 
 def tools(chunks: Sequence[Chunk]) -> list[str]:
-    """Return the name of each call, in the order in which their arguments were complete."""
-    return [each["toolName"] for each in chunks if each["type"] == "tool-input-available"]
+    """Return the name of each tool's call, in the order in which their arguments were complete."""
+    calls = [each for each in chunks if each["type"] == "tool-input-available"]
+    named, asked = {each["toolCallId"]: each["toolName"] for each in calls}, questions(chunks)
+    return [name for call_id, name in named.items() if call_id not in asked]
+
+
+def results(chunks: Sequence[Chunk]) -> int:
+    """Return how many tools' calls have ended."""
+    ended = [each["toolCallId"] for each in chunks if each["type"].startswith("tool-output-")]
+    asked = questions(chunks)
+    return sum(call_id not in asked for call_id in ended)
+
+
+def questions(chunks: Sequence[Chunk]) -> set[str]:
+    """Return the ids of the calls that are no tool's: items of approvals, named by themselves."""
+    asked = [each.get("approvalId") or asked_by(each).get("id") for each in chunks]
+    return {each for each in asked if each is not None}
+
+
+def asked_by(chunk: Chunk) -> Chunk:
+    """Return the question for a value that a call is; empty for any other chunk or part."""
+    named = ("providerMetadata", "callProviderMetadata")
+    metadata: Chunk = next((chunk[name] for name in named if chunk.get(name)), {})
+    asked: Chunk = metadata.get("penstock", {}).get("asked", {})
+    return asked

@@ -73,6 +73,7 @@ export function getDated(path) {
   return exchange(path, {});
 }
 
+<<<<<<< HEAD
 /** Send a POST with a JSON body, or with a text of another type, and return the JSON of the answer. Throws Refused. */
 export async function post(path, body, type = "application/json") {
   const send = async () =>
@@ -80,6 +81,24 @@ export async function post(path, body, type = "application/json") {
       method: "POST",
       headers: { "content-type": type, ...(await csrfToken()) },
       body: type === "application/json" ? JSON.stringify(body) : body,
+=======
+/** Send a POST with a JSON body, and return the JSON of the answer. Throws Refused. */
+export function post(path, body) {
+  return change("POST", path, body);
+}
+
+/** Send a DELETE, and return the JSON of the answer. Throws Refused. */
+export function remove(path) {
+  return change("DELETE", path);
+}
+
+async function change(method, path, body) {
+  const send = async () =>
+    ask(path, {
+      method,
+      headers: { ...(body && { "content-type": "application/json" }), ...(await csrfToken()) },
+      body: body && JSON.stringify(body),
+>>>>>>> d2aa8f8e (Chats of the AI SDK: every question is a call, and a value is its output (0329))
     });
   try {
     return await send();

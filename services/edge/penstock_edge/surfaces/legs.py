@@ -12,23 +12,27 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Stored
+from penstock.bus import Bus, Stored
 from penstock.bus.messages import FIRST, SEQUENCE
 from penstock.bus.read.direct import read
 from penstock.bus.records import ApprovalRecord, Channel, Decided, DecideRequest, RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import event, events_of_run, shard_of
 from penstock.bus.write.objects import unwrap
+from penstock.dialects.answers import UnclearAnswer, decided
+from penstock.dialects.approvals import parse_question_id
 from penstock.events.catalogue import TERMINAL
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start, Started
 from penstock.service.deciders import decider_of
+from penstock.settings import AgentConfig
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.pauses import approval_record
+from penstock_edge.runs.pauses import approval_in_session, approval_record
 from penstock_edge.runs.records import is_workflow, unfinished_descendants
 from penstock_edge.sources.locate import StartPosition, lifecycle_of, locate, start_of_new_run
+from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.encoded_leg import PAUSED, E, LegForm
 from penstock_edge.views.items import type_of
@@ -99,6 +103,57 @@ class Reply:
         if len(roots or by_approval) > 1:
             raise Problem(422, f"{where}: the answers belong to different pauses")
         return cls(list(by_approval.values()), next(iter(roots.values()), None))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAnswer:
+    """A client's answer to a question: the id of an item (`question_id`), or of an approval, for
+    all its items. `answer` has a `status` and a `payload`, as `penstock.dialects.answers` reads
+    them, and `digest` is the one that the client sent."""
+
+    question: str
+    answer: dict[str, Any]
+    digest: str | None = None
+
+
+async def reply_of(
+    bus: Bus,
+    who: Identity,
+    agent: AgentConfig,
+    session_id: str,
+    where: str,
+    sent: Iterable[ClientAnswer],
+) -> Reply:
+    """Return the answers to approvals that are pending, if any: a client repeats its answers to
+    earlier pauses. Problem: 404 for a question that the session does not have, 422 for an answer in
+    the field `where` that is not clear, and as `Reply.of`."""
+    by_approval: dict[str, list[ClientAnswer]] = {}
+    for each in sent:
+        by_approval.setdefault(parse_question_id(each.question)[0], []).append(each)
+    found: list[ItemAnswer] = []
+    for approval_id, own in by_approval.items():
+        approval, root = await approval_in_session(
+            bus, who, agent, session_id, approval_id, awaited=True
+        )
+        if approval is None:
+            text = f"nothing in this session asks {shortened(own[0].question)!r}"
+            raise Problem(404, text)
+        for each in own:
+            items = _decided(approval, each, where)
+            found += [ItemAnswer(approval, root, item, each.digest) for item in items]
+    pending = [each for each in found if each.approval.status == "pending"]
+    return Reply.of(where, pending or found[-1:])
+
+
+def _decided(approval: ApprovalRecord, sent: ClientAnswer, where: str) -> list[Decided]:
+    _, item_id = parse_question_id(sent.question)
+    items = [each for each in approval.items if item_id in (None, each["item_id"])]
+    if not items:
+        raise Problem(422, f"{where}: there is no question {shortened(sent.question)!r}")
+    try:
+        return [Decided(**decided(item, sent.answer)) for item in items]
+    except UnclearAnswer as unclear:
+        raise Problem(422, f"{where}: {unclear}") from unclear
 
 
 async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, StartPosition]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
@@ -237,35 +237,79 @@ async def test_no_agent_server_takes_a_message_in_the_middle_of_a_run(
         held.go.set()
 
 
-async def test_the_faces_of_other_protocols_take_it_too(
+TEXT = {"parts": [{"type": "text", "text": "second"}]}
+A2A = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "second"}]}
+ADK = {"appName": "agno", "userId": "anonymous", "newMessage": {"role": "user", **TEXT}}
+ADK["newMessage"] = {"role": "user", "parts": [{"text": "second"}]}
+# The body of a start in a session, for each path, and whether the word is in it or in the query.
+FACES: dict[str, tuple[Callable[[str], dict[str, Any]], bool]] = {
+    "/v1/runs": (lambda at: {"agent": "agno", "message": "second", "session_id": at}, True),
+    "/agents/agno/runs": (lambda at: {"message": "second", "session_id": at}, False),
+    "/agui/agno": (lambda at: run_input(at, user("second")), False),
+    "/run_sse": (lambda at: {**ADK, "sessionId": at}, False),
+    "/run": (lambda at: {**ADK, "sessionId": at}, False),
+    "/vercel/agno": (lambda at: {"id": at, "messages": [{"role": "user", **TEXT}]}, True),
+    "/openai/v1/responses": (
+        lambda at: {"model": "agno", "input": "second", "conversation": at},
+        False,
+    ),
+    "/openai/v1/chat/completions": (
+        lambda at: {
+            **{"model": "agno", "messages": [{"role": "user", "content": "second"}]},
+            "metadata": {"session_id": at},
+        },
+        False,
+    ),
+    "/a2a/agno/message:send": (lambda at: {"message": {**A2A, "contextId": at}}, False),
+    "/a2a/agno/message:stream": (lambda at: {"message": {**A2A, "contextId": at}}, False),
+    "/a2a/agno": (
+        lambda at: {
+            **{"jsonrpc": "2.0", "id": 1, "method": "SendMessage"},
+            "params": {"message": {**A2A, "contextId": at}},
+        },
+        False,
+    ),
+}
+
+
+async def test_each_face_takes_the_word_where_its_clients_can_say_it(
     nats_server: NatsServer, upstream: Misbehaving, held: Held
 ) -> None:
-    said = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "second"}]}
-    async with site(nats_server, agents(upstream)) as ada:
+    async with site(nats_server, agents(upstream), enable_adk_canonical_stream=True) as ada:
         ada.user = "anonymous"
         first = await ada.start("first")
-        asked: dict[str, Any] = {
-            "/agents/agno/runs": {"message": "second", "session_id": ada.session},
-            "/agui/agno": run_input(ada.session, user("second")),
-            "/openai/v1/responses": {
-                **{"model": "agno", "input": "second", "conversation": ada.session},
-            },
-            "/openai/v1/chat/completions": {
-                **{"model": "agno", "messages": [{"role": "user", "content": "second"}]},
-                "metadata": {"session_id": ada.session},
-            },
-            "/a2a/agno/message:send": {"message": {**said, "contextId": ada.session}},
-        }
-        for path, body in asked.items():
-            headers = {"a2a-version": "1.0"}
-            url = f"{path}?when_busy=refuse"
-            refused = await ada.http.post(url, json=body, headers=headers)
-            assert refused.status_code == 409, (path, refused.text)
+
+        async def ask(path: str, word: str) -> httpx.Response:
+            make, is_in_body = FACES[path]
+            body = make(ada.session) | ({"when_busy": word} if is_in_body else {})
+            url = path if is_in_body else f"{path}?when_busy={word}"
+            return await ada.http.post(url, json=body, headers={"a2a-version": "1.0"})
+
+        for path in FACES:
+            refused = await ask(path, "refuse")
+            # JSON-RPC has its errors in answers with the status 200.
+            assert refused.status_code == (200 if path == "/a2a/agno" else 409), refused.text
             assert first in refused.text, path
-        wrong = await ada.http.post("/agui/agno?when_busy=x", json=asked["/agui/agno"])
-        assert wrong.status_code == 422
+            wrong = await ask(path, "x")
+            assert wrong.status_code in (200, 400, 422), path
+            assert "when_busy" in wrong.text, path
         held.go.set()
     assert held.messages == ["first"]
+
+
+async def test_each_operation_that_takes_the_word_is_in_the_table() -> None:
+    takes = {
+        operation.path
+        for operation in EdgeService.operations
+        if any(each.name == "when_busy" for each in operation.parameters)
+        or "when_busy" in getattr(operation.body, "model_fields", {})
+    }
+    alike = ("/teams", "/workflows")  # Agno's other kinds of agents
+    named = {
+        path.replace("/agents/agno", "/agents/{id}").replace("agno", "{agent}") for path in FACES
+    }
+    paths = {path.rstrip("/") for path in takes if not path.startswith(alike)}
+    assert paths == named
 
 
 async def test_waiting_starts_are_listed_moved_and_withdrawn_by_their_user_alone(
@@ -316,6 +360,34 @@ async def test_waiting_starts_are_listed_moved_and_withdrawn_by_their_user_alone
             await ada.end(runs[name])
         assert (await ada.end(runs["b"])).type == "lifecycle.cancelled"
     assert held.messages == ["first", "d", "c", "a", "e"]
+
+
+async def test_a_run_of_the_terminal_is_refused_or_interrupts(
+    nats_server: NatsServer, upstream: Misbehaving, held: Held
+) -> None:
+    async with site(nats_server, agents(upstream)) as penstock:
+        penstock.user = "anonymous"
+        first = await penstock.start("first")
+        await upstream.called(1)
+
+        async def run(message: str, when_busy: str) -> Result:
+            asked = ["run", message, "--agent", "agno", "--session", penstock.session]
+            url = str(penstock.http.base_url)
+            given = [*asked, "--when-busy", when_busy, "--url", url]
+            return await asyncio.to_thread(CliRunner().invoke, app, given)
+
+        refused = await run("second", "refuse")
+        assert refused.exit_code != 0
+        assert first in refused.output
+        wrong = await run("second", "never")
+        assert wrong.exit_code != 0
+        assert "when_busy" in wrong.output
+        third = asyncio.create_task(run("third", "interrupt"))
+        assert (await penstock.end(first)).type == "lifecycle.cancelled"
+        held.go.set()
+        ended = await third
+        assert (ended.exit_code, "completed" in ended.output) == (0, True), ended.output
+    assert held.messages == ["first", "first\n\nthird"]
 
 
 async def test_the_terminal_lists_moves_and_withdraws_what_waits(

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.dialects.agui.encode import STRICT, Phase, prelude
 from penstock.dialects.agui.encode.memory import Memory, remember
-from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
 from penstock.dialects.agui.ids import scope_of, unscoped
 from penstock.dialects.agui.vocabulary import is_modern
+from penstock.dialects.answers import UnclearAnswer, decided
 from penstock.dialects.approvals import parse_question_id, question_id
 from support.drive.agui_out import (
     STRICT_059,

@@ -9,6 +9,7 @@ import { Transcript } from "./fold.js";
 import { Graph } from "./graph.js";
 import { follow, oncePerFrame } from "./live.js";
 import { focusOn, go, query } from "./place.js";
+import { Queue } from "./queue.js";
 import { ENDED } from "./run_list.js";
 import { State } from "./state.js";
 import { Story } from "./story.js";
@@ -260,6 +261,7 @@ export class Run extends Component {
             <div><dt>Legs</dt><dd>${String(run.legs ?? 0)}</dd></div>
             ${transcript.usage.calls > 0 && html`<${Usage} usage=${transcript.usage} />`}
           </dl>
+          ${!ENDED.has(status) && html`<${Queue} key=${run.session_id} session=${run.session_id} agent=${run.agent} user=${run.user_id} runId=${runId} />`}
           ${below.length > 0 &&
           html`<h2>Runs below</h2>
             <ul class="below">

@@ -9,6 +9,7 @@ from penstock.web.operation import Operation
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.adk.request import RunAgentRequest
+from penstock_edge.surfaces.parameters import WHEN_BUSY
 
 ADK: Final = "adk"
 NOT_ENABLED: Final = (
@@ -27,6 +28,7 @@ leg_operation = partial(
     scopes=(),
     any_scope=("start", "decide"),
     description="A new run needs the scope `start`, the answer to a pause `decide`.",
+    parameters=(WHEN_BUSY,),
     body=RunAgentRequest,
     example={
         "appName": "assistant",

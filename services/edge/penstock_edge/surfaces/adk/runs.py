@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records import ApprovalRecord, WhenBusy
 from penstock.dialects.approvals import parse_question_id
 from penstock.lookups import look_until
 from penstock.runs.start import Start
@@ -36,6 +36,7 @@ from penstock_edge.surfaces.bodies import json_body
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
 from penstock_edge.surfaces.legs import ItemAnswer, Leg, Reply, decide, first_leg, next_leg
 from penstock_edge.surfaces.parameters import STREAMED
+from penstock_edge.surfaces.query import when_busy_of
 from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.view import View
 
@@ -134,11 +135,16 @@ class Runs(Handlers):
         if responses := responses_of(asked):
             leg = await self._answer(who, agent, asked, responses)
         else:
-            leg = await self._start(who, agent, asked, body)
+            leg = await self._start(who, agent, asked, body, when_busy_of(request))
         return _view(agent, leg, streaming=streams and asked.streaming), leg.position
 
     async def _start(
-        self, who: Identity, agent: AgentConfig, asked: RunAgentRequest, body: bytes
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        body: bytes,
+        when_busy: WhenBusy,
     ) -> Leg:
         require(who, "start")
         is_native = agent.protocol == ADK
@@ -156,6 +162,7 @@ class Runs(Handlers):
             # in which ADK's clients send data.
             input=asked.state_delta if isinstance(agent, WorkflowAgent) else None,
             body=body.decode() if is_native else None,
+            when_busy=when_busy,
         )
         return (await first_leg(self._edge, start, frames=is_native))[1]
 

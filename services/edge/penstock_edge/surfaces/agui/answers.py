@@ -1,47 +1,27 @@
-"""Reads decisions from the entries of `resume[]` and from the messages of a frontend's tools."""
+"""Reads decisions from the messages of a frontend's tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
 
-from penstock.bus.records import ApprovalRecord, Decided
-from penstock.dialects.agui.encode.pauses import decided
 from penstock.dialects.agui.vocabulary import CLIENT_KINDS
+from penstock.dialects.answers import decided
 from penstock.web.bodies import has_many_values, is_deep
-from penstock.web.problems import Problem
 from penstock_edge.surfaces.agui.request import (
     ActivityMessage,
     ReasoningMessage,
-    ResumeEntry,
     RunAgentInput,
     ToolMessage,
     text_of_content,
 )
-from penstock_edge.surfaces.errors import shortened
 
 JsonObject = dict[str, Any]
 
 # The types of messages that only the user sees. They are not part of the conversation with the
 # agent.
 _SHOWN: Final = (ActivityMessage, ReasoningMessage)
-
-
-def resumed(
-    approval: ApprovalRecord, entries: Sequence[tuple[str | None, ResumeEntry]]
-) -> list[Decided]:
-    """Take an entry without an item id as the answer to all items."""
-    items: list[Decided] = []
-    for item_id, entry in entries:
-        meant = [each for each in approval.items if item_id in (None, each["item_id"])]
-        if not meant:
-            name = shortened(entry.interrupt_id)
-            raise Problem(422, f"resume: there is no interrupt {name!r}")
-        answer = {"status": entry.status, "payload": entry.payload}
-        items += [Decided(**decided(item, answer)) for item in meant]
-    return items
 
 
 def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
@@ -58,7 +38,7 @@ def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
 
 
 def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """Return a decision as `pauses.decided` does. For the kind `external`, the answer is the text
+    """Return a decision as `answers.decided` does. For the kind `external`, the answer is the text
     of the message, for any other kind the JSON value in the text, or the text itself if it is not
     JSON. Raise `UnclearAnswer` for an answer to a confirmation that is neither yes nor no."""
     text = text_of_content(message.content)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, Decided, RunRecord
-from penstock.dialects.agui.encode.pauses import UnclearAnswer
+from penstock.bus.records import ApprovalRecord, Decided
 from penstock.dialects.agui.ids import scope_of, unscoped
-from penstock.dialects.approvals import parse_question_id
+from penstock.dialects.answers import UnclearAnswer
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
@@ -24,11 +23,10 @@ from penstock_edge.surfaces.agui.answers import (
     decision_of,
     earlier_tool_messages,
     last_tool_messages,
-    resumed,
 )
-from penstock_edge.surfaces.agui.request import ResumeEntry, RunAgentInput, ToolMessage
+from penstock_edge.surfaces.agui.request import RunAgentInput, ToolMessage
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.legs import ItemAnswer, Reply
+from penstock_edge.surfaces.legs import ClientAnswer, ItemAnswer, Reply, reply_of
 
 JsonObject = dict[str, Any]
 Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
@@ -61,17 +59,11 @@ class AnsweredPauses:
             raise Problem(422, str(unclear)) from unclear
 
     async def _of_resume(self) -> Reply:
-        entries: dict[str, list[tuple[str | None, ResumeEntry]]] = {}
-        for entry in self.asked.resume or []:
-            approval_id, item_id = parse_question_id(entry.interrupt_id)
-            entries.setdefault(approval_id, []).append((item_id, entry))
-        answers = []
-        for approval_id, own in entries.items():
-            approval, root = await self._approval_and_root(approval_id, awaited=True)
-            if approval is None:
-                raise Problem(404, f"there is no interrupt {shortened(own[0][1].interrupt_id)!r}")
-            answers += [ItemAnswer(approval, root, each) for each in resumed(approval, own)]
-        return Reply.of("resume", answers)
+        sent = [
+            ClientAnswer(each.interrupt_id, {"status": each.status, "payload": each.payload})
+            for each in self.asked.resume or []
+        ]
+        return await reply_of(self.bus, self.who, self.agent, self.asked.thread_id, "resume", sent)
 
     async def _of_tools(self, messages: Sequence[ToolMessage]) -> Reply | None:
         """Return the answers in these messages, which may also have results of other tools. For an
@@ -175,15 +167,10 @@ class AnsweredPauses:
         return await self._approval(await pauses.approval_id_of(self.bus, paused), awaited=True)
 
     async def _approval(self, approval_id: str, *, awaited: bool = False) -> ApprovalRecord | None:
-        return (await self._approval_and_root(approval_id, awaited=awaited))[0]
-
-    async def _approval_and_root(
-        self, approval_id: str, *, awaited: bool
-    ) -> tuple[ApprovalRecord | None, RunRecord | None]:
-        thread_id = self.asked.thread_id
-        return await pauses.approval_in_session(
-            self.bus, self.who, self.agent, thread_id, approval_id, awaited=awaited
+        approval, _ = await pauses.approval_in_session(
+            self.bus, self.who, self.agent, self.asked.thread_id, approval_id, awaited=awaited
         )
+        return approval
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:

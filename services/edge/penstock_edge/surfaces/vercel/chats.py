@@ -6,7 +6,6 @@ A chat is a session, and one run is one assistant message.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -17,33 +16,22 @@ from starlette.types import ASGIApp
 
 from penstock import sse
 from penstock.dialects import vercel
-from penstock.dialects.approvals import parse_question_id
 from penstock.runs.start import Start
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import ignore_body
-from penstock.web.operation import (
-    OBJECT,
-    Operation,
-    Parameter,
-    in_path,
-    json,
-    one_of,
-    serves,
-)
+from penstock.web.operation import OBJECT, Operation, Parameter, in_path, json, one_of, serves
 from penstock.web.problems import Problem
-from penstock_edge.runs.pauses import approval_in_session
 from penstock_edge.sources.sessions import newest_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.bodies import json_body, json_response, workflow_input
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.legs import ItemAnswer, Reply, decide, first_leg, next_leg, replay
+from penstock_edge.surfaces.legs import decide, first_leg, next_leg, replay, reply_of
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.surfaces.session_start import session_of
 from penstock_edge.surfaces.surface import Handlers
-from penstock_edge.surfaces.vercel.request import Chat, ChatRequest, decided
-from penstock_edge.surfaces.vercel.request import Response as Responded
+from penstock_edge.surfaces.vercel.request import Chat, ChatRequest
 from penstock_edge.views.encoded_leg import LegForm
 from penstock_edge.views.framing import Sse
 from penstock_edge.views.upstream_frames import INTERRUPTED
@@ -100,11 +88,11 @@ class Chats(Handlers):
         edge.streams.require_room(request.scope)
         body = await json_body(edge, request)
         chat = Chat.parse(body)
-        if not (responses := chat.responses()):
+        if not (answers := chat.answers()):
             require(who, "start")
             return await self._start(who, agent, chat, body, form)
         require(who, "decide")
-        reply = await self._reply(who, agent, chat.request.id, responses)
+        reply = await reply_of(edge.bus, who, agent, chat.request.id, "messages", answers)
         leg = await next_leg(edge, reply)
         await decide(edge, who, VERCEL, reply, user_id=who.user_id)
         return await edge.stream(leg.view(form), leg.position)
@@ -131,24 +119,6 @@ class Chats(Handlers):
         if not started.new:
             return await edge.stream(*await replay(edge, started.record, form, None))
         return await edge.stream(leg.view(form), leg.position)
-
-    async def _reply(
-        self, who: Identity, agent: AgentConfig, chat_id: str, responses: Sequence[Responded]
-    ) -> Reply:
-        """Return the answers to pending approvals, if there are any: a client repeats the answers
-        to earlier pauses. The approvals service compares the digests."""
-        found = []
-        for response in responses:
-            approval_id, item_id = parse_question_id(response.id)
-            approval, root = await approval_in_session(
-                self._edge.bus, who, agent, chat_id, approval_id, awaited=True
-            )
-            if approval is None or item_id is None:
-                raise Problem(404, f"there is no approval request {shortened(response.id)!r}")
-            item, digest = decided(response, item_id), response.descriptor.digest
-            found.append(ItemAnswer(approval, root, item, digest))
-        open_ = [each for each in found if each.approval.status == "pending"]
-        return Reply.of("messages", open_ or found[-1:])
 
     @serves(
         _chats(

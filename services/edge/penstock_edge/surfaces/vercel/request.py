@@ -2,7 +2,7 @@
 
 A client sends the whole conversation again with each request, and may write anything into it. So
 only the last message counts: a user's message starts a run, and an assistant's message answers a
-pause, with nothing but its approval responses that have the digest.
+pause, with nothing but those parts of calls that have the digest of what was asked.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.bus.records import Decided, WhenBusy
+from penstock.bus.records import WhenBusy
+from penstock.dialects.json import obj
 from penstock_edge.surfaces.bodies import document_of, validated
 from penstock_edge.surfaces.errors import invalid, shortened
+from penstock_edge.surfaces.legs import ClientAnswer
 
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -34,18 +36,43 @@ class ChatRequest(_Described):
     input: Any = None
 
 
+class Question(_Described):
+    """What is answered: an item's `question_id`, and the digest that the client got with it."""
+
+    id: Annotated[str, Field(pattern="/")]
+    digest: Annotated[str, Field(min_length=1)]
+
+
 class Part(_Described):
-    """A part of a message. A part of a tool call has a state, and perhaps an approval."""
+    """A part of a message. A part of a tool call has a state, and perhaps an answer."""
 
     type: str
     text: str | None = None
     state: str | None = None
     approval: Any = None
+    output: Any = None
+    error: Any = Field(None, alias="errorText")
+    metadata: Any = Field(None, alias="callProviderMetadata")
 
-    @property
-    def is_answer(self) -> bool:
-        is_call = self.type == "dynamic-tool" or self.type.startswith("tool-")
-        return is_call and self.state == "approval-responded"
+    def answer(self, *where: str | int) -> ClientAnswer | None:
+        """Return a yes or no (`addToolApprovalResponse`), or the value that a call asks for, which
+        is the call's output (`addToolOutput`)."""
+        said, asked = obj(self.approval), obj(obj(self.metadata).get("penstock")).get("asked")
+        if self.type != "dynamic-tool" and not self.type.startswith("tool-"):
+            return None
+        match self.state:
+            case "approval-responded":
+                asked = {**obj(said.get("descriptor")), "id": said.get("id")}
+                payload = {key: said.get(key) for key in ("approved", "reason")}
+            case "output-available" if asked is not None:
+                payload = self.output
+            case "output-error" if asked is not None:
+                payload = {"reason": self.error}
+            case _:
+                return None
+        question = validated(Question, asked, *where)
+        status = "cancelled" if self.state == "output-error" else "resolved"
+        return ClientAnswer(question.id, {"status": status, "payload": payload}, question.digest)
 
 
 class Message(_Described):
@@ -53,21 +80,6 @@ class Message(_Described):
 
     role: Literal["system", "user", "assistant"]
     parts: list[Part]
-
-
-class Descriptor(_Described):
-    """The `approvalDescriptor` of the chunk that asked, unchanged."""
-
-    digest: Annotated[str, Field(min_length=1)]
-
-
-class Response(_Described):
-    """The approval of a part that the user has answered."""
-
-    id: Id
-    approved: bool
-    descriptor: Descriptor
-    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +96,12 @@ class Chat:
         where = ("messages", len(request.messages) - 1)
         return cls(request, validated(Message, request.messages[-1], *where), (*where, "parts"))
 
-    def responses(self) -> list[Response]:
+    def answers(self) -> list[ClientAnswer]:
         """Return the answers in an assistant's message; none in a user's message."""
-        return [
-            validated(Response, part.approval, *self.where, index, "approval")
-            for index, part in enumerate(self.message.parts)
-            if self.message.role == "assistant" and part.is_answer
-        ]
+        if self.message.role != "assistant":
+            return []
+        answers = (part.answer(*self.where, at) for at, part in enumerate(self.message.parts))
+        return [each for each in answers if each is not None]
 
     def text(self) -> str:
         """Return the text of the user's message, which is all that an agent gets of it."""
@@ -105,8 +116,3 @@ class Chat:
         if not text.strip():
             raise invalid("blank", self.where, "must not be empty or only white space")
         return text
-
-
-def decided(response: Response, item_id: str) -> Decided:
-    decision: Literal["approve", "reject"] = "approve" if response.approved else "reject"
-    return Decided(item_id=item_id, decision=decision, note=response.reason)
