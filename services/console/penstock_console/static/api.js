@@ -73,18 +73,9 @@ export function getDated(path) {
   return exchange(path, {});
 }
 
-<<<<<<< HEAD
 /** Send a POST with a JSON body, or with a text of another type, and return the JSON of the answer. Throws Refused. */
-export async function post(path, body, type = "application/json") {
-  const send = async () =>
-    ask(path, {
-      method: "POST",
-      headers: { "content-type": type, ...(await csrfToken()) },
-      body: type === "application/json" ? JSON.stringify(body) : body,
-=======
-/** Send a POST with a JSON body, and return the JSON of the answer. Throws Refused. */
-export function post(path, body) {
-  return change("POST", path, body);
+export function post(path, body, type = "application/json") {
+  return change("POST", path, type === "application/json" ? JSON.stringify(body) : body, type);
 }
 
 /** Send a DELETE, and return the JSON of the answer. Throws Refused. */
@@ -92,13 +83,12 @@ export function remove(path) {
   return change("DELETE", path);
 }
 
-async function change(method, path, body) {
+async function change(method, path, body, type) {
   const send = async () =>
     ask(path, {
       method,
-      headers: { ...(body && { "content-type": "application/json" }), ...(await csrfToken()) },
-      body: body && JSON.stringify(body),
->>>>>>> d2aa8f8e (Chats of the AI SDK: every question is a call, and a value is its output (0329))
+      headers: { ...(type && { "content-type": type }), ...(await csrfToken()) },
+      body,
     });
   try {
     return await send();
