@@ -11,7 +11,8 @@ for name in \
     NATS_PASSWORD_CONSOLE NATS_PASSWORD_SUBSCRIBER AUTH_CSRF_SECRET AUTH_JWT_SECRET RULE_KEYS; do
     grep -q "^PENSTOCK_$name=" "$file" && continue
     # Tokens of an issuer are checked instead of those that a secret signs.
-    [ "$name" = AUTH_JWT_SECRET ] && grep -q '^PENSTOCK_AUTH_JWKS_URL=.' "$file" && continue
+    [ "$name" = AUTH_JWT_SECRET ] &&
+        grep -Eq '^PENSTOCK_(AUTH_JWKS_URL|OIDC_ISSUER)=.' "$file" && continue
     # A letter first: NATS takes what looks like a number for one.
     printf 'PENSTOCK_%s=p%s\n' "$name" "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >>"$file"
     echo "made PENSTOCK_$name in $file"

@@ -245,6 +245,8 @@ export interface LifecycleStarted extends Envelope {
     idempotency_key?: string | null;
     /** The run that this run repeats, if it repeats one. */
     forked_from?: ForkedFrom | null;
+    /** The tags that the start gave the run. */
+    tags?: Record<string, unknown> | null;
   };
 }
 

@@ -18,12 +18,48 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field
 
 JsonObject = dict[str, Any]
 Where = tuple[str | int, ...]
 
 SHOWN_CHARACTERS: Final = 128
+MAX_TAGS: Final = 16
+_TAG_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
+_TAG_VALUE: Final = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+
+
+def _checked_tags(tags: dict[str, str]) -> dict[str, str]:
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"a run has at most {MAX_TAGS} tags")
+    for key, value in tags.items():
+        if not _TAG_KEY.fullmatch(key):
+            raise ValueError(
+                f"the key of a tag begins with a letter or digit, and has at most 64 letters, "
+                f"digits and ._/-; {key[:SHOWN_CHARACTERS]!r} does not"
+            )
+        if not _TAG_VALUE.fullmatch(value):
+            raise ValueError(
+                f"{key}: the value of a tag has 1 to 128 characters, none of which is a control "
+                "character"
+            )
+    return tags
+
+
+# What a caller says about a run, by which lists of runs are filtered.
+Tags = Annotated[
+    dict[str, str],
+    AfterValidator(_checked_tags),
+    Field(
+        description="What the caller says about the run: events and lists have it, and lists are "
+        "filtered by it. At most 16 tags, which a workflow's steps inherit. A key begins with a "
+        "letter or digit and has at most 64 letters, digits and `._/-`; a value has 1 to 128 "
+        "characters, none of which is a control character.",
+        json_schema_extra={"maxProperties": MAX_TAGS},
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)

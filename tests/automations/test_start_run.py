@@ -89,6 +89,7 @@ async def test_a_rule_starts_a_run_of_its_owner_and_says_which(nats_server: Nats
             "run": {
                 **RUN,
                 "session_id": "after-{{ event.session_id }}",
+                "tags": {"team": "follow-up"},
                 "input": {"dependencies": {"number": "{{ event.sequence }}", "n": [1, True]}},
             }
         }
@@ -105,6 +106,7 @@ async def test_a_rule_starts_a_run_of_its_owner_and_says_which(nats_server: Nats
         assert command.idempotency_key == outcome.data["delivery_id"]
         record = await record_of(made.bus, command.run_id)
         assert (record.automations, record.depth) == (["follow"], 1)
+        assert record.tags == command.tags == {"team": "follow-up"}
         assert (record.parent_run_id, record.user_id) == (run.run_id, "u1")
         assert outcome.type == "automation.completed"
         assert outcome.data["started_run_id"] == command.run_id

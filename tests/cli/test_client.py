@@ -72,6 +72,23 @@ def test_a_run_is_shown_as_it_goes(penstock: Invoke, api: PenstockApi) -> None:
     assert (body["agent"], body["message"], body["session_id"]) == ("assistant", "hi", "s-1")
 
 
+def test_tags_are_sent_shown_and_filtered(penstock: Invoke, api: PenstockApi) -> None:
+    assert penstock(*RUN, "--tag", "team=a=b", "--tag", "env=test").exit_code == 0
+    assert api.sent("/v1/runs")[0]["tags"] == {"team": "a=b", "env": "test"}
+    assert " tags" not in penstock("runs").stdout
+    api.record |= {"tags": {"team": "a=b", "env": "test"}}
+    listed = penstock("runs", "--tag", "team=a=b", "--tag", "env=test", "--text", "hi")
+    assert "team=a=b, env=test" in listed.stdout
+    assert api.queries[-1].getlist("tag") == ["team=a=b", "env=test"]
+    assert api.queries[-1]["text"] == "hi"
+    refused = penstock(*RUN, "--tag", "team")
+    assert refused.exit_code == 2
+    assert "key=value" in refused.stderr
+    # A run that is started again has the same tags.
+    assert penstock("runs", "again", RUN_ID).exit_code == 0
+    assert api.sent("/v1/runs")[-1]["tags"] == api.record["tags"]
+
+
 @pytest.mark.parametrize(("token", "sent"), [("abc.def", "Bearer abc.def"), ("", None)])
 def test_every_request_says_who_calls(
     penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch, token: str, sent: str

@@ -213,7 +213,7 @@ async def test_a_run_is_followed_and_decided_where_it_asks(
     async with page_at(f"{demo}/console/runs?agent=tester") as page:
         await page.resize(1280)
         await row_of(page, run_id, "waits for a person")
-        await page.click(f"tr[data-run='{run_id}'] a")
+        await page.click(f"tr[data-run='{run_id}'] a.run-link")
         await page.until("!!document.querySelector('.decision button.approve')")
         assert await page.value("location.pathname") == f"/console/runs/{run_id}"
         story = "document.querySelector('.transcript').innerText"

@@ -163,7 +163,9 @@ REFUSED = {
     "nats.url=": "nats.url: set the URL of NATS",
     "nats.existingSecret=": "nats.existingSecret: name the Secret with the passwords",
     "nats.insecure=true": "nats.insecure: remove it",
-    "auth.existingSecret=": "auth: set auth.existingSecret or auth.jwksUrl",
+    "auth.existingSecret=": "auth: set auth.existingSecret, auth.jwksUrl or auth.oidc.issuer",
+    "auth.existingSecret=,auth.oidc.issuer=https://issuer.example": "auth.oidc.clientId: set it",
+    "auth.existingSecret=,auth.oidc.issuer=https://i,auth.oidc.clientId=x": "auth.oidc: the",
     "auth.jwksUrl=https://issuer.example/keys": "set one of auth.existingSecret and auth.jwksUrl",
     "auth.insecure=true": "auth.insecure: remove it",
     "edge.terminationGracePeriodSeconds=339": "GracePeriodSeconds is 339: it must be 340",
@@ -305,7 +307,10 @@ def test_a_service_reads_every_variable_that_the_chart_sets(
         monkeypatch.setenv(variable, value)
     settings = read_settings(service_type(name).settings_type)
     known = {f"PENSTOCK_{field.upper()}" for field in type(settings).model_fields}
-    known |= {f"PENSTOCK_AUTH_{field.upper()}" for field in type(settings.auth).model_fields}
+    known |= {
+        str(field.validation_alias or f"PENSTOCK_AUTH_{name.upper()}")
+        for name, field in type(settings.auth).model_fields.items()
+    }
     known |= {str(value) for value in vars(environment_variables).values()}  # of OpenTelemetry
     assert set(given) <= known
     assert settings.nats_url.startswith(("nats://nats", "tls://nats"))
@@ -415,8 +420,17 @@ def test_addresses_of_links_are_those_of_the_ingress(rendering: str, url: str | 
         name: environment(each).get("PENSTOCK_PUBLIC_URL")
         for name, each in of_kind(rendering, "Deployment").items()
     }
-    name = "all-in-one" if rendering == "all-in-one" else "approvals"
-    assert {key: value for key, value in found.items() if value} == ({name: url} if url else {})
+    # The edge has it where a provider sends people back.
+    names = {"all-in-one": ["all-in-one"], "everything": ["approvals", "edge"]}.get(rendering, [])
+    assert {key: value for key, value in found.items() if value} == dict.fromkeys(names, url)
+
+
+def test_the_edge_alone_has_the_secret_of_the_client_at_the_provider() -> None:
+    for name, each in of_kind("everything", "Deployment").items():
+        of_oidc = {key for key in environment(each) if key.startswith("PENSTOCK_OIDC_")}
+        shared = {"PENSTOCK_OIDC_ISSUER", "PENSTOCK_OIDC_CLIENT_ID"}
+        own = {"PENSTOCK_OIDC_CLIENT_SECRET", "PENSTOCK_OIDC_SCOPES"} if name == "edge" else set()
+        assert of_oidc == (shared | own if service_type(name).operations else set()), name
 
 
 @needs_helm

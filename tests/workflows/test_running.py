@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.bus import Message, streams, subjects
-from penstock.bus.records import ApprovalNews, StartCommand
+from penstock.bus.records import ApprovalNews, RunRecord, StartCommand
 from penstock_workflows.engine.records import End, Record, Scheduled, Started, Waiting
 from penstock_workflows.journal.journal import EMPTY, Journals
 from support.drive.pipeline import Pipeline, new_run_id, types
@@ -53,6 +53,19 @@ async def test_a_workflow_of_two_steps_runs_one_after_the_other(
         *("workflow.completed", "lifecycle.completed"),
     ]
     assert server.calls == {"1 a": 1, "1 b": 1}
+
+
+async def test_the_runs_of_steps_have_the_tags_of_their_workflow(penstock: Pipeline) -> None:
+    await define(penstock.bus, sequence("a"))
+    tags = {"team": "payments"}
+    run_id = await start_workflow(penstock.bus, "sequence", {"id": "tags"}, tags=tags)
+    events = await penstock.ended(run_id)
+    assert events[0].data["tags"] == tags
+    [child] = [each.data["child_run_id"] for each in events if "child_run_id" in each.data][:1]
+    record = await penstock.bus.bucket("runs").load(child, RunRecord)
+    assert record is not None
+    assert record.tags == tags
+    assert (await penstock.ended(child))[0].data["tags"] == tags
 
 
 async def test_a_run_whose_definition_cannot_be_compiled_any_more_fails_and_cancels_its_children(

@@ -84,7 +84,7 @@ class ApprovalsService(Service):
         # requests over NATS that are handled now, and decisions that are being sent
         self._tasks: set[asyncio.Task[None]] = set()
         self._feed = Feed(self.bus, self._approvals.records)
-        url = settings.public_url
+        url = settings.auth.public_url
         self._requests = Requests(self.bus, self._approvals, self._take_vote, public_url=url)
         self.routes = routes_on_bus(
             Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote),

@@ -34,12 +34,6 @@ class ApprovalsSettings(Settings):
         description="Seconds after which another instance gets a request that an ended instance "
         "had taken and not recorded.",
     )
-    public_url: str | None = Field(
-        None,
-        pattern=r"^https?://[^\s?#]+$",
-        description="The address of this service for people, such as "
-        "`https://penstock.example.com`. Without one, one-time links are paths without a host.",
-    )
     audit_details: bool = Field(
         False,
         description="Whether the audit has the arguments, values and notes themselves, except "

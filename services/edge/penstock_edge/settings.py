@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from penstock.runs.settings import StartSettings
@@ -100,3 +100,12 @@ class EdgeSettings(StartSettings):
         description="Seconds that a cancel waits for a connector before the edge ends the run "
         "itself.",
     )
+
+    @model_validator(mode="after")
+    def _people_can_come_back(self) -> EdgeSettings:
+        if self.auth.oidc_issuer is not None and self.auth.public_url is None:
+            raise ValueError(
+                "PENSTOCK_OIDC_ISSUER is set: set PENSTOCK_PUBLIC_URL, too, to the address to "
+                "which the provider sends people back"
+            )
+        return self

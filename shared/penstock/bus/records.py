@@ -87,6 +87,7 @@ class StartCommand(Record):
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
     )
     forked_from: ForkedFrom | None = Field(None, description="As in the run's record")
+    tags: dict[str, str] | None = Field(None, description="As in the run's record")
     root_run_id: str | None = Field(None, description="As in the run's record")
     ancestors: list[str] | None = Field(
         None, description="The workflows' runs that this run is inside of, the outermost one first"
@@ -122,6 +123,7 @@ class StartCommand(Record):
             "step_id": self.step_id,
             "workflow_depth": self.workflow_depth,
             "forked_from": self.forked_from and self.forked_from.model_dump(),
+            "tags": self.tags,
         }
         return {name: value for name, value in facts.items() if value is not None}
 
@@ -239,6 +241,9 @@ class RunRecord(Record):
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
     )
     forked_from: ForkedFrom | None = Field(None, description="The run that this run repeats")
+    tags: dict[str, str] | None = Field(
+        None, description="Texts by which lists are filtered, from the start or the rule"
+    )
     root_run_id: str | None = Field(
         None, description="The first run of those that led to this run; absent if no run led to it"
     )

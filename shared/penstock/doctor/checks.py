@@ -342,8 +342,9 @@ CHECKS: Final = (
     Check(
         "auth",
         "the keys with which tokens are checked can be had and used",
-        "correct PENSTOCK_AUTH_JWKS_URL and PENSTOCK_AUTH_ALGORITHMS (auth.jwksUrl of the values), "
-        "or mend the issuer; without keys, no token is accepted",
+        "correct PENSTOCK_AUTH_JWKS_URL or PENSTOCK_OIDC_ISSUER, and PENSTOCK_AUTH_ALGORITHMS "
+        "(auth.jwksUrl and auth.oidc.issuer of the values), or mend the issuer; without keys, no "
+        "token is accepted",
         lambda facts: _answers(facts.auth),
     ),
     Check(

@@ -64,6 +64,9 @@ class Started(Data, title="Run started"):
     forked_from: ForkedFrom | None = Field(
         default=None, description="The run that this run repeats, if it repeats one."
     )
+    tags: dict[str, str] | None = Field(
+        default=None, description="The tags that the start gave the run."
+    )
 
 
 class Paused(Data, title="Run paused"):

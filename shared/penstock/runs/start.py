@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -129,6 +129,7 @@ class Start:
     run_id: str | None = None
     origin: Origin = Origin()
     forked_from: ForkedFrom | None = None  # see `check_fork`
+    tags: Mapping[str, str] | None = None  # as `Tags` allows them
     # The W3C trace context. None stands for the trace context of the request that is handled now.
     traceparent: str | None = None
 
@@ -361,6 +362,7 @@ class Starter:
             budgets=[budget.id for budget in budgets] or None,
             ancestors=list(origin.ancestors) or None,
             forked_from=start.forked_from,
+            tags=dict(start.tags) if start.tags else None,
         )
         revision = await runs.create(command.run_id, record.dump())
         if revision is not None:
@@ -454,6 +456,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         root_run_id=start.origin.root_run_id,
         ancestors=list(start.origin.ancestors) or None,
         forked_from=start.forked_from,
+        tags=dict(start.tags) if start.tags else None,
         created_at=created_at,
         **(_for_workflow(start.agent, start) if isinstance(start.agent, WorkflowAgent) else {}),
     )

@@ -166,6 +166,39 @@ class AuthSettings(EnvironmentSettings):
         "queued and paused runs, rules, workflows) count for all users of a tenant together. 0 "
         "means no limit.",
     )
+    oidc_issuer: str | None = Field(
+        None,
+        validation_alias="PENSTOCK_OIDC_ISSUER",
+        description="The OpenID Connect provider at which people sign in, as its configuration "
+        "names itself. Its keys are read, and its tokens accepted, without PENSTOCK_AUTH_JWKS_URL "
+        "and PENSTOCK_AUTH_ISSUER. The same value for every service.",
+    )
+    oidc_client_id: str | None = Field(
+        None,
+        validation_alias="PENSTOCK_OIDC_CLIENT_ID",
+        description="The client id at the provider. ID tokens for it are accepted. The same value "
+        "for every service.",
+    )
+    oidc_client_secret: str | None = Field(
+        None,
+        repr=False,
+        validation_alias="PENSTOCK_OIDC_CLIENT_SECRET",
+        description="The client's secret, which the edge alone needs. A client without one is "
+        "public.",
+    )
+    oidc_scopes: Words = Field(
+        (),
+        validation_alias="PENSTOCK_OIDC_SCOPES",
+        description="The scopes that are asked of the provider. Default: `openid profile`.",
+    )
+    public_url: str | None = Field(
+        None,
+        validation_alias="PENSTOCK_PUBLIC_URL",
+        pattern=r"^(https?://[^\s?#]+)?$",
+        description="The address of Penstock for people, such as `https://penstock.example.com`. "
+        "Without one, one-time links of approvals are paths without a host. The edge needs it with "
+        "PENSTOCK_OIDC_ISSUER: register `<address>/v1/oidc/callback` at the provider.",
+    )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ALLOW_UNAUTHENTICATED_SSE",
@@ -174,8 +207,8 @@ class AuthSettings(EnvironmentSettings):
 
     @property
     def requires_credentials(self) -> bool:
-        configured = self.jwt_secret is not None or self.jwks_url is not None
-        return configured and not self.allow_unauthenticated_sse
+        configured = self.jwt_secret or self.jwks_url or self.oidc_issuer
+        return configured is not None and not self.allow_unauthenticated_sse
 
     def check_shared(self) -> None:
         """Check the settings of a service that is one of several processes with an API. Raises
@@ -183,12 +216,23 @@ class AuthSettings(EnvironmentSettings):
         shared = self.csrf_secret is not None or self.jwt_secret is not None
         if self.requires_credentials and not shared:
             raise ConfigurationError(
-                "PENSTOCK_AUTH_JWKS_URL is set: set PENSTOCK_AUTH_CSRF_SECRET, too, to the same "
+                "Callers have tokens of an issuer: set PENSTOCK_AUTH_CSRF_SECRET, too, to the same "
                 "value for edge, approvals, automations and workflows (openssl rand -hex 32). "
                 "Without it, a signed-in browser could neither decide nor change anything"
             )
 
-    @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret", "tenant_claim")
+    @field_validator(
+        "jwt_secret",
+        "jwks_url",
+        "issuer",
+        "audience",
+        "csrf_secret",
+        "tenant_claim",
+        "oidc_issuer",
+        "oidc_client_id",
+        "oidc_client_secret",
+        "public_url",
+    )
     @classmethod
     def _empty_is_unset(cls, value: str | None) -> str | None:
         return value or None  # Compose files and charts write an unset variable as an empty text
@@ -200,7 +244,7 @@ class AuthSettings(EnvironmentSettings):
             raise ValueError(f"must have at least {_MIN_SECRET_BYTES} bytes")
         return value
 
-    @field_validator("jwks_url")
+    @field_validator("jwks_url", "oidc_issuer")
     @classmethod
     def _is_url(cls, value: str | None) -> str | None:
         if value is not None:
@@ -247,4 +291,22 @@ class AuthSettings(EnvironmentSettings):
             )
         if self.cookie_samesite == "none" and not self.cookie_secure:
             raise ValueError("PENSTOCK_AUTH_COOKIE_SAMESITE=none needs secure cookies")
+        if self.oidc_issuer is not None:
+            self._check_oidc(self.oidc_issuer)
         return self
+
+    def _check_oidc(self, oidc_issuer: str) -> None:
+        if self.oidc_client_id is None:
+            raise ValueError("PENSTOCK_OIDC_ISSUER is set: set PENSTOCK_OIDC_CLIENT_ID, too")
+        if self.jwt_secret is not None:
+            raise ValueError(
+                "PENSTOCK_AUTH_JWT_SECRET and PENSTOCK_OIDC_ISSUER: set one of them, since the "
+                "cookie of a sign-in has a token of the issuer"
+            )
+        if self.issuer not in (None, oidc_issuer):
+            raise ValueError(
+                "PENSTOCK_AUTH_ISSUER must be PENSTOCK_OIDC_ISSUER, or not be set: tokens of one "
+                "issuer are accepted"
+            )
+        if self.oidc_scopes and "openid" not in self.oidc_scopes:
+            raise ValueError("PENSTOCK_OIDC_SCOPES must have openid: else there is no ID token")

@@ -1,7 +1,9 @@
-"""Serves the HTTP routes for the credential's cookie, its CSRF token, and stream tokens."""
+"""Serves the HTTP routes for sign-in, the credential's cookie, its CSRF token, and stream
+tokens."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -20,17 +22,20 @@ from penstock.web.answers import (
 )
 from penstock.web.auth import cookies
 from penstock.web.auth.auth import Auth
-from penstock.web.auth.credentials import find
+from penstock.web.auth.credentials import cookie_of, find
 from penstock.web.auth.grants import EVERYBODY
 from penstock.web.auth.identity import Identity, identity_of
+from penstock.web.auth.oidc import CALLBACK, FLOW_S, SignIn, SignInRefused
 from penstock.web.auth.stream_tokens import FIRST, StreamToken, StreamTokens
 from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
     NULLABLE,
+    OBJECT,
     TEXT,
     Answer,
     Json,
     Operation,
+    Parameter,
     Route,
     a_list,
     an_object,
@@ -43,6 +48,8 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock.web.service_token_routes import ServiceTokenRoutes
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 64 * 1024
 
@@ -88,8 +95,10 @@ class TokenChange(BaseModel):
 
 
 _operation = partial(Operation, tag="credentials")
+BEGIN: Final = "/v1/oidc/login"
 _DONE: Final = Answer("It is done")
-_KNOWN: Final = an_object(user_id=TEXT, scopes=a_list(TEXT), expires_at=TEXT)
+_KNOWN: Final = an_object(user_id=TEXT, scopes=a_list(TEXT), expires_at=NULLABLE)
+_TO_PROVIDER: Final = "To the provider"
 _TOKEN: Final[Json] = an_object(
     id=TEXT, user_id=TEXT, tenant=TEXT, created_at=TEXT, expires_at=TEXT
 )
@@ -111,6 +120,127 @@ class Sessions:
 
     def __init__(self, auth: Auth) -> None:
         self._auth = auth
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/login",
+            summary="How callers sign in",
+            description="`oidc` is null unless people sign in at an OpenID Connect provider. Then "
+            "it has the `issuer`; `begin`, the path that leads a browser there; and `end`, the "
+            "URL at which the browser signs out there, if the provider has one.",
+            answers={200: json("How", an_object(oidc=OBJECT | {"type": ["object", "null"]}))},
+            scopes=(),
+            public=True,
+        )
+    )
+    async def ways(self, request: Request) -> Response:
+        sign_in = self._auth.sign_in
+        if sign_in is None:
+            return json_answer({"oidc": None})
+        issuer, end = self._auth.config.oidc_issuer, await sign_in.end_session_url()
+        return json_answer({"oidc": {"issuer": issuer, "begin": BEGIN, "end": end}})
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/me",
+            summary="Who the caller is",
+            description="`credential` says how the caller is known: `bearer`, `cookie`, `service` "
+            "(a token of a machine) or `anonymous`.",
+            answers={
+                200: json(
+                    "The caller",
+                    {
+                        "allOf": [
+                            _KNOWN,
+                            an_object(credential=TEXT, roles=a_list(TEXT), tenant=NULLABLE),
+                        ]
+                    },
+                )
+            },
+            scopes=(),
+        )
+    )
+    async def me(self, request: Request) -> Response:
+        identity = identity_of(request)
+        roles, tenant = sorted(identity.roles), identity.tenant or None
+        more = {"credential": identity.kind, "roles": roles, "tenant": tenant}
+        return json_answer(_described(identity) | more)
+
+    @serves(
+        _operation(
+            method="GET",
+            path=BEGIN,
+            summary="Sign in at the OpenID Connect provider",
+            description="For browsers, which come back with the cookie. A browser that comes back "
+            "without one has `sign_in` in the address: `denied` (the provider has refused), "
+            "`not_begun` (the answer is to no sign-in of this browser, or came after 10 minutes), "
+            "`not_accepted`, `unavailable` or `too_large` (the ID token is longer than a cookie).",
+            answers={302: Answer(_TO_PROVIDER), 303: Answer("Back, since it cannot be reached")},
+            scopes=(),
+            public=True,
+            parameters=(
+                Parameter("next", "The path of this server to which the browser comes back"),
+            ),
+            refusals=(404,),
+        )
+    )
+    async def begin(self, request: Request) -> Response:
+        try:
+            url, sealed = await self._sign_in.begin(request.query_params.get("next", "/"))
+        except SignInRefused as refused:
+            return self._refused(refused)
+        response = _redirect(302, url)
+        cookies.set_sign_in(response, self._auth.config, sealed, FLOW_S)
+        return response
+
+    @serves(
+        _operation(
+            method="GET",
+            path=CALLBACK,
+            summary="Where the OpenID Connect provider sends the browser back to",
+            answers={303: Answer("To the page from which the sign-in began")},
+            scopes=(),
+            public=True,
+            parameters=(
+                Parameter("state", "The state of the sign-in"),
+                Parameter("code", "The code, which is good for one ID token"),
+                Parameter("error", "The reason of a refusal"),
+                Parameter("iss", "The issuer"),
+            ),
+            refusals=(404,),
+        )
+    )
+    async def callback(self, request: Request) -> Response:
+        config, sign_in = self._auth.config, self._sign_in
+        sealed = cookie_of(request.scope, cookies.sign_in_cookie(config))
+        try:
+            token, expires_at, place = await sign_in.finish(sealed, request.query_params)
+        except SignInRefused as refused:
+            return self._refused(refused)
+        response = _redirect(303, place)
+        cookies.clear_sign_in(response, config)
+        cookies.set_credential(response, config, token, expires_at)
+        return response
+
+    @property
+    def _sign_in(self) -> SignIn:
+        if self._auth.sign_in is None:
+            raise Problem(
+                404,
+                "there is no provider at which people sign in: set PENSTOCK_OIDC_ISSUER and "
+                "PENSTOCK_PUBLIC_URL",
+            )
+        return self._auth.sign_in
+
+    def _refused(self, refused: SignInRefused) -> Response:
+        log.warning("a sign-in has failed (%s): %s", refused.reason, refused)
+        place = refused.place
+        response = _redirect(303, f"{place}{'&' if '?' in place else '?'}sign_in={refused.reason}")
+        if refused.reason != "not_begun":  # a page of strangers must not end a sign-in
+            cookies.clear_sign_in(response, self._auth.config)
+        return response
 
     @serves(
         _operation(
@@ -270,6 +400,10 @@ def auth_routes(auth: Auth) -> list[Route]:
     tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
     services = routes_of(ServiceTokenRoutes(auth.services)) if auth.services is not None else []
     return [*routes_of(Sessions(auth)), *tokens, *services]
+
+
+def _redirect(status: int, url: str) -> Response:
+    return Response(status_code=status, headers={"location": url, "cache-control": "no-store"})
 
 
 def _manager(request: Request) -> Identity:

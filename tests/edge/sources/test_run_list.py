@@ -16,7 +16,7 @@ from penstock.bus import Bus, Stored
 from penstock.bus.read.direct import read
 from penstock.bus.state import bucket_index
 from penstock_edge.sources import run_list
-from penstock_edge.sources.run_list import RunList
+from penstock_edge.sources.run_list import Contained, RunList
 from support.drive.bus import connected, new_run_id
 from support.drive.clients import MakeEdge
 from support.fakes.pretend import PretendRun
@@ -59,13 +59,20 @@ async def pages(
     owners: Collection[str] | None,
     limit: int,
     before: str | None = None,
-    **wanted: str,
+    text: str = "",
+    tags: Any = (),
+    **wanted: Any,
 ) -> list[list[str]]:
     """Return the run ids of each page, up to the last page."""
     found = []
     while True:
         page, more = await runs.page(
-            owners, lambda user: owners is None or user in owners, wanted, before, limit
+            owners,
+            lambda user: owners is None or user in owners,
+            wanted,
+            before,
+            limit,
+            contained=Contained(text, tags),
         )
         found.append([run["run_id"] for run in page])
         if not more:
@@ -157,6 +164,36 @@ async def test_a_filter_that_rarely_fits_finds_all_that_fit(
     assert await pages(listed, {user}, 10, session_id="s1") == [[]]
     assert await pages(listed, {owner()}, 10, session_id=f"s-{user}") == [[]]
     assert await pages(listed, {user}, 10, status="failed", agent="assistant") == [[]]
+
+
+@pytest.mark.parametrize("rows_at_once", [8, 20_000])
+async def test_runs_are_found_by_their_tags_their_text_and_their_tenant(
+    bus: Bus, listed: RunList, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "SLICE", rows_at_once)
+    user, other = owner(), owner()
+    one = await put(bus, user, message="Straße\n  of  Paris", tags={"team": "a b", "env": "test"})
+    two = await put(bus, user, message="paris%", tags={"team": "a b c"}, tenant=user)
+    three = await put(bus, user, message="team=a b", status="failed")
+    await put(bus, other, message="paris", tags={"team": "a b"})
+
+    async def found(text: str = "", *tags: str, **wanted: str) -> list[str]:
+        all_pages = await pages(listed, {user}, 1, text=text, tags=tags, **wanted)
+        return [id for page in all_pages for id in page]
+
+    assert await found("PARIS") == [two, one]
+    assert await found("strasse of paris") == [one]
+    assert await found("aris%") == [two]
+    assert await found("", "team=a b") == [one]
+    assert await found("", "team=a b", "env=test") == [one]
+    assert await found("", "team=a b", "env=live") == []
+    assert await found("", "team=a") == await found("", "eam=a b") == []
+    assert await found("team=a", status="failed") == [three]
+    assert await found("paris", "team=a b c", tenant=user) == [two]
+    assert await found(tenant="") == [three, one]
+    assert await found("no such text") == []
+    await put(bus, user, two, message="paris%", tags={"team": "a b c"}, status="failed")
+    assert await found("paris", status="failed") == [two]
 
 
 async def test_numbers_that_collide_show_nobody_elses_run(

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -88,6 +89,7 @@ class PenstockApi:
         self.more_runs: list[dict[str, Any]] = []  # older than `record`, the newest first
         self.most = 1000  # entries per page
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.queries: list[QueryParams] = []  # of lists of runs
         self.cursors: list[str | None] = []
         self.authorizations: set[str | None] = set()
         self._decided = asyncio.Event()
@@ -162,6 +164,7 @@ class PenstockApi:
 
     async def _runs(self, request: Request) -> Response:
         query = request.query_params
+        self.queries.append(query)
         limit, before = int(query["limit"]), query.get("before")
         parent = query.get("parent_run_id")
         rest = [

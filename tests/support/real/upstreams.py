@@ -95,6 +95,13 @@ LANGGRAPH = Recipe(
     "langgraph", lambda python: [python, "langgraph_server.py"], lambda folder: {}, "agui"
 )
 
+# An OpenID Connect provider: the environment of ADK has Authlib.
+OIDC = Recipe(
+    "oidc",
+    lambda python: _uvicorn(ADK.python, "app:app"),
+    lambda folder: {"AUTHLIB_INSECURE_TRANSPORT": "1"},
+)
+
 # No server: the environment of the official A2A client.
 A2A_CLIENT = Recipe("a2a", lambda python: [python], lambda folder: {})
 

@@ -61,6 +61,7 @@ class Plan(Record):
     depth: int
     started_by: list[str] | None = None
     root_run_id: str | None = None
+    tags: dict[str, str] | None = None
 
 
 class StartRunExecutor(ActionExecutor):
@@ -178,6 +179,7 @@ class StartRunExecutor(ActionExecutor):
             # Whoever made the event happen may have chosen what the run does.
             started_by=_requesters(parent, record.owner.user_id) if parent else None,
             root_run_id=parent.root_run_id or parent.run_id if parent else job.run_id,
+            tags=action.tags,
         )
 
     async def _parent(self, job: Job) -> RunRecord | None:
@@ -214,6 +216,7 @@ class StartRunExecutor(ActionExecutor):
                     plan.depth,
                     root_run_id=plan.root_run_id or job.run_id,
                 ),
+                tags=plan.tags,
                 traceparent=traceparent,
             )
         )

@@ -9,6 +9,7 @@ import orjson
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.expressions import ExpressionError, Template
+from penstock.start_fields import Tags
 from penstock.validation import Part, check_url
 from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
 
@@ -192,6 +193,7 @@ class RunAction(Part):
         description="Further fields for the agent, as in `POST /v1/runs`. Its texts may have "
         "placeholders; a text that is one placeholder alone becomes the value itself.",
     )
+    tags: Tags | None = None
 
     @property
     def has_placeholders_in_input(self) -> bool:

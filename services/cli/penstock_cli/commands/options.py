@@ -190,6 +190,14 @@ def parse_lifetime(max_s: int, text: str) -> int:
     return lifetime_s
 
 
+def read_tag(text: str) -> tuple[str, str]:
+    """Return the key and the value of a tag. Raises ValueError."""
+    key, equals, value = text.partition("=")
+    if not key or not equals or not value:
+        raise ValueError(f"{text!r} is no tag: write it as key=value")
+    return key, value
+
+
 def read_input(text: str) -> dict[str, Any]:
     """Return the JSON object of the option `--input`.
 
@@ -213,6 +221,15 @@ def read_input(text: str) -> dict[str, Any]:
     return found
 
 
+Tags = Annotated[
+    list[Any] | None,
+    typer.Option(
+        "--tag",
+        parser=parser(read_tag),
+        metavar="KEY=VALUE",
+        help="A tag of the run, by which lists are filtered. May be repeated.",
+    ),
+]
 Input = Annotated[
     Any,
     typer.Option(

@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from penstock import sse
-from penstock_cli.commands.options import Input, Limit, RunId, Session, Wait, YesOrNo, client
+from penstock_cli.commands.options import (
+    Input,
+    Limit,
+    RunId,
+    Session,
+    Tags,
+    Wait,
+    YesOrNo,
+    client,
+)
 from penstock_cli.terminal import approvals, render
 from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed, path_of
 from penstock_cli.terminal.approvals import Item, waits
@@ -28,13 +37,12 @@ _ENDED = frozenset({"completed", "failed", "cancelled"})
 Answer = Callable[[Mapping[str, Any]], list[Item] | None]
 
 
-def start(
-    api: Api, agent: str, message: str, session_id: str | None, when_busy: str
-) -> dict[str, Any]:
+def start(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
     """Start a run of an agent and return its record. If the agent is unknown and a stored workflow
     has the name, the error says how to start it."""
+    agent, message = body["agent"], body["message"]
     try:
-        return api.start(agent, message, session_id, when_busy)
+        return api.start_with("/v1/runs", body)
     except ApiError as error:
         if error.status != NOT_FOUND or not _is_workflow(api, agent):
             raise
@@ -201,12 +209,17 @@ def run(
             help="What happens while a run of the session is open: queue, refuse or interrupt."
         ),
     ] = "queue",
+    tags: Tags = None,
 ) -> int:
     """Start a run and follow it. Ctrl-C ends only this command; the run continues."""
     wait = output.is_interactive if wait is None else wait
     follower = Follower(api, output, answer=answer_of(answer, output), wait=wait)
-    run_id = start(api, agent, message, session, when_busy)["run_id"]
-    return follower.follow(run_id)
+    body: dict[str, Any] = {"agent": agent, "message": message}
+    if session is not None:
+        body |= {"session_id": session, "when_busy": when_busy}
+    if tags:
+        body["tags"] = dict(tags)
+    return follower.follow(start(api, body)["run_id"])
 
 
 @app.command("again")
@@ -247,7 +260,9 @@ def _again(
     value: Mapping[str, Any] | None,
 ) -> tuple[str, dict[str, Any]]:
     """Return the path and the body of the request that starts a run anew."""
-    forked = {"forked_from": {"run_id": record["run_id"], "sequence": 0}}
+    forked: dict[str, Any] = {"forked_from": {"run_id": record["run_id"], "sequence": 0}}
+    if record.get("tags"):
+        forked["tags"] = record["tags"]
     told = {f"{e['event']['category']}.{e['event']['action']}": e["data"] for e in found}
     if (workflow := told.get("workflow.started")) is not None:
         given = dict(value if value is not None else workflow.get("input") or {})
@@ -317,21 +332,33 @@ def list_runs(
     parent: Annotated[
         str | None, typer.Option(help="The runs of the steps of this workflow's run only.")
     ] = None,
+    tags: Tags = None,
+    text: Annotated[str | None, typer.Option(help="Runs with this text in their message.")] = None,
     limit: Limit = 20,
 ) -> None:
     """List runs, the newest first."""
-    filters = {"status": status, "agent": agent, "parent_run_id": parent}
+    filters = {
+        **{"status": status, "agent": agent, "parent_run_id": parent, "text": text},
+        "tag": ["=".join(tag) for tag in tags or ()] or None,
+    }
     runs, more = api.pages("/v1/runs", "runs", "before", limit, filters)
     columns = {"run": "run_id", "status": "status", "agent": "agent"}
     if any(run.get("step_id") for run in runs):
         columns["step"] = "step_id"
     columns |= {"created": "created_at", "message": "message"}
+    if any(run.get("tags") for run in runs):
+        columns["tags"] = "tags"
     output.listing(
         runs,
         tuple(columns),
-        lambda run: [run.get(field) or "" for field in columns.values()],
+        lambda run: [_shown(run.get(field)) for field in columns.values()],
         more=more,
     )
+
+
+def _shown(value: Any) -> str:
+    tags = value.items() if isinstance(value, dict) else ()
+    return ", ".join(f"{key}={each}" for key, each in tags) or value or ""
 
 
 @app.command("show")

@@ -13,6 +13,7 @@ from penstock_cli.commands.options import (
     Input,
     Limit,
     Session,
+    Tags,
     Url,
     Wait,
     YesOrNo,
@@ -111,6 +112,7 @@ def run(
     session: Session = None,
     answer: YesOrNo = None,
     wait: Wait = None,
+    tags: Tags = None,
 ) -> int:
     """Start a workflow, and follow it with the runs of its steps.
 
@@ -119,6 +121,7 @@ def run(
     wait = output.is_interactive if wait is None else wait
     follower = Follower(api, output, answer=answer_of(answer, output), wait=wait, children=True)
     more = {"input": value, "version": version, "session_id": session}
+    more["tags"] = dict(tags) if tags else None
     body: dict[str, Any] = {"message": message}
     body |= {key: each for key, each in more.items() if each is not None}
     return follower.follow(api.start_with(_path(name, "runs"), body)["run_id"])

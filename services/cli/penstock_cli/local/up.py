@@ -66,7 +66,7 @@ SERVICES: list[type[Service]] = [
 ]
 OPEN_TO_ALL = "ALLOW_UNAUTHENTICATED_SSE"
 DEMO_FLAGS = ("ENABLE_ADK_CANONICAL_STREAM", OPEN_TO_ALL)
-KEYS = ("PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_JWKS_URL")
+KEYS = ("PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_JWKS_URL", "PENSTOCK_OIDC_ISSUER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,9 @@ def up(options: Options) -> int:
         if options.demo:
             _switch_on_the_demo()
         settings = _settings(options)
-        # One-time links need an address that people can open.
+        # One-time links and sign-ins need an address that people can open.
         os.environ.setdefault("PENSTOCK_PUBLIC_URL", url_of(settings))
+        settings = _settings(options)
         configure_logging(settings.log_level, settings.log_format)
         agents = _agents(options, settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -91,17 +91,9 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def start(
-        self, agent: str, message: str, session_id: str | None, when_busy: str = "queue"
-    ) -> dict[str, Any]:
-        """Start a run. A retry sends the same idempotency key, so that no second run starts."""
-        body = {"agent": agent, "message": message}
-        if session_id is not None:
-            body |= {"session_id": session_id, "when_busy": when_busy}
-        return self.start_with("/v1/runs", body)
-
     def start_with(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a run with a POST to this path, as `start` does."""
+        """Start a run with a POST to this path. A retry sends the same idempotency key, so that no
+        second run starts."""
         return self.call("POST", path, body={**body, "idempotency_key": str(uuid.uuid4())})
 
     def run(self, run_id: str) -> dict[str, Any]:
@@ -271,7 +263,11 @@ class Api:
         kind = {"Accept": "application/json"}
         if yaml is not None:
             kind["Content-Type"] = "application/yaml"
-        query = {k: str(v) for k, v in (params or {}).items() if v is not None}
+        query = {
+            k: v if isinstance(v, list) else str(v)
+            for k, v in (params or {}).items()
+            if v is not None
+        }
         patience = _RetryLimit(self.url, self._notice, CALL_GIVE_UP_S)
         while True:
             try:

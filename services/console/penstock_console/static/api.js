@@ -101,26 +101,16 @@ async function change(method, path, body, type) {
   }
 }
 
-const USER = "penstock-user";
-
-/** Return the name of the user who signed in with this browser, or null. */
-export function signedIn() {
-  return localStorage.getItem(USER);
-}
-
-/** Exchange the token for a cookie, and return the user of the token. Throws Refused. */
+/** Exchange the token for a cookie. Throws Refused. */
 export async function signIn(token) {
   csrf = null;
   if (!/^[\x21-\x7e]+$/u.test(token)) throw new Refused(422, "A token has no spaces or accents.");
   const headers = { authorization: `Bearer ${token}` };
-  const who = await ask("/v1/login", { method: "POST", headers });
-  localStorage.setItem(USER, who.user_id);
-  return who;
+  await ask("/v1/login", { method: "POST", headers });
 }
 
 /** Delete the cookie. Throws Refused. */
 export async function signOut() {
   csrf = null;
   await ask("/v1/logout", { method: "POST" });
-  localStorage.removeItem(USER);
 }

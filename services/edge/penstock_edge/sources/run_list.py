@@ -31,18 +31,22 @@ MAX_BELOW: Final = 2000  # about as many runs below a run are looked for
 Began = tuple[bytes, bytes]
 EVER: Final[Began] = (b"", b"\xff" * 16)
 _PUT: Final = (
-    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
     "owner = excluded.owner, agent = excluded.agent, session = excluded.session, "
     "status = excluded.status, updated = excluded.updated, seq = excluded.seq, "
-    "parent = excluded.parent"
+    "parent = excluded.parent, tenant = excluded.tenant, tags = excluded.tags, "
+    "text = excluded.text"
 )
+# A row whose texts are searched takes about so many times as long as one with numbers alone.
+TEXT_COST: Final = 8
+_END_OF_TAG: Final = "\x1f"  # no tag contains it
 
 JsonObject = dict[str, Any]
 
 
 class Row(NamedTuple):
     """A row of the table `runs`, in the order of the columns. `updated` is in Unix milliseconds;
-    the ids are numbers (`number_of`), and `parent` is 0 for none."""
+    the ids are numbers (`number_of`), and `parent` and `tenant` are 0 for none."""
 
     key: bytes
     owner: int
@@ -52,6 +56,25 @@ class Row(NamedTuple):
     updated: int
     sequence: int
     parent: int
+    tenant: int
+    tags: str
+    text: str
+
+
+class Contained(NamedTuple):
+    """What the texts of a run must contain: a text, and tags, each as `key=value`."""
+
+    text: str = ""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def conditions(self) -> list[tuple[str, str]]:
+        """Return columns with a text that each must contain."""
+        text = [("text", folded(self.text))] if self.text else []
+        return text + [("tags", _between_ends(tag)) for tag in self.tags]
+
+
+ANYTHING: Final = Contained()
 
 
 class OpenRun(NamedTuple):
@@ -70,8 +93,10 @@ class RunRows(IndexRows):
         super().__init__(
             "runs",
             "CREATE TABLE runs(key BLOB PRIMARY KEY, owner INT, agent INT, session INT,"
-            " status INT, updated INT, seq INT, parent INT) WITHOUT ROWID",
-            "CREATE INDEX runs_by_owner ON runs(owner, key)",
+            " status INT, updated INT, seq INT, parent INT, tenant INT, tags TEXT, text TEXT)"
+            " WITHOUT ROWID",
+            # It covers the texts: to look each row up would take three times as long.
+            "CREATE INDEX runs_by_owner ON runs(owner, key, tags, text)",
             "CREATE INDEX runs_by_session ON runs(session, key)",
             "CREATE INDEX runs_by_agent ON runs(owner, agent, key, status)",
             "CREATE INDEX runs_by_status ON runs(owner, status, key, agent)",
@@ -89,7 +114,13 @@ class RunRows(IndexRows):
         return key_of_run(key)
 
     def slice(
-        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int, first: bytes
+        self,
+        owner: str | None,
+        wanted: Mapping[str, str],
+        before: bytes,
+        limit: int,
+        first: bytes,
+        contained: Contained = ANYTHING,
     ) -> tuple[list[bytes], bytes | None]:
         """Search some rows before a key, from the key `first` on; return the keys of the rows that
         fit, the newest first. Also returns the key from which to continue, or None if no more rows
@@ -102,11 +133,16 @@ class RunRows(IndexRows):
             # SQLite uses the partial index only for a query with this condition.
             base += "parent != 0 AND "
         next_before = None
-        if others:
+        texts = contained.conditions
+        if others or texts:
             sql = f"SELECT key FROM runs {index} WHERE {base}key < ? ORDER BY key DESC"
-            at = self.rows(f"{sql} LIMIT 1 OFFSET {SLICE - 1}", (*given, before))
+            most = max(1, SLICE // TEXT_COST) if texts else SLICE
+            at = self.rows(f"{sql} LIMIT 1 OFFSET {most - 1}", (*given, before))
             next_before = at[0][0] if at and at[0][0] > first else None
-        conditions = " ".join(f"AND {_COLUMNS[name]} = ?" for name in others)
+        conditions = " ".join(
+            [f"AND {_COLUMNS[name]} = ?" for name in others]
+            + [f"AND instr({column}, ?)" for column, _ in texts]
+        )
         found = self.rows(
             f"SELECT key FROM runs {index} WHERE {base}key < ? AND key >= ? {conditions}"
             " ORDER BY key DESC LIMIT ?",
@@ -115,6 +151,7 @@ class RunRows(IndexRows):
                 before,
                 next_before or first,
                 *(_code(name, value) for name, value in others.items()),
+                *(piece for _, piece in texts),
                 limit,
             ),
         )
@@ -152,6 +189,7 @@ _COLUMNS: Final = {
     "session_id": "session",
     "status": "status",
     "parent_run_id": "parent",
+    "tenant": "tenant",
 }
 
 
@@ -187,14 +225,15 @@ class RunList:
         before: str | None,
         limit: int,
         began: Began = EVER,
+        contained: Contained = ANYTHING,
     ) -> tuple[list[JsonObject], bool]:
         """Return the newest runs of these owners (None: of all), and whether more runs follow.
 
         `may_see` is asked about the owner in the record that is shown, so an error of the index
         cannot show a run that the caller may not see. `wanted` are values of the records' `agent`,
-        `session_id`, `status` and `parent_run_id`; an empty `parent_run_id` is that of a run
-        without a parent. Only runs that have begun in the time `began` and are older than the run
-        id `before` are returned.
+        `session_id`, `status`, `tenant` and `parent_run_id`; an empty `parent_run_id` or `tenant`
+        is that of a run without one. Only runs that have begun in the time `began` and are older
+        than the run id `before` are returned.
         """
         await self.index.caught_up()
         found: list[JsonObject] = []
@@ -202,7 +241,7 @@ class RunList:
         place = end if before is None else min(packed(before), end)
         while len(found) <= limit:
             missing = limit + 1 - len(found)
-            keys = await self._keys(owners, wanted, place, missing, first)
+            keys = await self._keys(owners, wanted, place, missing, first, contained)
             ids = [run_id_of(key) for key in keys]
             values = await self.index.values(ids)
             for run_id in ids:
@@ -232,19 +271,27 @@ class RunList:
         before: bytes,
         limit: int,
         first: bytes,
+        contained: Contained,
     ) -> list[bytes]:
         keys: list[bytes] = []
         for owner in owners if owners is not None else (None,):
-            keys += await self._keys_of(owner, wanted, before, limit, first)
+            keys += await self._keys_of(owner, wanted, before, limit, first, contained)
         return sorted(keys, reverse=True)[:limit]
 
     async def _keys_of(
-        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int, first: bytes
+        self,
+        owner: str | None,
+        wanted: Mapping[str, str],
+        before: bytes,
+        limit: int,
+        first: bytes,
+        contained: Contained,
     ) -> list[bytes]:
         keys: list[bytes] = []
         place: bytes | None = before
         while place is not None and len(keys) < limit:
-            some, place = self.rows.slice(owner, wanted, place, limit - len(keys), first)
+            missing = limit - len(keys)
+            some, place = self.rows.slice(owner, wanted, place, missing, first, contained)
             keys += some
             # Other tasks may run here. If no run fits the filter, this loop checks all rows, which
             # takes long.
@@ -272,8 +319,20 @@ def _rows(change: Change) -> list[Row]:
         unix_ms(record.get("updated_at")),
         change.sequence,
         number_of(str(parent)) if (parent := record.get("parent_run_id")) else 0,
+        number_of(str(tenant)) if (tenant := record.get("tenant")) else 0,
+        _between_ends(*(f"{key}={value}" for key, value in (record.get("tags") or {}).items())),
+        folded(str(record.get("message") or "")),
     )
     return [row]
+
+
+def _between_ends(*tags: str) -> str:
+    return "".join(f"{_END_OF_TAG}{tag}{_END_OF_TAG}" for tag in tags)
+
+
+def folded(text: str) -> str:
+    """Return a text as it is searched: without case, and with one space for all spaces."""
+    return " ".join(text.casefold().split())
 
 
 def _record(value: bytes) -> JsonObject | None:

@@ -352,6 +352,7 @@ class RunFold:
                 workflow=self.facts.get("workflow"),
                 idempotency_key=self.facts.get("idempotency_key"),
                 forked_from=self.facts.get("forked_from"),
+                tags=self.facts.get("tags"),
             ),
         )
 

@@ -14,6 +14,7 @@ from penstock.bus.records import ForkedFrom, RunRecord
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start, Starter, check_fork
 from penstock.settings import WorkflowAgent
+from penstock.start_fields import Tags
 from penstock.web.auth import acting_user, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.operation import Parameter, json, serves
@@ -58,6 +59,7 @@ class RunBody(BaseModel):
     )
     idempotency_key: Key | None = Field(None, description="The same as the header.")
     forked_from: ForkedFrom | None = Field(None, description="The run that this run repeats.")
+    tags: Tags | None = None
 
 
 class Starts:
@@ -111,6 +113,7 @@ class Starts:
                 ),
                 origin=Origin(depth=depth),
                 forked_from=body.forked_from,
+                tags=body.tags,
             )
         )
         record = started.record.model_copy(update={"unredacted": None})

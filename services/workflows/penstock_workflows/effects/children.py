@@ -72,6 +72,7 @@ class Children:
                         root_run_id=command.get("root_run_id") or state.run_id,
                         ancestors=(*command.get("ancestors", ()), state.run_id),
                     ),
+                    tags=command.get("tags"),
                     traceparent=context_of(state, child.child),
                 )
             )

@@ -27,6 +27,7 @@ from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
 from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
 from penstock.web.auth.limits import OpenCounts, Requests
+from penstock.web.auth.oidc import Discovery, SignIn
 from penstock.web.auth.origins import is_allowed_origin, is_local
 from penstock.web.auth.service_tokens import ServiceTokens
 from penstock.web.auth.stream_tokens import StreamTokens
@@ -68,7 +69,13 @@ class Auth:
             tenant_limits=config.tenant_limits,
         )
         self._look_again_s = look_again_s
-        self._verifier = _verifier(config)
+        issuer = config.oidc_issuer
+        discovery = Discovery(issuer) if issuer is not None else None
+        self._verifier = _verifier(config, discovery)
+        self.sign_in: SignIn | None = None
+        # Another service than the edge needs no address, to which people would come back.
+        if discovery is not None and self._verifier is not None and config.public_url is not None:
+            self.sign_in = SignIn(config, discovery, self._verifier, self.csrf)
         self._cookie = credential_cookie(config)
         self._csrf_cookie = csrf_cookie(config)
         if config.allow_unauthenticated_sse:
@@ -134,8 +141,9 @@ class Auth:
             identity = renewed
 
     async def close(self) -> None:
-        if self._verifier is not None:
-            await self._verifier.close()
+        for each in (self.sign_in, self._verifier):
+            if each is not None:
+                await each.close()
 
     async def _identify(self, scope: Scope, *, public: bool, stream_token: bool) -> Identity:
         if not self.requires_credentials:
@@ -215,12 +223,12 @@ class Auth:
         return None if expires_at is None else replace(identity, expires_at=expires_at)
 
 
-def _verifier(config: AuthConfig) -> Verifier | None:
+def _verifier(config: AuthConfig, discovery: Discovery | None) -> Verifier | None:
     if not config.is_configured:
         return None
     rules: dict[str, Any] = {
-        "issuer": config.issuer,
-        "audience": config.audience,
+        "issuer": config.issuer or config.oidc_issuer,
+        "audience": config.audiences,
         "leeway_s": config.leeway_s,
         "default_scopes": frozenset(config.default_scopes or DEFAULT) - {"none"},
         "roles_claim": config.roles_claim,
@@ -228,9 +236,10 @@ def _verifier(config: AuthConfig) -> Verifier | None:
     }
     if config.jwt_secret is not None:
         return Verifier(Secret(config.jwt_secret), config.pinned, **rules)
-    assert config.jwks_url is not None
+    url = config.jwks_url or (discovery.jwks_url if discovery is not None else None)
+    assert url is not None, "is_configured"
     jwks = Jwks(
-        config.jwks_url,
+        url,
         config.pinned,
         cache_s=config.jwks_cache_s,
         refetch_s=config.jwks_refetch_s,

@@ -40,10 +40,20 @@ class AuthConfig:
     roles_claim: str = "roles"
     tenant_claim: str | None = None
     tenant_limits: int = 20
+    oidc_issuer: str | None = None
+    oidc_client_id: str | None = None
+    oidc_client_secret: str | None = field(default=None, repr=False)
+    oidc_scopes: tuple[str, ...] = ()
+    public_url: str | None = None
 
     @property
     def is_configured(self) -> bool:
-        return self.jwt_secret is not None or self.jwks_url is not None
+        return (self.jwt_secret or self.jwks_url or self.oidc_issuer) is not None
+
+    @property
+    def audiences(self) -> list[str]:
+        """The audiences of tokens that are accepted: an ID token is for the client."""
+        return [each for each in (self.audience, self.oidc_client_id) if each is not None]
 
     @property
     def requires_credentials(self) -> bool:

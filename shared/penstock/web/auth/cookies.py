@@ -1,4 +1,4 @@
-"""Set and remove the credential's cookie and the CSRF cookie.
+"""Set and remove the credential's cookie, the CSRF cookie and that of a sign-in under way.
 
 Scripts can read only the CSRF cookie.
 """
@@ -48,6 +48,28 @@ def clear(response: Response, config: AuthConfig) -> None:
         response.delete_cookie(
             name, secure=config.cookie_secure, httponly=True, samesite=config.cookie_samesite
         )
+
+
+def sign_in_cookie(config: AuthConfig) -> str:
+    return _prefixed(config, "penstock_sign_in")
+
+
+def set_sign_in(response: Response, config: AuthConfig, sealed: str, lifetime_s: float) -> None:
+    # The browser must send it when it comes back from the provider, which is another site.
+    response.set_cookie(
+        sign_in_cookie(config),
+        sealed,
+        max_age=math.floor(lifetime_s),
+        secure=config.cookie_secure,
+        httponly=True,
+        samesite="lax",
+    )
+
+
+def clear_sign_in(response: Response, config: AuthConfig) -> None:
+    response.delete_cookie(
+        sign_in_cookie(config), secure=config.cookie_secure, httponly=True, samesite="lax"
+    )
 
 
 def _prefixed(config: AuthConfig, name: str) -> str:

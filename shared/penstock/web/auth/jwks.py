@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -47,7 +47,7 @@ class JwksFailure(Exception):
 
 
 class Jwks:
-    """The keys of one issuer.
+    """The keys of one issuer, at a URL or at the one that a function finds.
 
     Keys older than `cache_s` are read again. If the issuer does not answer, the cached keys are
     used for up to a day. An unknown `kid` causes an additional read, but at most one in `refetch_s`
@@ -56,7 +56,7 @@ class Jwks:
 
     def __init__(
         self,
-        url: str,
+        url: str | Callable[[httpx.AsyncClient], Awaitable[str]],
         algorithms: Sequence[str],
         *,
         cache_s: float = 300.0,
@@ -132,22 +132,29 @@ class Jwks:
             async with asyncio.timeout(self._timeout_s):
                 self._keys = usable_keys(await self._fetch(), self._algorithms)
         except (JwksFailure, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            log.warning("the keys at %s cannot be read: %s", self._url, error or "timeout")
+            at = f" at {self._url}" if isinstance(self._url, str) else ""
+            log.warning("the issuer's keys%s cannot be read: %s", at, error or "timeout")
             self._retry_at = self._now() + RETRY_S
             return False
         self._read_at = self._now()
         return True
 
     async def _fetch(self) -> bytes:
-        body = b""
-        async with self._http.stream("GET", self._url) as response:
-            if response.status_code != httpx.codes.OK:
-                raise JwksFailure(f"status {response.status_code}")
-            async for piece in response.aiter_bytes():
-                body += piece
-                if len(body) > MAX_BYTES:
-                    raise JwksFailure(f"more than {MAX_BYTES} bytes")
-        return body
+        url = self._url if isinstance(self._url, str) else await self._url(self._http)
+        return await fetched(self._http, url)
+
+
+async def fetched(http: httpx.AsyncClient, url: str) -> bytes:
+    """Return the issuer's document at this URL. Raises JwksFailure or httpx.HTTPError."""
+    body = b""
+    async with http.stream("GET", url) as response:
+        if response.status_code != httpx.codes.OK:
+            raise JwksFailure(f"it answers with status {response.status_code}")
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > MAX_BYTES:
+                raise JwksFailure(f"it has more than {MAX_BYTES} bytes")
+    return body
 
 
 def usable_keys(body: bytes, algorithms: Sequence[str]) -> KeySet:

@@ -97,20 +97,21 @@ class Verifier:
         algorithms: Sequence[str],
         *,
         issuer: str | None = None,
-        audience: str | None = None,
+        audience: Sequence[str] = (),
         leeway_s: float = 0.0,
         default_scopes: frozenset[str] = DEFAULT,
         roles_claim: str = "roles",
         tenant_claim: str | None = None,
     ) -> None:
-        """`default_scopes` has the scopes of a token without a scope claim."""
+        """`default_scopes` has the scopes of a token without a scope claim. A token must be for one
+        of the audiences."""
         self._roles_claim = roles_claim
         self._tenant_claim = tenant_claim
         self._default_scopes = default_scopes
         self._keys = keys
         self._algorithms = frozenset(algorithms)
         self._issuer = issuer
-        self._audience = audience
+        self._audience = list(audience) or None
         self._leeway_s = leeway_s
         self._verified: dict[bytes, _Verified] = {}  # by digest; the oldest comes first
 

@@ -94,6 +94,63 @@ async def test_a_run_that_repeats_another_says_so(edge: Client, bus: Bus) -> Non
     assert listed[1]["forked_from"] == again["forked_from"]
 
 
+async def test_a_run_has_the_tags_of_its_start_and_is_listed_by_them(
+    edge: Client, bus: Bus
+) -> None:
+    tag = str(uuid_utils.uuid7())
+    tags = {"team": f"payments of {tag}", "a/b.c-d_e": "=é 1"}
+    run = (await start(edge, tags=tags)).json()
+    plain = (await start(edge, message=f"Hello {tag}")).json()
+    assert run["tags"] == tags
+    assert "tags" not in plain
+    assert (await command_of(bus, run["run_id"]))["tags"] == tags
+
+    async def listed(**query: Any) -> list[str]:
+        answer = await edge.get("/v1/runs", params=query)
+        return [each["run_id"] for each in answer.json()["runs"]]
+
+    both = [f"{key}={value}" for key, value in tags.items()]
+    assert await listed(tag=both) == [run["run_id"]]
+    assert await listed(tag=[both[0], "team=x"]) == []
+    assert await listed(text=f"HELLO {tag.upper()}") == [plain["run_id"]]
+    assert await listed(text=tag, tenant="") == [plain["run_id"]]
+    assert await listed(text=tag, tenant="acme") == []
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ({f"k{number}": "v" for number in range(17)}, "at most 16 tags"),
+        ({"-k": "v"}, "begins with a letter or digit"),
+        ({"k=": "v"}, "begins with a letter or digit"),
+        ({"k" * 65: "v"}, "at most 64"),
+        ({"": "v"}, "begins with a letter or digit"),
+        ({"k\n": "v"}, "begins with a letter or digit"),
+        ({"k": ""}, "1 to 128 characters"),
+        ({"k": "v" * 129}, "1 to 128 characters"),
+        ({"k": "v\x1f"}, "control character"),
+        ({"k": 7}, "must be a text"),
+        (["k=v"], "object"),
+    ],
+    ids=range(11),
+)
+async def test_a_wrong_tag_is_refused_with_what_a_tag_may_be(
+    edge: Client, tags: Any, reason: str
+) -> None:
+    answer = await start(edge, tags=tags)
+    assert answer.status_code == 422
+    assert reason in answer.text
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"tag": "team"}, {"tag": ["k=v"] * 17}, {"text": "x" * 201}],
+    ids=["no value", "too many", "too long"],
+)
+async def test_a_filter_that_cannot_fit_is_refused(edge: Client, query: Any) -> None:
+    assert (await edge.get("/v1/runs", params=query)).status_code == 422
+
+
 @pytest.mark.parametrize(
     ("forked_from", "status"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from penstock.doctor.facts import AnswerFact, Facts
 from penstock.service import bus_settings
 from penstock.settings import ConfigurationError, ServerAgent, Settings, load_config
 from penstock.web.auth import AuthConfig
-from penstock.web.auth.jwks import JwksFailure, usable_keys
+from penstock.web.auth.jwks import JwksFailure, fetched, usable_keys
+from penstock.web.auth.oidc import Discovery
 from penstock_cli.operations.doctor import permissions, values
 
 TIMEOUT_S = 5.0
@@ -58,7 +59,7 @@ async def outside_nats(facts: Facts, settings: Settings, places: Places) -> Fact
         said = values.read(places.chart, places.values)
         facts = replace(facts, values=said.wrong, wanted=said.wanted)
         if not auth.is_configured:
-            auth = replace(auth, jwks_url=said.jwks_url)
+            auth = replace(auth, jwks_url=said.jwks_url, oidc_issuer=said.oidc_issuer)
     if auth.is_configured:
         facts = replace(facts, auth=await _auth(auth))
     return facts
@@ -72,21 +73,31 @@ async def _auth(config: AuthConfig) -> list[AnswerFact]:
     if config.jwt_secret is not None:
         # the settings already check the secret's length
         found.append(AnswerFact("PENSTOCK_AUTH_JWT_SECRET", True))
-    if config.jwks_url is None:
-        return found
+    url = config.jwks_url
+    async with httpx.AsyncClient(timeout=config.jwks_timeout_s) as http:
+        if config.oidc_issuer is not None:
+            discovery = Discovery(config.oidc_issuer)
+            found.append(await _answer(discovery.url, discovery.provider(http)))
+            if found[-1].ok:
+                url = url or await discovery.jwks_url(http)
+        if url is not None:
+            found.append(await _answer(url, _keys(http, url, config.pinned)))
+    return found
+
+
+async def _keys(http: httpx.AsyncClient, url: str, algorithms: Sequence[str]) -> None:
+    usable_keys(await fetched(http, url), algorithms)
+
+
+async def _answer(name: str, asked: Awaitable[object]) -> AnswerFact:
     reasons = []
     try:
-        async with httpx.AsyncClient(timeout=config.jwks_timeout_s) as http:
-            answer = await http.get(config.jwks_url)
-        if answer.status_code == httpx.codes.OK:
-            usable_keys(answer.content, config.pinned)
-        else:
-            reasons.append(f"it answers with status {answer.status_code}")
+        await asked
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reasons.append(f"no answer: {error or type(error).__name__}")
     except JwksFailure as error:
         reasons.append(str(error))
-    return [*found, AnswerFact(config.jwks_url, not reasons, reasons)]
+    return AnswerFact(name, not reasons, reasons)
 
 
 def _file(path: Path, name: str) -> AnswerFact:

@@ -35,6 +35,7 @@ class Values:
     wrong: list[str]
     wanted: Wanted | None = None
     jwks_url: str | None = None
+    oidc_issuer: str | None = None
 
 
 def read(chart: Path, files: Sequence[Path]) -> Values:
@@ -64,7 +65,9 @@ def read(chart: Path, files: Sequence[Path]) -> Values:
         text = "null removes the value, and the chart needs it"
         return Values([f"$.streams.{name}: {text}" for name in removed])
     wanted = Wanted(**{field: streams[name] for field, name in _STREAMS.items()})
-    return Values([], wanted, merged.get("auth", {}).get("jwksUrl") or None)
+    auth = merged.get("auth", {})
+    issuer = auth.get("oidc", {}).get("issuer")
+    return Values([], wanted, auth.get("jwksUrl") or None, issuer or None)
 
 
 def _merged(

@@ -45,7 +45,7 @@ export class Again extends Component {
 
   request(run, { workflow }) {
     const { text } = this.state;
-    const forked = { forked_from: { run_id: run.run_id, sequence: 0 } };
+    const forked = { forked_from: { run_id: run.run_id, sequence: 0 }, ...(run.tags && { tags: run.tags }) };
     if (!workflow) return ["/v1/runs", { agent: run.agent, message: text, ...forked }];
     return [`/v1/workflows/${encodeURIComponent(workflow.workflow)}/runs`, { input: JSON.parse(text), ...forked }];
   }

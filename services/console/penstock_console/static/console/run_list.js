@@ -12,8 +12,23 @@ const STATUS = {
   cancelled: "cancelled",
 };
 
+const SHOWN = 200; // the characters of a message that lists know, as the edge does
+
+/** Return a text as the edge searches it: without case, and with one space for all spaces. */
+function folded(text) {
+  return text.toLowerCase().split(/\s+/u).filter(Boolean).join(" ");
+}
+
+/** Return the tags of a run, each as `key=value`. */
+export function tagsOf(record) {
+  return Object.entries(record.tags ?? {}).map(([key, value]) => `${key}=${value}`);
+}
+
 export class RunList {
-  /** `filters` may have `agent`, `user_id`, `session_id`, `status`, `since` and `until`. */
+  /**
+   * `filters` may have `agent`, `user_id`, `tenant`, `session_id`, `status`, `since`, `until`,
+   * `text` (of the message) and `tags`, each as `key=value`.
+   */
   constructor(filters) {
     this.filters = filters;
     this.records = new Map(); // all runs that are known, by id
@@ -51,6 +66,8 @@ export class RunList {
       parent_run_id: event.parent_run_id,
       step_id: event.step_id,
       message: data.message ?? "",
+      tags: data.tags,
+      tenant: data.tenant,
       target: data.workflow ? "workflows" : undefined,
       created_at: timestamp,
     };
@@ -87,9 +104,12 @@ export class RunList {
   }
 
   _fits(record) {
-    const { since, until, ...equal } = this.filters;
+    const { since, until, text, tags = [], ...equal } = this.filters;
     const began = Date.parse(record.created_at);
     if (began < Date.parse(since) || began >= Date.parse(until)) return false;
+    const own = tagsOf(record);
+    if (text && !folded((record.message ?? "").slice(0, SHOWN)).includes(folded(text))) return false;
+    if (!tags.every((each) => own.includes(each))) return false;
     return Object.entries(equal).every(([name, value]) => !value || record[name] === value);
   }
 

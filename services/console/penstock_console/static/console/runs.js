@@ -5,7 +5,7 @@ import { get, getDated } from "../api.js";
 import { short } from "../text.js";
 import { follow, oncePerFrame } from "./live.js";
 import { go, query } from "./place.js";
-import { ENDED, RunList } from "./run_list.js";
+import { ENDED, RunList, tagsOf } from "./run_list.js";
 import { Component, Status, Time, duration, html, money } from "./view.js";
 
 const PAGE = 50;
@@ -14,7 +14,7 @@ const PART = 10; // the rows of a list that is a part of another screen
 const OVERLAP_MS = 30_000;
 const AGAIN_MS = 3000;
 const SUMS_MS = 3000; // lists know the costs of a run so long after its end
-const FILTERS = ["status", "agent", "user_id", "session_id", "since", "until"];
+const FILTERS = ["status", "agent", "user_id", "tenant", "session_id", "text", "since", "until"];
 const STATUSES = ["queued", "running", "paused", "completed", "failed", "cancelled"];
 
 /** Return a time of the reader's zone, as a field for times has it, as the API wants it. */
@@ -23,11 +23,31 @@ function instant(text) {
   return Number.isNaN(time.getTime()) ? "" : time.toISOString();
 }
 
+/**
+ * Return the filters in a query: a text for each, and a list of tags.
+ * @returns {any}
+ */
+function filtersOf(search) {
+  return { ...query(search, FILTERS), tags: new URLSearchParams(search).getAll("tag") };
+}
+
+/** Return the address of the list with these filters. */
+function placeOf({ tags, ...filters }) {
+  const chosen = Object.entries(filters).filter(([, each]) => each);
+  const search = new URLSearchParams([...chosen, ...tags.map((each) => ["tag", each])]);
+  return `/console/runs${search.size ? `?${search}` : ""}`;
+}
+
 function path(filters, more = {}) {
-  const { since, until, ...rest } = filters;
+  const { since, until, tags, ...rest } = filters;
   const times = { since: instant(since), until: instant(until) };
   const wanted = Object.entries({ ...rest, ...times, ...more }).filter(([, value]) => value !== "");
-  const search = new URLSearchParams([...wanted, ["parent_run_id", ""], ["limit", `${PAGE}`]]);
+  const search = new URLSearchParams([
+    ...wanted,
+    ...tags.map((each) => ["tag", each]),
+    ["parent_run_id", ""],
+    ["limit", `${PAGE}`],
+  ]);
   return `/v1/runs?${search}`;
 }
 
@@ -75,7 +95,7 @@ export class Runs extends Component {
   async begin() {
     this.stream?.close();
     clearTimeout(this.timer);
-    const asked = query(this.props.search, FILTERS);
+    const asked = filtersOf(this.props.search);
     const list = new RunList(asked);
     this.wanted = list;
     this.waiting = [];
@@ -187,13 +207,11 @@ export class Runs extends Component {
   }
 
   choose(name, value) {
-    const chosen = { ...query(this.props.search, FILTERS), [name]: value };
-    const search = new URLSearchParams(Object.entries(chosen).filter(([, each]) => each));
-    go(`/console/runs${search.size ? `?${search}` : ""}`, { replace: true });
+    go(placeOf({ ...filtersOf(this.props.search), [name]: value }), { replace: true });
   }
 
   render({ search, isPart }, { agents, error, isLoading, isPaused, next, waiting }) {
-    const filters = query(search, FILTERS);
+    const filters = filtersOf(search);
     const rows = this.list?.rows ?? [];
     if (isPart) {
       return html`<section aria-labelledby="latest">
@@ -225,7 +243,10 @@ export class Runs extends Component {
         <form class="filters" role="search" aria-label="Runs" onSubmit=${(event) => event.preventDefault()}>
           ${select("status", "Status", STATUSES.map((each) => [each, each]))}
           ${select("agent", "Agent", agents.map((each) => [each.id, each.name]))}
+          ${field("text", "Message", "a part of its text")}
+          ${this.tagField(filters)}
           ${field("user_id", "User", "a user's name")}
+          ${(filters.tenant || rows.some((each) => each.tenant)) && field("tenant", "Tenant", "a tenant's name")}
           ${field("session_id", "Session", "a session's id")}
           ${field("since", "Since", "", "datetime-local")}
           ${field("until", "Until", "", "datetime-local")}
@@ -239,6 +260,21 @@ export class Runs extends Component {
       ${!isLoading && !error && rows.length === 0 && this.nothing(filters)}
       ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.more()}>Older runs</button></p>`}
     </main>`;
+  }
+
+  /** A field that adds a tag to the filters, with a button for each chosen tag that removes it. */
+  tagField({ tags }) {
+    const add = ({ target }) => {
+      const tag = target.value.trim();
+      target.setCustomValidity(!tag || /[^=]=[^]/u.test(tag) ? "" : "Write a tag as key=value.");
+      if (!target.reportValidity() || !tag || tags.includes(tag)) return;
+      target.value = "";
+      this.choose("tags", [...tags, tag]);
+    };
+    return html`<label for="filter-tag">Tag
+        <input id="filter-tag" type="search" placeholder="key=value" onChange=${add} /></label>
+      ${tags.map((tag) => html`<button type="button" class="tag" key=${tag} aria-label=${`Remove the filter ${tag}`}
+        onClick=${() => this.choose("tags", tags.filter((each) => each !== tag))}>${tag} ×</button>`)}`;
   }
 
   table(rows) {
@@ -270,13 +306,16 @@ export class Runs extends Component {
     const name = short(run.message, 160) || run.run_id;
     return [
       html`<tr key=${run.run_id} class=${`depth-${Math.min(depth, 3)}`} data-run=${run.run_id}>
-        <td><${Status} status=${run.status} /></td>
+        <td>${run.status === "paused" && run.approval_id
+          ? html`<a class="waits" href=${`/console/inbox/${encodeURIComponent(run.approval_id)}`}><${Status} status=${run.status} /></a>`
+          : html`<${Status} status=${run.status} />`}</td>
         <td class="name">
           ${mayUnfold
             ? html`<button type="button" class="fold" aria-expanded=${isOpen} aria-label=${`Runs below ${name}`}
                 onClick=${() => this.unfold(run.run_id)}>${isOpen ? "▾" : "▸"}</button>`
             : html`<span class="fold"></span>`}
           <a class="run-link" href=${`/console/runs/${encodeURIComponent(run.run_id)}`}>${name}</a>
+          ${tagsOf(run).map((tag) => html` <a class="tag" href=${this.placeWith(tag)}>${short(tag, 60)}</a>`)}
           ${run.status === "failed" && html`<span class="reason">${short(run.error ?? run.code ?? "", 120)}</span>`}
         </td>
         <td>${run.agent}${run.step_id && html`<span class="dim"> ${run.step_id}</span>`}</td>
@@ -290,8 +329,13 @@ export class Runs extends Component {
     ];
   }
 
-  nothing(filters) {
-    if (Object.values(filters).some(Boolean)) {
+  placeWith(tag) {
+    const filters = filtersOf(this.props.search);
+    return placeOf({ ...filters, tags: [...new Set([...filters.tags, tag])] });
+  }
+
+  nothing({ tags, ...filters }) {
+    if (tags.length > 0 || Object.values(filters).some(Boolean)) {
       return html`<div class="empty">
         <p>No run fits these filters.</p>
         <p><a href="/console/runs">Show all runs</a></p>

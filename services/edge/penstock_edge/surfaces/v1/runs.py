@@ -19,7 +19,8 @@ from penstock.bus import Bus
 from penstock.bus.records import ForkedFrom, RunRecord, RunStatus, WhenBusy
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
-from penstock.runs.start import Origin, Start, check_fork
+from penstock.runs.start import SHOWN_CHARACTERS, Origin, Start, check_fork
+from penstock.start_fields import MAX_TAGS, Tags
 from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
@@ -48,7 +49,7 @@ from penstock_edge.sources.locate import (
     with_live_marker,
 )
 from penstock_edge.sources.read_run import BYTES_READ, EVENTS_READ, READ_S, Allowance, read_run
-from penstock_edge.sources.run_list import began_between
+from penstock_edge.sources.run_list import Contained, began_between
 from penstock_edge.stream.responses.pages import MAX_PAGE
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import Message, json_response, page_of
@@ -94,6 +95,7 @@ class StartRequest(BaseModel):
         "open run takes the message, where its agent server can; none can today, so 409",
     )
     forked_from: ForkedFrom | None = None
+    tags: Tags | None = None
 
 
 DEFAULT_LIMIT = 50  # the number of runs on a page if the client names no limit
@@ -111,6 +113,7 @@ FILTERS = (
         "If it is empty, only runs that no other run has led to",
     ),
     Parameter("status", "Only runs of this status", one_of(get_args(RunStatus))),
+    Parameter("tenant", "Only runs of this tenant. If it is empty, only runs without a tenant"),
 )
 
 
@@ -179,6 +182,7 @@ class Runs(Handlers):
             origin=Origin(depth=depth),
             when_busy=asked.when_busy,
             forked_from=asked.forked_from,
+            tags=asked.tags,
         )
         if not streams:
             started = await edge.starter.start(start)
@@ -200,6 +204,17 @@ class Runs(Handlers):
             parameters=(
                 *FILTERS,
                 Parameter("user_id", "Only runs of this user"),
+                Parameter(
+                    "tag",
+                    "Only runs with this tag, as `key=value`; several `tag=` must all fit",
+                    {"type": "array", "items": {"type": "string"}, "maxItems": MAX_TAGS},
+                ),
+                Parameter(
+                    "text",
+                    "Only runs with this text in the first 200 characters of their message, "
+                    "whatever the case",
+                    {"type": "string", "maxLength": SHOWN_CHARACTERS},
+                ),
                 Parameter("since", "Only runs that have begun at this time or later", by.TIME),
                 Parameter("until", "Only runs that have begun before this time", by.TIME),
                 by.limit(MAX_LIMIT),
@@ -220,12 +235,17 @@ class Runs(Handlers):
             raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
         wanted = {each.name: query[each.name] for each in FILTERS if each.name in query}
         began = began_between(time_of(request, "since"), time_of(request, "until"))
+        contained = Contained(query.get("text", ""), tuple(query.getlist("tag")))
+        if len(contained.text) > SHOWN_CHARACTERS:
+            raise Problem(422, f"text: at most {SHOWN_CHARACTERS} characters are searched for")
+        if len(contained.tags) > MAX_TAGS or not all("=" in tag for tag in contained.tags):
+            raise Problem(422, f"tag: send at most {MAX_TAGS}, each as key=value")
         owners = who.owners
         if (user := query.get("user_id")) is not None:
             owners = frozenset({user}) if owners is None else owners & {user}
         async with self._edge.turns.of(who.tenant_user):
             runs, more = await self._edge.run_list.page(
-                owners, who.may_see_runs_of, wanted, before, limit, began
+                owners, who.may_see_runs_of, wanted, before, limit, began, contained
             )
         if not who.has_scope("administer"):
             for run in runs:
