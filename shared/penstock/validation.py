@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails
+
+T = TypeVar("T")
 
 UNKNOWN_FIELD: Final = "there is no such field"
 _OBJECT, _LIST, _INTEGER = "must be an object", "must be a list", "must be an integer"
@@ -31,10 +34,37 @@ _REASONS: Final = {
 }
 
 
+Place = tuple[int | str, ...]  # the names of fields and the indexes that lead to a value
+
+
 class Part(BaseModel):
     """The base of the models that people write. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+def with_mistakes(
+    value: Any, validate: Callable[[Any], T], mistakes: Iterable[tuple[Place, ValueError]]
+) -> T:
+    """Return the validated value. Raises ValidationError with these mistakes, each at its place in
+    the value, and with those that `validate` finds. So a validator in the mode "wrap" names its own
+    mistakes although a field has others."""
+    found: list[InitErrorDetails] = [
+        {"type": "value_error", "loc": place, "input": None, "ctx": {"error": mistake}}
+        for place, mistake in mistakes
+    ]
+    try:
+        made = validate(value)
+    except ValidationError as error:
+        found += [_again(each) for each in error.errors(include_url=False)]
+    if found:
+        raise ValidationError.from_exception_data("mistakes", found)
+    return made
+
+
+def _again(error: Any) -> InitErrorDetails:
+    again: InitErrorDetails = {"type": error["type"], "loc": error["loc"], "input": error["input"]}
+    return {**again, "ctx": error["ctx"]} if "ctx" in error else again
 
 
 def reason_of(error: Mapping[str, Any]) -> str:
@@ -82,16 +112,18 @@ def fields_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     """Return the names of the fields at a path of values of this model, for `did_you_mean`."""
     parts: list[Any] = [model]
     for step in path:
-        parts = [inner for part in parts for inner in _inner(part, step)]
-    return [
-        field.alias or name
-        for part in parts
-        if isinstance(part, type) and issubclass(part, BaseModel)
-        for name, field in part.model_fields.items()
-    ]
+        parts = [inner for part in parts for inner in types_inside(part, step)]
+    return [name for part in parts for name in fields_of(part) or ()]
 
 
-def _inner(part: Any, step: int | str) -> Iterator[Any]:
+def fields_of(part: Any) -> list[str] | None:
+    """Return the names of the fields of a model; None for any other type."""
+    if not isinstance(part, type) or not issubclass(part, BaseModel):
+        return None
+    return [field.alias or name for name, field in part.model_fields.items()]
+
+
+def types_inside(part: Any, step: int | str) -> Iterator[Any]:
     """Yield the types of the value at a step of a path: a field's name, an index or a key."""
     if isinstance(part, type) and issubclass(part, BaseModel):
         for name, field in part.model_fields.items():

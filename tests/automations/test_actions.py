@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from penstock.settings import AgnoAgent, Config
-from penstock_automations.rules.actions import RunAction
-from penstock_automations.rules.check import InvalidRule, check_agent, missing_right, read_rule
+from penstock_automations.rules.check import InvalidRule, missing_right, read_rule
+from penstock_automations.rules.draft import Draft
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
 
 WEBHOOK = {"url": "https://hook.example/x"}
-RUN = {"agent": "assistant", "message": "Hi {{ event.data.tool }}"}
+RUN = {"agent": "assistant", "message": "Hi {{ event.type }}"}
 DECIDE = {"decision": "approve"}
 
 
@@ -38,8 +38,8 @@ DECIDE = {"decision": "approve"}
         (
             {"run": {**RUN, "input": {"a": ["x", "{{ event + 1 }}"]}}},
             "llm.*",
-            "action.run.input",
-            "a.1: a placeholder has a path only",
+            "action.run.input.a.1",
+            "a placeholder has a path only",
         ),
         (
             {"run": {**RUN, "input": {"a": "x" * 20_000}}},
@@ -106,7 +106,7 @@ def test_an_action_needs_a_right_of_the_owner(
     action: dict[str, Any], owner: Owner, reason: str | None
 ) -> None:
     rule = read_rule({"id": "x", "subjects": ["approval.requested"], "action": action}, Rule)
-    found = missing_right(rule, owner)
+    found = missing_right(rule.action, owner)
     assert found == reason or (reason is not None and reason in str(found))
 
 
@@ -122,17 +122,18 @@ CONFIG = Config(
         ({**RUN, "agent": "asistant"}, "action.run.agent", "assistant"),
         ({**RUN, "agent": "review"}, "action.run.agent", "protocol: workflow"),
         ({**RUN, "input": {"model": "x"}}, "action.run.input", "model"),
-        ({**RUN, "input": {"model": "{{ event.x }}"}}, None, ""),
+        ({**RUN, "input": {"model": "{{ event.data.tool }}"}}, None, ""),
     ],
 )
 def test_an_action_needs_an_agent_of_the_configuration(
     run: dict[str, Any], field: str | None, reason: str
 ) -> None:
-    action = RunAction.model_validate(run)
+    rule = {"id": "x", "subjects": ["llm.tool_call"], "action": {"run": run}}
     if field is None:
-        return check_agent(action, CONFIG)
+        read_rule(rule, Rule, Draft(CONFIG))
+        return
     with pytest.raises(InvalidRule) as refused:
-        check_agent(action, CONFIG)
+        read_rule(rule, Rule, Draft(CONFIG))
     [problem] = refused.value.problems
     assert problem["field"] == field
     assert reason in problem["reason"]

@@ -92,6 +92,7 @@ async def test_a_call_is_signed_and_its_workflow_gets_the_answer(
         [request] = made.receiver.requests  # the receiver has checked the signature
         assert request.json == {"score": 80}
         assert request.id == f"call.{job.run_id}.notify.0.1"
+        assert request.headers["webhook-id"] == f"msg_call_{job.token}"
         sent = request.headers
         assert (sent["x-team"], sent["authorization"]) == ("core", f"Bearer {TOKEN}")
         assert (sent["traceparent"], sent["penstock-run-id"]) == ("00-a-b-01", job.run_id)

@@ -309,7 +309,7 @@ async def test_a_rule_that_fails_is_reported_and_blocks_no_other(nats_server: Na
         url = made.receiver.url()
         bad = rule("bad", url, "lifecycle.started", where="1 / (event.sequence - 1) == 1")
         await made.apply(bad)
-        await made.apply(rule("missing", url, "lifecycle.started", where="event.data.nope == 1"))
+        await made.apply(rule("missing", url, "lifecycle.started", where='event.data["nope"] == 1'))
         await made.apply(rule("good", url, "lifecycle.started"))
         run = await made.run()
         await run.open()
@@ -457,14 +457,14 @@ async def test_a_slow_receiver_does_not_hold_up_another_and_gets_few_requests_at
 async def test_a_job_that_fails_again_and_again_ends_and_the_next_in_order_continues(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Sender.post
+    real = Sender.send
 
-    async def post(self: Sender, url: str, *arguments: Any) -> Any:
-        if arguments[0]["webhook-id"].endswith(".2"):
+    async def send(self: Sender, url: str, *arguments: Any) -> Any:
+        if arguments[0]["penstock-delivery"].endswith(".2"):
             raise RuntimeError("a fault in the code")
         return await real(self, url, *arguments)
 
-    monkeypatch.setattr(Sender, "post", post)
+    monkeypatch.setattr(Sender, "send", send)
     async with automations(nats_server.url) as made:
         await made.apply(rule("hook", made.receiver.url(), "llm.tool_call", order="run"))
         run = await made.run()

@@ -124,7 +124,7 @@ async def test_deliveries_are_listed_with_their_attempts_and_no_secret(api: Auto
     whole = shown.json()
     assert [each.get("status") for each in whole["all_attempts"]] == [500, 200]
     assert whole["all_attempts"][0]["answer"] == "not now"
-    assert whole["request"]["headers"]["webhook-id"] == done["id"]
+    assert whole["request"]["headers"]["penstock-delivery"] == done["id"]
     assert "geheim" not in shown.text, "the receiver has answered with its headers"
     assert "geheim" not in str(await listed(api))
     assert "job" not in whole

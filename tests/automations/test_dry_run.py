@@ -9,7 +9,7 @@ import orjson
 
 from penstock.bus import Bus, Message, messages, subjects
 from penstock.bus.records import RunRecord
-from penstock_automations.matching.dry_run import dry_run
+from penstock_automations.matching.dry_run import Asked, dry_run
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
 from support.drive.automations import rule
 from support.drive.bus import connected, new_run_id
@@ -57,7 +57,7 @@ async def test_past_events_are_tried_for_the_owner_in_order(fresh_nats: NatsServ
         mine = await publish(bus, "u1", "read", "delete", "read")
         await publish(bus, "u2", "delete")
         wanted = compiled("llm.tool_call", "lifecycle.started", where='event.data.tool == "delete"')
-        found = await dry_run(bus, wanted, begin)
+        found = await dry_run(bus, wanted, Asked(begin))
         assert (found.looked_at, found.complete) == (4, True)
         assert dict(found.counts) == {"missing_field": 1, "condition": 2, "matched": 1}
         assert [(each.run_id, each.sequence, each.why) for each in found.shown] == [
@@ -67,13 +67,13 @@ async def test_past_events_are_tried_for_the_owner_in_order(fresh_nats: NatsServ
             (mine, 4, "condition"),
         ]
         of_all = compiled("llm.tool_call", all_users=True, owner=Owner(user_id=""))
-        everybody = await dry_run(bus, of_all, begin)
+        everybody = await dry_run(bus, of_all, Asked(begin))
         assert dict(everybody.counts) == {"matched": 4}
-        failing = compiled("llm.tool_call", where="1 / event.data.n == 1")
-        failed = await dry_run(bus, failing, begin)
+        failing = compiled("llm.tool_call", where='1 / event.data["n"] == 1')
+        failed = await dry_run(bus, failing, Asked(begin))
         assert failed.counts["failed"] == 1
         assert "divide by zero" in failed.shown[0].reason
-        later = await dry_run(bus, compiled("llm.tool_call"), datetime.now(UTC))
+        later = await dry_run(bus, compiled("llm.tool_call"), Asked(datetime.now(UTC)))
         assert later.looked_at == 0
 
 
@@ -81,8 +81,8 @@ async def test_a_dry_run_looks_at_a_limited_number_of_events(fresh_nats: NatsSer
     begin = datetime.now(UTC)
     async with connected(fresh_nats.url) as bus:
         await publish(bus, "u1", *["x"] * 60)
-        found = await dry_run(bus, compiled("llm.tool_call"), begin, limit=50)
+        found = await dry_run(bus, compiled("llm.tool_call"), Asked(begin, 50))
         assert (found.looked_at, found.complete) == (50, False)
         assert len(found.shown) == 20
-        whole = await dry_run(bus, compiled("llm.tool_call"), begin, limit=60)
+        whole = await dry_run(bus, compiled("llm.tool_call"), Asked(begin, 60))
         assert (whole.looked_at, whole.complete) == (60, True)

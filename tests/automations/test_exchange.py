@@ -50,7 +50,7 @@ async def peer(*pieces: bytes) -> AsyncIterator[Peer]:
 
 async def post(port: int, path: str = "/hook?a=b%20c", timeout_s: float = 5) -> Answer | NoAnswer:
     sender = Sender(Guard(hosts=["127.0.0.1"]))
-    return await sender.post(f"http://127.0.0.1:{port}{path}", HEADERS, b"{}", timeout_s)
+    return await sender.send(f"http://127.0.0.1:{port}{path}", HEADERS, b"{}", timeout_s)
 
 
 async def test_the_request_is_complete_and_asks_for_the_connections_end() -> None:
@@ -145,7 +145,7 @@ async def test_an_exchange_that_is_ended_closes_its_connection(
     server = await asyncio.start_server(close_after(silent), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     async with server:
-        task = asyncio.create_task(sender.post(url, HEADERS, b"{}", 0.3 if end is None else 60))
+        task = asyncio.create_task(sender.send(url, HEADERS, b"{}", 0.3 if end is None else 60))
         await opened.wait()
         if end is not None:
             end(task)
@@ -156,7 +156,7 @@ async def test_an_exchange_that_is_ended_closes_its_connection(
             await closed.wait()
 
 
-@pytest.mark.parametrize("value", ["a\r\nx-injected: 1", "a\0b", "\N{SNOWMAN}"])
+@pytest.mark.parametrize("value", ["a\r\nx-injected: 1", "a\0b"])
 async def test_a_header_that_http_does_not_allow_sends_nothing(value: str) -> None:
     asked: list[str] = []
 
@@ -165,7 +165,7 @@ async def test_a_header_that_http_does_not_allow_sends_nothing(value: str) -> No
         return await resolve(host, port)
 
     sender = Sender(Guard(hosts=["127.0.0.1"], resolve=counted))
-    answer = await sender.post("http://127.0.0.1:9/", {"x": value}, b"{}", 1)
+    answer = await sender.send("http://127.0.0.1:9/", {"x": value}, b"{}", 1)
     assert isinstance(answer, NoAnswer)
     assert answer.code == "protocol"
     assert asked == []
@@ -187,7 +187,7 @@ async def test_only_a_trusted_certificate_of_the_urls_host_gets_the_request(
     sender = Sender(Guard(hosts=["127.0.0.1"]))
     async with server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        answer = await sender.post(url, HEADERS, b"{}", 5)
+        answer = await sender.send(url, HEADERS, b"{}", 5)
     if trusted:
         assert isinstance(answer, Answer)
         assert answer.body == b"ok"

@@ -110,7 +110,7 @@ def test_a_rule_on_requests_and_escalations_may_have_links() -> None:
 )
 def test_links_need_an_administrator(scopes: list[str], may: bool) -> None:
     made = with_links("https://x.example/", {"role": "finance"})
-    reason = missing_right(made, Owner(user_id="u1", scopes=scopes))
+    reason = missing_right(made.action, Owner(user_id="u1", scopes=scopes))
     assert (reason is None) == may
 
 

@@ -12,7 +12,7 @@ from support.real.nats import NatsServer
 
 def record(job: Job) -> DeliveryRecord:
     return DeliveryRecord(
-        id=job.webhook_id,
+        id=job.delivery_id,
         rule=job.rule,
         name="Rule",
         type=job.type,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
@@ -99,7 +101,12 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("action.webhook.secrets", ["whsec_?"], "action.webhook.secrets", "not base64"),
         ("action.webhook.secrets", [SECRET] * 3, "action.webhook.secrets", "at most 2"),
         ("action.webhook.timeout_s", 0.1, "action.webhook.timeout_s", "greater than or equal"),
-        ("action.webhook.auth", {}, "action.webhook.auth", "bearer, basic or header"),
+        (
+            "action.webhook.auth",
+            {},
+            "action.webhook.auth",
+            "give one of bearer, basic, header, query",
+        ),
         (
             "action.webhook.auth",
             {"bearer": "b", "header": {"name": "authorization", "value": "Basic x"}},
@@ -142,22 +149,30 @@ TOKEN = "pht_0123456789abcdefghijklmn"
         ({"subjects": ["llm.*"], "hook": {}}, "subjects", "exactly one trigger"),
         ({"schedule": {"cron": "* * * * *"}, "hook": {}}, "subjects", "exactly one trigger"),
         ({"hook": {}, "order": "run"}, "order", "only events of runs have an order"),
-        ({"schedule": {"cron": "* * * * * *"}}, "schedule", "five fields"),
-        ({"schedule": {"cron": "0 9 * *"}}, "schedule", "this has 4"),
-        ({"schedule": {"cron": "0 25 * * *"}}, "schedule", "Bad hour"),
-        ({"schedule": {"cron": "@daily"}}, "schedule", "five fields"),
-        ({"schedule": {"cron": "0 0 31 2 *"}}, "schedule", "Bad day-of-month"),
+        ({"schedule": {"cron": "* * * * * *"}}, "schedule.cron", "five fields"),
+        ({"schedule": {"cron": "0 9 * *"}}, "schedule.cron", "this has 4"),
+        ({"schedule": {"cron": "0 25 * * *"}}, "schedule.cron", "Bad hour"),
+        ({"schedule": {"cron": "@daily"}}, "schedule.cron", "five fields"),
+        ({"schedule": {"cron": "0 0 31 2 *"}}, "schedule.cron", "Bad day-of-month"),
         ({"schedule": {"cron": "* * * * *" + " " * 200}}, "schedule.cron", "at most 200"),
         (
             {"schedule": {"cron": "0 9 * * *", "timezone": "Rome"}},
-            "schedule",
+            "schedule.timezone",
             "no time zone 'Rome'",
         ),
-        ({"schedule": {"cron": "0 9 * * *", "timezone": "Europe"}}, "schedule", "no time zone"),
-        ({"schedule": {"cron": "0 9 * * *", "timezone": ""}}, "schedule", "no time zone"),
-        ({"schedule": {"cron": "0 9 * * *", "timezone": "../UTC"}}, "schedule", "no time zone"),
+        (
+            {"schedule": {"cron": "0 9 * * *", "timezone": "Europe"}},
+            "schedule.timezone",
+            "no time zone",
+        ),
+        ({"schedule": {"cron": "0 9 * * *", "timezone": ""}}, "schedule.timezone", "no time zone"),
+        (
+            {"schedule": {"cron": "0 9 * * *", "timezone": "../UTC"}},
+            "schedule.timezone",
+            "no time zone",
+        ),
         ({"schedule": {"cron": "0 9 * * *", "catch_up_s": -1}}, "schedule.catch_up_s", "greater"),
-        ({"hook": {"secrets": ["whsec_AAAA"]}}, "hook.secrets", "24 to 64 bytes"),
+        ({"hook": {"secrets": ["whsec_AAAA"]}}, "hook.secrets.0", "24 to 64 bytes"),
         ({"hook": {"secrets": [SECRET], "tokens": [TOKEN]}}, "hook", "not both"),
         ({"hook": {"secrets": [SECRET], "token_in_url": True}}, "hook", "for tokens"),
         ({"hook": {"tokens": ["short"]}}, "hook.tokens.0", "at least 24"),
@@ -368,7 +383,7 @@ def test_one_rule_that_fails_has_no_effect_on_the_others() -> None:
     rules = [
         compiled(id="yes", where='event.data.tool == "delete_file"'),
         compiled(id="bad", where="1 / (event.sequence - 3) == 1"),
-        compiled(id="missing", where="event.data.nope == 1"),
+        compiled(id="missing", where='event.data["nope"] == 1'),
         compiled(id="no", where="event.sequence == 4"),
         compiled(id="typed", where='event.type == "llm.tool_call"'),
         compiled(id="always"),
@@ -408,8 +423,8 @@ def test_rules_are_found_by_the_text_that_their_condition_requires() -> None:
 
 
 def test_a_thousand_rules_for_other_texts_cost_one_look_up() -> None:
-    rules = [compiled(id=f"r{n}", where=f'event.agent == "a{n}"') for n in range(1000)]
-    index, event = RuleIndex(rules), {"agent": "a7"}
+    rules = [compiled(id=f"r{n}", where=f'event.session_id == "a{n}"') for n in range(1000)]
+    index, event = RuleIndex(rules), {"session_id": "a7"}
     assert [each.id for each in index.candidates("llm.tool_call", "u1", event)] == ["r7"]
     started = time.process_time()
     for _ in range(1000):
@@ -498,11 +513,33 @@ def test_a_job_is_read_as_it_was_written(job: Job) -> None:
     assert Job.parse(orjson.dumps({**orjson.loads(job.dump()), "later": 1})) == job
     ids = {job.message_id, job.attempt_after(job.attempt, 0).message_id, job.deferred(0).message_id}
     assert len(ids | {job.replayed().message_id}) == 4
-    assert job.webhook_id == job.replayed().attempt_after(1, 0).webhook_id
+    assert job.delivery_id == job.replayed().attempt_after(1, 0).delivery_id
+
+
+@pytest.mark.parametrize("job", [EVENT_JOB, HOOK_JOB])
+def test_receivers_get_an_id_without_dots_and_chosen_parts_the_same_at_each_attempt(
+    job: Job,
+) -> None:
+    new = replace(job, dotted=False)
+    later = Job.parse(new.replayed().attempt_after(1, 0).dump())
+    assert new.webhook_id == later.webhook_id
+    assert re.fullmatch(r"msg_[A-Za-z0-9_-]+", new.webhook_id)
+    assert job.rule not in new.webhook_id
+    other = replace(new, uid="another")
+    assert other.webhook_id != new.webhook_id, "a later rule with the same id"
+
+
+@pytest.mark.parametrize("job", [EVENT_JOB, HOOK_JOB])
+def test_a_receiver_that_has_recorded_a_dotted_id_gets_this_id_again(job: Job) -> None:
+    stored = orjson.loads(replace(job, dotted=False).dump())
+    del stored["dotted"]  # as jobs, records and dead letters were stored before
+    before = Job.parse(orjson.dumps(stored))
+    assert before.webhook_id == f"{job.rule}.{job.source.id}"
+    assert Job.parse(before.replayed().dump()).webhook_id == before.webhook_id
 
 
 def test_the_id_of_a_triggers_job_is_the_rule_and_the_triggers_id() -> None:
-    assert HOOK_JOB.webhook_id == "rule.hook-5f"
+    assert HOOK_JOB.delivery_id == "rule.hook-5f"
     assert HOOK_JOB.subject == "delivery.rule.hook-5f"
     assert HOOK_JOB.run_id is None
 

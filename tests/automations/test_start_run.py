@@ -217,10 +217,10 @@ FAILURES: dict[str, tuple[dict[str, Any], Owner, str, str]] = {
     ),
     "an owner that never had the scope": (RUN, NO_START, "not_allowed", "the scope start"),
     "a template that names a missing field": (
-        {**RUN, "message": "x {{ event.data.nope.deeper }}"},
+        {**RUN, "message": "x {{ event.data.metrics.nope }}"},
         user("u1"),
         "template",
-        "no event.data.nope",
+        "no event.data.metrics.nope",
     ),
     "an input that the agent does not accept": (
         {**RUN, "input": {"model": "other"}},
@@ -514,7 +514,7 @@ async def test_the_run_of_a_trigger_has_the_outcome_on_its_own_timeline(
 ) -> None:
     async with automations(nats_server.url, config=CONFIG) as made:
         action = {"run": {**RUN, "message": "Order {{ event.data.order }}"}}
-        record = await made.apply(rule_with("hook", action, "lifecycle.completed"))
+        record = await made.apply(rule_with("hook", action, hook={"tokens": ["t" * 24]}))
         source = TriggerSource("hook", "hook-1", HOOK)
         await publish(made.bus, Job("hook", 1, record.uid, "hook.received", source, depth=2))
 

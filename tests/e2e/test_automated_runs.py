@@ -198,7 +198,7 @@ async def test_a_rule_that_acts_during_a_run_is_in_the_runs_stream(
 async def test_a_rule_that_fails_is_a_completed_automation_that_says_so(
     nats_server: NatsServer, agno_server: Upstream
 ) -> None:
-    unfillable = {"run": {"agent": "assistant", "message": "{{ event.data.nope }}"}}
+    unfillable = {"run": {"agent": "assistant", "message": "{{ event.data.metrics.nope }}"}}
     rule = rule_with("broken", unfillable, "lifecycle.completed", name="Broken")
     async with ruled(nats_server, agno_server, rule) as penstock:
         run = await start(penstock.http, "text")
@@ -207,4 +207,4 @@ async def test_a_rule_that_fails_is_a_completed_automation_that_says_so(
         assert failed["type"] == "automation_completed"
         result = failed["payload"]["result"]
         assert result.startswith("failed")
-        assert "the data has no event.data.nope" in result
+        assert "the data has no event.data.metrics.nope" in result

@@ -50,7 +50,7 @@ from penstock_automations.matching.lanes import MAX_WAITING
 from penstock_automations.matching.matcher import Matcher
 from penstock_automations.rules.actions import ActionKind
 from penstock_automations.rules.calls import read_call_secrets
-from penstock_automations.rules.check import check_action
+from penstock_automations.rules.draft import Draft
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.hidden import RuleKeys
 from penstock_automations.rules.records import CompiledRule
@@ -156,11 +156,11 @@ class AutomationsService(Service):
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
         self._changed = asyncio.Event()
         self._rules.on_change = self._on_change
-        check = partial(check_action, guard=guard, config=context.config)
+        new_draft = partial(Draft, context.config, guard)
         stored = StoredRules(
             self._store,
             self._rules,
-            check,
+            new_draft,
             self.apply_rule_changes,
             self.bus.clock,
             most=settings.rules_per_user,
@@ -170,7 +170,7 @@ class AutomationsService(Service):
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
         self.routes = routes_on_bus(
             Rules(stored, deliveries),
-            Trials(self.bus, self._store, webhooks),
+            Trials(self.bus, stored, webhooks, self._matcher.store_past),
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
         )

@@ -12,8 +12,10 @@ from penstock.expressions.patterns import is_found
 from penstock.expressions.required import RequiredText
 from penstock.expressions.template import Template
 from penstock.expressions.value import (
+    ELEMENT,
     Condition,
     Conditions,
+    FieldRead,
     ReadPath,
     Scope,
     ValueExpression,
@@ -22,11 +24,13 @@ from penstock.expressions.value import (
 )
 
 __all__ = [
+    "ELEMENT",
     "MAX_STEPS",
     "Budget",
     "Condition",
     "Conditions",
     "ExpressionError",
+    "FieldRead",
     "MissingField",
     "Position",
     "ReadPath",

@@ -83,6 +83,11 @@ class Template:
             at = end
         return cls(tuple(part for part in (*parts, text[at:]) if part != ""))
 
+    @property
+    def paths(self) -> list[tuple[str | int, ...]]:
+        """The paths of all placeholders, as names of fields and indexes of lists."""
+        return [part.steps for part in self.parts if isinstance(part, Path)]
+
     def fill(self, data: Mapping[str, Any], max_bytes: int = MAX_RESULT_BYTES) -> str:
         """Return the text with the values in place of the placeholders.
 

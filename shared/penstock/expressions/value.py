@@ -52,6 +52,8 @@ VariableType = Literal[
 # A path that an expression reads, such as ("input", "files"). If the expression uses an index, the
 # path ends before the index.
 ReadPath = tuple[str, ...]
+# The step of a `FieldRead` to an element of a list. No field can have this name in an expression.
+ELEMENT: Final = "[]"
 
 _GIVES: Final[Mapping[ValueType, tuple[str, type, str]]] = {
     "boolean": ("BOOL", bool, "true or false"),
@@ -124,11 +126,28 @@ def environment(variables: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldRead:
+    """A path that an expression reads. Unlike a `ReadPath`, it goes on after an index and into the
+    elements of a list that a macro looks at: `event.data.items.exists(i, i.tool == "x")` reads
+    ("event", "data", "items", ELEMENT, "tool"). With `is_tested`, the expression only tests with
+    `has` whether the field exists."""
+
+    path: ReadPath
+    is_tested: bool
+    position: Position | None
+
+    @property
+    def before_index(self) -> ReadPath:
+        return self.path[: self.path.index(ELEMENT)] if ELEMENT in self.path else self.path
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
-    """The tree of an expression, the paths that it reads, and the name of its CEL type. `tested`
-    are the paths whose presence the expression tests with `has`; `reads` has them, too."""
+    """The tree of an expression, what it reads, and the name of its CEL type. `tested` are the
+    paths whose presence the expression tests with `has`; `reads` has them, too."""
 
     root: Node
+    fields: tuple[FieldRead, ...]
     reads: frozenset[ReadPath]
     tested: frozenset[ReadPath]
     type: str
@@ -150,11 +169,12 @@ def checked(env: Any, variables: Mapping[str, Any], text: str) -> Checked:
     except RuntimeError as error:
         raise compile_error(str(error)) or ExpressionError(str(error)) from None
     tree = read_tree(compiled.serialize(), text)
-    read = list(_check(tree, variables))
+    fields = tuple(_check(tree, variables))
     return Checked(
         tree.root,
-        frozenset(path for path, _ in read),
-        frozenset(path for path, is_tested in read if is_tested),
+        fields,
+        frozenset(each.before_index for each in fields),
+        frozenset(each.path for each in fields if each.is_tested and ELEMENT not in each.path),
         compiled.return_type().name(),
     )
 
@@ -280,19 +300,21 @@ def _begins(path: ReadPath) -> list[ReadPath]:
     return [path[:size] for size in range(2, len(path) + 1)]
 
 
-def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[tuple[ReadPath, bool]]:
-    """Yield the paths that a tree reads, and whether it only tests the presence of the path.
+def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[FieldRead]:
+    """Yield what a tree reads.
 
     Raises:
         ExpressionError: the tree has a function that values may not use.
     """
-    open_: list[tuple[Node, frozenset[str]]] = [(tree.root, frozenset())]
+    # With each node come the variables of the macros around it, each with the path of its value.
+    open_: list[tuple[Node, Mapping[str, ReadPath | None]]] = [(tree.root, {})]
     while open_:
         node, inner = open_.pop()
-        if (path := _path(node)) is not None and path[0] not in inner:
+        if (path := _path(node, inner)) is not None:
             if path[0] not in variables:  # the path is the name of a type, such as `string`
                 raise ExpressionError(f"{path[0]} is no variable", tree.position(node))
-            yield path, isinstance(node, Select) and node.is_test
+            is_tested = isinstance(node, Select) and node.is_test
+            yield FieldRead(path, is_tested, tree.position(node))
             continue
         match node:
             case Constant() | Name():
@@ -309,17 +331,28 @@ def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[tuple[ReadPath,
                 open_ += [(each, inner) for entry in entries for each in entry]
             case Loop(_, _, variable, range_, each):
                 open_.append((range_, inner))
-                open_ += [(part, inner | {variable}) for part in each]
+                listed = _path(range_, inner)
+                element = (*listed, ELEMENT) if listed is not None else None
+                open_ += [(part, {**inner, variable: element}) for part in each]
 
 
-def _path(node: Node) -> ReadPath | None:
-    """Return the path of a node that is a chain of names such as `input.diff`; None for any other
-    node."""
-    fields: list[str] = []
-    while isinstance(node, Select):
-        fields.append(node.field)
-        node = node.operand
-    return (node.name, *reversed(fields)) if isinstance(node, Name) else None
+def _path(node: Node, inner: Mapping[str, ReadPath | None]) -> ReadPath | None:
+    """Return the path of a node that is a chain of names and numbers, such as `input.files[0]`;
+    None for any other node. `inner` has the paths of the variables of macros; None for a value that
+    is no path."""
+    steps: list[str] = []
+    while True:
+        match node:
+            case Select(_, operand, field):
+                steps.append(field)
+            case Call(_, "_[_]", (operand, Constant(_, int()))):
+                steps.append(ELEMENT)
+            case Name(_, name):
+                begin = inner.get(name, (name,))
+                return (*begin, *reversed(steps)) if begin is not None else None
+            case _:
+                return None
+        node = operand
 
 
 class Conditions:
@@ -346,15 +379,16 @@ class Conditions:
         parsed = checked(self._env, self._variables, text)
         if parsed.type != "BOOL":
             raise ExpressionError(_not_boolean(parsed.type), Position(1, 1))
-        return Condition(text, parsed.root)
+        return Condition(text, parsed.root, parsed.fields)
 
 
 class Condition:
     """A compiled condition. `required` has the texts that fields of the data must have for the
-    condition to hold."""
+    condition to hold, and `fields` what the condition reads."""
 
-    def __init__(self, text: str, root: Node) -> None:
+    def __init__(self, text: str, root: Node, fields: tuple[FieldRead, ...]) -> None:
         self.text = text
+        self.fields = fields
         self.required = required_texts(root)
         self._program = program_of(root)
 

@@ -77,8 +77,8 @@ class CallJob(Record):
         return f"{self.run_id}-{hashlib.sha256(self.call_id.encode()).hexdigest()[:16]}"
 
     @property
-    def webhook_id(self) -> str:
-        """The id that receivers see. All attempts of the call have the same id."""
+    def delivery_id(self) -> str:
+        """The id of the call, the same for all attempts."""
         return f"call.{self.run_id}.{self.call_id}"
 
 
@@ -111,8 +111,8 @@ async def publish_call(bus: Bus, job: CallJob) -> None:
     """Store a call for the automations service. This may be called again for the same job. If the
     call already has an outcome, the call is not made again, but the outcome is published again."""
     subject = subjects.delivery_of(f"{CALLS}.{job.token}")
-    payload = orjson.dumps({"source": "call", "call": job.model_dump(exclude_none=True)})
-    message = Message(subject, payload, {"Nats-Msg-Id": job.webhook_id})
+    fields = {"source": "call", "call": job.model_dump(exclude_none=True), "dotted": False}
+    message = Message(subject, orjson.dumps(fields), {"Nats-Msg-Id": job.delivery_id})
     try:
         # While the first job waits, the fence refuses a second job for the same call, even after
         # the server has forgotten the first job's message id.

@@ -174,7 +174,7 @@ async def test_a_refusal_does_not_tell_the_address() -> None:
 
 
 async def sent(url: str, resolve: Resolve = dialing.resolve) -> Answer | NoAnswer:
-    return await Sender(Guard(resolve=resolve)).post(url, {}, b"{}", 5)
+    return await Sender(Guard(resolve=resolve)).send(url, {}, b"{}", 5)
 
 
 HOSTS = [f"[{each}]" if ":" in each else each for each in FORBIDDEN.values() if "%" not in each]

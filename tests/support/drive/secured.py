@@ -198,7 +198,7 @@ class Secured:
         source = EventSource(run.run_id, 1, 1, 1)
         job = Job(rule.rule.id, rule.version, rule.uid, "llm.tool_call", source)
         record = DeliveryRecord(
-            id=job.webhook_id,
+            id=job.delivery_id,
             rule=job.rule,
             name=job.rule,
             run_id=run.run_id,
@@ -209,7 +209,7 @@ class Secured:
             job=orjson.loads(job.dump()),
         )
         await self.bus.bucket("deliveries").put(job.key, record.dump())
-        return job.rule, job.webhook_id
+        return job.rule, job.delivery_id
 
     async def stands(self, approval_id: str) -> None:
         """Check that the approval is still pending."""

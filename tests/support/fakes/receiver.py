@@ -33,7 +33,7 @@ class Received:
     @property
     def id(self) -> str:
         """The delivery's id."""
-        return self.headers["webhook-id"]
+        return self.headers["penstock-delivery"]
 
     @property
     def json(self) -> Any:
@@ -118,6 +118,8 @@ class Receiver:
     plans: dict[str, list[Behaviour]] = field(default_factory=lambda: defaultdict(list))
     usual: dict[str, Behaviour] = field(default_factory=dict)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+    # By the delivery's id: the id by which receivers know it, which must stay the same.
+    webhook_ids: dict[str, str] = field(default_factory=dict)
     # Number of 200s by id.
     answered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -163,6 +165,9 @@ class Receiver:
             writer.close()
 
     def _check(self, received: Received) -> None:
+        webhook_id = received.headers["webhook-id"]
+        if self.webhook_ids.setdefault(received.id, webhook_id) != webhook_id:
+            self.bad_signatures.append(f"{received.id} has two ids: {webhook_id}")
         try:
             Webhook(self.secret).verify(received.body, received.headers)
         except WebhookVerificationError as error:

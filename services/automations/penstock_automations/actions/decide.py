@@ -71,7 +71,7 @@ class DecideExecutor(ActionExecutor):
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
         record, action = rule.record, rule.record.rule.action.decide
         assert action is not None, "the delivery chooses the executor by the kind of action"
-        if (reason := missing_right(record.rule, record.owner)) is not None:
+        if (reason := missing_right(record.rule.action, record.owner)) is not None:
             raise Problem(403, reason)
         event = event_of(orjson.loads(occurrence.payload))
         approval_id = str(event["data"]["approval_id"])
@@ -90,7 +90,7 @@ class DecideExecutor(ActionExecutor):
             items=[
                 Decided(item_id=item["item_id"], decision=action.decision) for item in data["items"]
             ],
-            idempotency_key=job.webhook_id,
+            idempotency_key=job.delivery_id,
             traceparent=occurrence.traceparent if spans.is_on() else None,
         )
         approval = await forward_decision(self._bus, approval_id, request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.bus.records import Record
@@ -48,14 +48,16 @@ class Verdict:
 class Attempted:
     """One attempt of an action, which began `at` this time and took `seconds`.
 
-    `answer` has the first bytes of the receiver's answer. `run_id` is the run that the attempt has
-    started. For a workflow's call, `whole_answer` has all that was read of the answer's body.
+    `answer` has the first bytes of the receiver's answer, and `headers` its headers. `run_id` is
+    the run that the attempt has started. For a workflow's call, `whole_answer` has all that was
+    read of the answer's body.
     """
 
     verdict: Verdict
     at: str
     seconds: float
     answer: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
     request: RequestHead | None = None
     run_id: str | None = None
     whole_answer: str | None = None
@@ -106,7 +108,7 @@ class ActionExecutor(ABC):
         `started_run_id` is the run that an earlier attempt has started, if any.
 
         If a process is killed during an attempt, another process repeats the attempt. The effect
-        must not happen twice. `job.webhook_id` serves as the idempotency key, because it is the
+        must not happen twice. `job.delivery_id` serves as the idempotency key, because it is the
         same for all attempts and replays. Raises BusError.
         """
 

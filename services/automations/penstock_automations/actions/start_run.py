@@ -34,7 +34,7 @@ from penstock_automations.actions.executor import (
     unfilled,
 )
 from penstock_automations.jobs.job import Job
-from penstock_automations.rules.actions import filled, filled_input
+from penstock_automations.rules.actions import filled, filled_json
 from penstock_automations.rules.check import missing_right
 from penstock_automations.rules.records import CompiledRule, event_of
 
@@ -151,7 +151,7 @@ class StartRunExecutor(ActionExecutor):
         record = rule.record
         action = record.rule.action.run
         assert action is not None, "the delivery chooses the executor by the kind of action"
-        if (reason := missing_right(record.rule, record.owner)) is not None:
+        if (reason := missing_right(record.rule.action, record.owner)) is not None:
             raise Problem(403, reason)
         if job.depth + 1 > MAX_DEPTH:
             raise Problem(508, f"{job.depth} rules led to this event, so it triggers nothing")
@@ -164,7 +164,7 @@ class StartRunExecutor(ActionExecutor):
             session_id = filled(action.session_id, event)
             if not 0 < len(session_id) <= MAX_SESSION_CHARACTERS:
                 raise Problem(422, f"a session id has 1 to {MAX_SESSION_CHARACTERS} characters")
-        filled_fields = filled_input(action.input, event)
+        filled_fields = filled_json(action.input, {"event": event})
         start_fields.accepted_input(agent.protocol, agent.accepts, filled_fields)
         require_reachable(agent, record.owner.user_id, session_id)
         parent = await self._parent(job)
@@ -208,7 +208,7 @@ class StartRunExecutor(ActionExecutor):
                 plan.session_id,
                 user,
                 input=plan.input,
-                key=job.webhook_id,
+                key=job.delivery_id,
                 run_id=plan.run_id,
                 origin=Origin(
                     job.run_id,

@@ -48,8 +48,25 @@ MADE: Final[Json] = {
     "other answer shows them.",
     "additionalProperties": TEXT,
 }
+WARNINGS: Final[Json] = {
+    "type": "array",
+    "description": "What may be a mistake, such as a field that only the condition itself names",
+    "items": {
+        "type": "object",
+        "required": ["field", "message"],
+        "properties": {
+            "field": TEXT,
+            "message": TEXT,
+            "line": {"type": "integer"},
+            "column": {"type": "integer"},
+        },
+    },
+}
 RULE_AND_SECRETS: Final[Json] = {
-    "allOf": [RULE, {"type": "object", "properties": {"new_secrets": MADE}}]
+    "allOf": [
+        RULE,
+        {"type": "object", "properties": {"new_secrets": MADE, "warnings": WARNINGS}},
+    ]
 }
 ACT_AS: Final = (
     "for all_users, unless the caller has administer; and to write another user's rule, which also "
@@ -61,11 +78,11 @@ CHANGED: Final = json("The rule", RULE_AND_SECRETS)
 _SHOWN: Final = frozenset({"version", "owner", "source", "paused", "created_at", "updated_at"})
 # Fields that only the server sets. If a client sends these fields back with a rule, the server
 # ignores them.
-READ_ONLY: Final = _SHOWN | {"new_secrets", "next_times"}
+READ_ONLY: Final = _SHOWN | {"new_secrets", "next_times", "warnings"}
 EXAMPLE: Final = {
-    "id": "ask-slack",
+    "id": "ask-n8n",
     "subjects": ["approval.requested"],
-    "action": {"webhook": {"url": "https://hooks.example.com/penstock"}},
+    "action": {"webhook": {"url": "https://n8n.example.com/webhook/x"}},
 }
 
 

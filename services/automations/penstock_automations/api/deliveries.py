@@ -104,7 +104,9 @@ class ReplayBody(RetryBody):
 
 
 _FILTERS: Final = in_query(Query)
-_DELIVERY_ID: Final = in_path("delivery_id", "The delivery's id, which receivers get as webhook-id")
+_DELIVERY_ID: Final = in_path(
+    "delivery_id", "The delivery's id, which receivers get as penstock-delivery"
+)
 _COUNT: Final[Json] = {"type": "integer"}
 DELIVERY: Final[Json] = an_object(
     id=TEXT,

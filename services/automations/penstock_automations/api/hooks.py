@@ -74,6 +74,10 @@ _PARAMETERS: Final = (
         "The id of a request with a token, in place of webhook-id",
         location="header",
     ),
+    Parameter("x-hub-signature-256", "The signature, if the rule says `github`", location="header"),
+    Parameter("x-github-delivery", "GitHub's id of the request", location="header"),
+    Parameter("x-github-event", "GitHub's name of the event", location="header"),
+    Parameter("stripe-signature", "The signature, if the rule says `stripe`", location="header"),
     Parameter("token", "The rule's token, if the rule says `token_in_url`"),
 )
 
@@ -97,7 +101,8 @@ class Hooks:
             path="/v1/hooks/{rule_id}",
             tag="automations",
             summary="Fire a rule that has a hook, by a signed request or a token",
-            description="The request is signed as Standard Webhooks describes, or has the rule's "
+            description="The request is signed as Standard Webhooks describes, or as GitHub or "
+            "Stripe do if the rule says so, or has the rule's "
             "token as `Authorization: Bearer`. A repeat with the same `webhook-id` (or "
             "`Idempotency-Key`) gets the same delivery id and starts nothing. The answer is 404 "
             "for an unknown rule and for a request that the rule does not accept.",
@@ -124,7 +129,9 @@ class Hooks:
             require_json(request)
         rule = await self._rule(rule_id)
         head = _head(request)
-        body = await self._checked(rule_id, rule, head, request)
+        hook = rule.record.rule.hook if rule is not None else None
+        check = Check(hook or NOBODY, head)
+        body = await self._checked(rule_id, rule, hook, check, request)
         assert rule is not None
         with _counted("invalid"):
             data = _document(body)
@@ -132,8 +139,11 @@ class Hooks:
             # Penstock's own webhooks send this number. Without it, a rule that calls its own hook
             # would fire for ever. The hook's own rule is one more.
             depth = depth_of_request(header_of(request.scope, HEADER.encode()), MAX_DEPTH - 1)
-        token = trigger_id(rule.record.uid, head.id)
-        found = body_of_request(data, head.id, self._bus.clock.stamp())
+        caller_id = check.id_of(data)
+        token = trigger_id(rule.record.uid, caller_id)
+        stamp, name = self._bus.clock.stamp(), head.github_event
+        is_github = hook is not None and hook.signature == "github"
+        found = body_of_request(data, caller_id, stamp, name if is_github else None)
         match = await self._evaluations.matched(rule, event_of(found))
         delivery_id = f"{rule.id}.{token}"
         if match is None:
@@ -143,7 +153,7 @@ class Hooks:
             _count("too_large")
             raise Problem(413, "the body's numbers are too long when they are written out")
         try:
-            is_new = await self._store(job, has_id=head.id is not None)
+            is_new = await self._store(job, has_id=caller_id is not None)
         except BusError as error:
             raise _unavailable(error) from error
         if is_new:
@@ -163,15 +173,18 @@ class Hooks:
         return rule if rule is not None and rule.record.rule.hook is not None else None
 
     async def _checked(
-        self, rule_id: str, rule: CompiledRule | None, head: HookRequest, request: Request
+        self,
+        rule_id: str,
+        rule: CompiledRule | None,
+        hook: Hook | None,
+        check: Check,
+        request: Request,
     ) -> bytes:
         """Return the body of a request that the rule accepts now. Raises Problem.
 
         The work and the answer are the same for an unknown rule and for a request that the rule
         does not accept. But only the body of a request that may be accepted is kept.
         """
-        hook = rule.record.rule.hook if rule is not None else None
-        check = Check(hook or NOBODY, head)
         keeps = hook is not None and check.may_succeed
         try:
             body = await read_pieces(request, self._max_bytes, check.add, keeps=keeps)
@@ -230,6 +243,10 @@ def _head(request: Request) -> HookRequest:
         header(b"idempotency-key"),
         token.strip() if scheme.lower() == "bearer" else None,
         request.query_params.get("token"),
+        header(b"x-github-delivery"),
+        header(b"x-github-event"),
+        header(b"x-hub-signature-256"),
+        header(b"stripe-signature"),
     )
 
 

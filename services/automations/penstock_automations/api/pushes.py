@@ -71,7 +71,7 @@ class Pushes:
         event that is then the newest is matched again: with it, an ordered rule matches all events
         that came meanwhile.
         """
-        rule = self._rules.read(rule_of(run_id, push), None)
+        rule, _ = self._rules.read(rule_of(run_id, push), None)
         newest = await self._newest(run_id)
         begins = {events_for(run_id): newest.sequence - 1} if newest is not None else None
         await self._rules.make(

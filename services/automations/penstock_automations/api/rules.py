@@ -6,7 +6,7 @@ import bisect
 import logging
 from typing import Any, Final
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -56,11 +56,11 @@ from penstock_automations.api.stored_rules import (
     owner_of,
 )
 from penstock_automations.delivery.listing import DeliveryList
-from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.check import problems_of
 from penstock_automations.rules.hidden import made_secrets, with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, RuleRecord
-from penstock_automations.rules.secrets import check_secret, new_secret, new_token
+from penstock_automations.rules.secrets import new_secret, new_token
 from penstock_automations.rules.store import VersionConflict
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Rules:
     async def create(self, request: Request) -> Response:
         """Store a new rule, and respond when the rule matches events."""
         who = identity_of(request)
-        asked = self._rules.read(await read_json(request, MAX_BODY_BYTES), None)
+        asked, warnings = self._rules.read(await read_json(request, MAX_BODY_BYTES), None)
         owner = owner_of(who)
         everybody = matches_all_users(asked.all_users, owner, may_see_all_runs(owner))
         record = await self._rules.make(
@@ -135,7 +135,8 @@ class Rules:
             refusal=f"the id {asked.id} is taken, perhaps by a rule of the operator or another "
             "user, which you cannot see; choose another",
         )
-        return await self._rules.respond_with(record, made_secrets(asked, record.rule, None), 201)
+        secrets = made_secrets(asked, record.rule, None)
+        return await self._rules.respond_with(record, secrets, 201, warnings=warnings)
 
     @serves(
         operation(
@@ -277,11 +278,6 @@ class Rules:
                 "two secrets are valid already: first remove the previous one (DELETE "
                 f"/v1/automations/{rule.id}/secrets/previous?of={body.of})",
             )
-        if body.secret is not None and name == "secrets":
-            try:
-                check_secret(body.secret)
-            except ValueError as error:
-                raise _invalid_secret(str(error)) from None
         secret = body.secret or (new_secret() if name == "secrets" else new_token())
         changed = _with_secrets(rule, body.of, name, [secret, *present])
         record = await self._replace_secrets(rule, changed)
@@ -331,7 +327,7 @@ class Rules:
             if value["id"] != rule.id:
                 raise Problem(422, "id: a rule keeps its id; make another rule and delete this one")
         record = rule.record
-        asked = self._rules.read(value, record.rule)
+        asked, warnings = self._rules.read(value, record.rule)
         # If an administrator changes another user's rule, the rule keeps the rights of its owner.
         owner = owner_of(who) if record.owner.user_id == who.user_id else record.owner
         everybody = matches_all_users(asked.all_users, owner, record.all_users)
@@ -342,7 +338,8 @@ class Rules:
             stored = await self._rules.apply(
                 asked.plain, owner, all_users=everybody, expected=rule.revision, refusal=text
             )
-        return await self._rules.respond_with(stored, made_secrets(asked, stored.rule, record.rule))
+        secrets = made_secrets(asked, stored.rule, record.rule)
+        return await self._rules.respond_with(stored, secrets, warnings=warnings)
 
 
 def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) -> Rule:
@@ -350,9 +347,9 @@ def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) ->
     holder = fields["hook"] if of == "hook" else fields["action"]["webhook"]
     holder[name] = secrets
     try:
-        return read_rule(fields, Rule)
-    except InvalidRule as error:
-        raise _invalid_secret(error.problems[0]["reason"]) from None
+        return Rule.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid_secret(problems_of(error, Rule)[0]["reason"]) from None
 
 
 def _secrets(rule: Rule, of: str) -> tuple[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -15,12 +15,13 @@ from penstock.web.auth import Identity, identity_of
 from penstock.web.auth.limits import limited
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
-from penstock_automations.api.common import found_rule
+from penstock_automations.api.common import RULE_NAME, found_rule, may_use
 from penstock_automations.rules.check import InvalidRule, missing_right, read_rule
 from penstock_automations.rules.cron import rfc3339
+from penstock_automations.rules.draft import Draft
 from penstock_automations.rules.hidden import with_restored_secrets
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
+from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
 from penstock_automations.rules.store import CurrentRules, RuleStore, VersionConflict
 
 SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
@@ -29,16 +30,16 @@ SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
 class StoredRules:
     """The rules that requests read and write.
 
-    `check` raises InvalidRule for a rule that cannot work here. `changed` is awaited after each
-    write, and returns when the stored rules match every new event. `most` is the number of rules
-    that one user may have, and `tenant_limits` the setting.
+    `new_draft` returns a draft that is checked for this installation. `changed` is awaited after
+    each write, and returns when the stored rules match every new event. `most` is the number of
+    rules that one user may have, and `tenant_limits` the setting.
     """
 
     def __init__(
         self,
         store: RuleStore,
         current: CurrentRules,
-        check: Callable[[Rule], None],
+        new_draft: Callable[[], Draft],
         changed: Callable[[], Awaitable[None]],
         clock: Clock,
         *,
@@ -47,7 +48,7 @@ class StoredRules:
     ) -> None:
         self.store = store
         self.current = current
-        self._check = check
+        self._new_draft = new_draft
         self.changed = changed
         self._clock = clock
         self._most = most
@@ -92,19 +93,45 @@ class StoredRules:
             )
         return rule
 
-    def read(self, value: Any, earlier: Rule | None) -> ApiRule:
-        """Return the rule in a request's body. Raises Problem 422 if the body has no valid rule."""
+    def read(self, value: Any, earlier: Rule | None) -> tuple[ApiRule, list[dict[str, Any]]]:
+        """Return the rule in a request's body, and the warnings. Raises Problem 422 with all
+        mistakes if the body has no valid rule."""
+        restored, problems = with_restored_secrets(without_read_only(value), earlier)
+        draft = self._new_draft()
         try:
-            rule = read_rule(with_restored_secrets(without_read_only(value), earlier), ApiRule)
-            self._check(rule)
+            rule = read_rule(restored, ApiRule, draft)
+            if problems:
+                raise InvalidRule(problems)
         except InvalidRule as error:
-            errors = [
-                {"field": each["field"] or "body", "message": each["reason"]}
-                | {name: each[name] for name in ("line", "column") if name in each}
-                for each in error.problems
-            ]
-            raise Problem(422, str(error), errors=errors) from error
-        return rule
+            # A secret that is missing is no secret either: this is said once.
+            known = {each["field"] for each in problems}
+            further = [each for each in error.problems if each["field"] not in known]
+            raise _refused(InvalidRule([*problems, *further])) from error
+        return rule, list(map(_shown, draft.warnings))
+
+    async def compiled_draft(
+        self, value: Any, who: Identity
+    ) -> tuple[CompiledRule, list[dict[str, Any]]]:
+        """Return the rule that a caller could store, without storing it, and the warnings. Raises
+        Problem as a request to store the rule does."""
+        rule_id = value.get("id")
+        is_id = isinstance(rule_id, str) and RULE_NAME.fullmatch(rule_id)
+        stored = await self.store.get(rule_id) if is_id else None
+        mine = stored if stored is not None and may_use(who, stored.record) else None
+        asked, warnings = self.read(value, mine.record.rule if mine is not None else None)
+        owner = owner_of(who)
+        everybody = matches_all_users(asked.all_users, owner, may_see_all_runs(owner))
+        if (reason := missing_right(asked.action, owner)) is not None:
+            raise Problem(403, reason)
+        record = RuleRecord(
+            rule=asked.plain,
+            uid="draft",
+            owner=owner,
+            all_users=everybody,
+            created_at="",
+            updated_at="",
+        )
+        return compile_rule(record, 0), warnings
 
     async def make(
         self,
@@ -148,7 +175,7 @@ class StoredRules:
     ) -> RuleRecord:
         """Store a rule if it has the revision `expected`; 0 means that there is no such rule.
         Raises Problem 403 if the owner lacks a right; 409 `refusal` for another revision."""
-        if (reason := missing_right(rule, owner)) is not None:
+        if (reason := missing_right(rule.action, owner)) is not None:
             raise Problem(403, reason)
         try:
             return await self.store.apply(
@@ -158,7 +185,12 @@ class StoredRules:
             raise Problem(409, refusal) from error
 
     async def respond_with(
-        self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200
+        self,
+        record: RuleRecord,
+        secrets: Mapping[str, str],
+        status: int = 200,
+        *,
+        warnings: Sequence[Mapping[str, Any]] = (),
     ) -> Response:
         """Respond with a stored record, as soon as the rule matches events."""
         await self.changed()
@@ -166,6 +198,8 @@ class StoredRules:
         is_same = rule is not None and rule.record.version == record.version
         headers = {"etag": etag_of(rule)} if rule is not None and is_same else {}
         body = self.shown(record)
+        if warnings:
+            body["warnings"] = list(warnings)
         if secrets:
             body["new_secrets"] = dict(secrets)
             headers["cache-control"] = "no-store"
@@ -183,6 +217,15 @@ class StoredRules:
         times = record.times
         found = times.upcoming(self._clock.time(), SHOWN_TIMES) if times is not None else []
         return {**shown_rule(record), "next_times": [rfc3339(each) for each in found]}
+
+
+def _refused(error: InvalidRule) -> Problem:
+    return Problem(422, str(error), errors=list(map(_shown, error.problems)))
+
+
+def _shown(problem: dict[str, Any]) -> dict[str, Any]:
+    place = {name: problem[name] for name in ("line", "column") if name in problem}
+    return {"field": problem["field"] or "body", "message": problem["reason"]} | place
 
 
 def may_see_all_runs(owner: Owner) -> bool:

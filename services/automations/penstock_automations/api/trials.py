@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import orjson
 import uuid_utils
@@ -14,13 +15,15 @@ from starlette.responses import Response
 
 from penstock.bus import Bus
 from penstock.events.examples import example
+from penstock.expressions import ExpressionError
 from penstock.turns import TenantUser
 from penstock.validation import Part
-from penstock.web.answers import json_answer, while_connected
+from penstock.web.answers import cursor_of, cursor_parts, json_answer, while_connected
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
 from penstock.web.operation import (
     FLAG,
+    NULLABLE,
     OBJECT,
     TEXT,
     Json,
@@ -33,6 +36,7 @@ from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_automations.actions.executor import Occurrence
 from penstock_automations.actions.webhook.executor import WebhookExecutor
+from penstock_automations.api.bodies import ACT_AS, EXAMPLE
 from penstock_automations.api.common import (
     MAX_BODY_BYTES,
     RULE_ID,
@@ -41,14 +45,15 @@ from penstock_automations.api.common import (
     optional_body,
     time_of,
 )
+from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.jobs.job import EventSource, Job, TriggerKind, TriggerSource
-from penstock_automations.matching.dry_run import MAX_EVENTS, Why, dry_run
+from penstock_automations.matching.dry_run import MAX_EVENTS, Asked, Why, backfill, dry_run
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.secrets import HIDDEN
-from penstock_automations.rules.store import RuleStore
 from penstock_automations.triggers.firing import body_of_firing
 from penstock_automations.triggers.hook_request import body_of_request
 
+MAX_BACKFILLED: Final = 1000  # how many events one request to backfill looks at
 _NUMBER: Final[Json] = {"type": "number"}
 _COUNT: Final[Json] = {"type": "integer"}
 
@@ -76,19 +81,50 @@ class DryRunBody(Part):
     )
 
 
+class DraftBody(DryRunBody):
+    """A rule that is not stored, and the events it is tried on."""
+
+    rule: dict[str, Any] = Field(
+        description="The rule, as for `POST /v1/automations`. `(hidden)` is allowed in place of "
+        "the secrets of a stored rule with its id."
+    )
+
+
+class BackfillBody(Part):
+    """The past events whose deliveries are made."""
+
+    since: str = Field(
+        max_length=40, description="The time (RFC 3339) from which events are looked at."
+    )
+    limit: int = Field(
+        MAX_BACKFILLED,
+        ge=1,
+        le=MAX_BACKFILLED,
+        description="How many events are looked at, the oldest first.",
+    )
+    after: str | None = Field(
+        None, max_length=1000, description="`next` of the answer before, to continue."
+    )
+
+
 _TESTED: Final = an_object(
-    request=an_object(method=TEXT, url=TEXT, headers=OBJECT, body=OBJECT),
+    request=an_object(
+        method=TEXT, url=TEXT, headers=OBJECT, body={"type": ["object", "array", "null"]}
+    ),
     verdict=TEXT,
     code=TEXT,
     text=TEXT,
     status={"type": ["integer", "null"]},
     answer=TEXT,
+    headers=OBJECT,
     seconds=_NUMBER,
 )
+_COUNTS: Final[Json] = {"type": "object", "additionalProperties": _COUNT}
+_FILLED: Final = an_object(looked_at=_COUNT, counts=_COUNTS, next=NULLABLE)
 _TRIED: Final = an_object(
     looked_at=_COUNT,
     complete=FLAG,
-    counts={"type": "object", "additionalProperties": _COUNT},
+    counts=_COUNTS,
     shown=a_list(an_object(run_id=TEXT, sequence=_COUNT, type=TEXT, why=TEXT, reason=TEXT)),
 )
 
@@ -96,10 +132,18 @@ _TRIED: Final = an_object(
 class Trials:
     """The handlers of the routes."""
 
-    def __init__(self, bus: Bus, store: RuleStore, webhooks: WebhookExecutor) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        rules: StoredRules,
+        webhooks: WebhookExecutor,
+        store_past: Callable[[Sequence[Job]], Awaitable[None]],
+    ) -> None:
         self._bus = bus
-        self._store = store
+        self._rules = rules
+        self._store = rules.store
         self._webhooks = webhooks
+        self._store_past = store_past
         # Each user may try one rule at a time. Without this limit, a user could flood a receiver
         # with tests, or keep the process busy with dry runs.
         self._turns = ReadScheduler()
@@ -149,16 +193,71 @@ class Trials:
     async def dry_run(self, request: Request) -> Response | None:
         rule = await found_rule(request, self._store)
         body = await read_model(request, DryRunBody, MAX_BODY_BYTES)
-        since = time_of(body.since, "since")
-        if rule.record.rule.trigger != "subjects":
-            raise Problem(409, f"the rule has a {rule.record.rule.trigger}: it waits for no events")
-        tried = self._tried(identity_of(request).tenant_user, rule, since, body.limit)
+        asked = Asked(time_of(body.since, "since"), body.limit)
+        tried = self._tried(identity_of(request).tenant_user, rule, asked)
         return await while_connected(request.receive, tried)
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/dry-run",
+            summary="Which past events would fire a rule that is not stored yet",
+            description="Checks the rule as `POST /v1/automations` does, and answers as the dry "
+            "run of a stored rule, with the `warnings`. Stores and sends nothing.",
+            answers={200: json("What was found", _TRIED)},
+            body=DraftBody,
+            example={"rule": EXAMPLE, "since": "2026-01-31T12:00:00Z", "limit": 1000},
+            sometimes={"act-as": ACT_AS},
+            refusals=(409,),
+        )
+    )
+    async def dry_run_draft(self, request: Request) -> Response | None:
+        body = await read_model(request, DraftBody, MAX_BODY_BYTES)
+        who = identity_of(request)
+        rule, warnings = await self._rules.compiled_draft(body.rule, who)
+        asked = Asked(time_of(body.since, "since"), body.limit)
+        tried = self._tried(who.tenant_user, rule, asked, warnings)
+        return await while_connected(request.receive, tried)
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/{rule_id}/backfill",
+            summary="Make the deliveries of past events from before the rule",
+            description="Events since the rule was made or resumed are matched as they come. A "
+            "repeat makes no second delivery of an event. Answers after at most 1,000 events or "
+            "20 s. `next` is set if there are more: send it as `after`. The order of a run's "
+            "events is not kept.",
+            answers={202: json("What was found", _FILLED)},
+            parameters=(RULE_ID,),
+            body=BackfillBody,
+            example={"since": "2026-01-31T12:00:00Z"},
+            refusals=(404, 409),
+        )
+    )
+    async def backfill(self, request: Request) -> Response:
+        rule = await found_rule(request, self._store)
+        body = await read_model(request, BackfillBody, MAX_BODY_BYTES)
+        begin = cursor_parts(body.after, int, int) if body.after is not None else None
+        place = (begin[0], begin[1]) if begin is not None else None
+        asked = Asked(time_of(body.since, "since"), body.limit, place)
+        _check_events(rule)
+        if not rule.matches_now:
+            raise Problem(409, f"the rule {rule.id} is paused or not enabled: resume it first")
+        async with self._turns.of(identity_of(request).tenant_user):
+            found = await backfill(self._bus, rule, asked, self._store_past)
+        following = cursor_of(*found.next) if found.next is not None else None
+        counts = {why: found.counts[why] for why in get_args(Why)}
+        answer = {"looked_at": found.looked_at, "counts": counts, "next": following}
+        return json_answer(answer, 202)
 
     async def _tested(self, user: TenantUser, rule: CompiledRule, type_: str) -> Response:
         async with self._turns.of(user):
             job, occurrence = sample(rule, type_, self._bus.clock.stamp())
-            request, attempted = await self._webhooks.test(rule, job, occurrence)
+            try:
+                request, attempted = await self._webhooks.test(rule, job, occurrence)
+            except ExpressionError as error:
+                raise Problem(409, f"the sample cannot fill a template: {error}") from error
         hidden = dict.fromkeys(request.headers, HIDDEN)
         return json_answer(
             {
@@ -166,30 +265,42 @@ class Trials:
                     "method": request.head.method,
                     "url": request.head.url,
                     "headers": {**hidden, **request.head.headers},
-                    "body": orjson.loads(request.body),
+                    "body": orjson.loads(request.body) if request.body else None,
                 },
                 "verdict": attempted.verdict.outcome,
                 "code": attempted.verdict.code,
                 "text": attempted.verdict.text,
                 "status": attempted.verdict.status,
                 "answer": attempted.answer,
+                "headers": attempted.headers,
                 "seconds": round(attempted.seconds, 3),
             }
         )
 
     async def _tried(
-        self, user: TenantUser, rule: CompiledRule, since: datetime, limit: int
+        self,
+        user: TenantUser,
+        rule: CompiledRule,
+        asked: Asked,
+        warnings: Sequence[Mapping[str, Any]] = (),
     ) -> Response:
+        _check_events(rule)
         async with self._turns.of(user):
-            found = await dry_run(self._bus, rule, since, limit)
+            found = await dry_run(self._bus, rule, asked)
         return json_answer(
             {
                 "looked_at": found.looked_at,
                 "complete": found.complete,
                 "counts": {why: found.counts[why] for why in get_args(Why)},
                 "shown": [asdict(each) for each in found.shown],
+                **({"warnings": list(warnings)} if warnings else {}),
             }
         )
+
+
+def _check_events(rule: CompiledRule) -> None:
+    if (trigger := rule.record.rule.trigger) != "subjects":
+        raise Problem(409, f"the rule has a {trigger}: it waits for no events")
 
 
 _SAMPLE: Final = {"sample": True}  # the body of an imagined request to a hook
@@ -218,5 +329,5 @@ def sample(rule: CompiledRule, type_: str, now: str) -> tuple[Job, Occurrence]:
             else body_of_request(_SAMPLE, None, now)
         )
         source = TriggerSource(trigger, fresh_id, body)
-    job = Job(rule.id, record.version, record.uid, type_, source)
+    job = Job(rule.id, record.version, record.uid, type_, source, dotted=False)
     return job, Occurrence(orjson.dumps(body))

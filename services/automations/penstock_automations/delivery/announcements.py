@@ -84,7 +84,7 @@ class Announcements:
     ) -> bool:
         """Write a source event unless the delivery has written this kind of event before. Returns
         whether this call wrote the event. Raises BusError; repeat the call."""
-        key = f"{job.webhook_id} {job.replay} {what}"
+        key = f"{job.delivery_id} {job.replay} {what}"
         payload = orjson.dumps({"type": type_, "data": data})
         async with self._turns[hash(timeline.run_id) % _LOCKS]:
             # Forget the known frames before the write. If the write is cancelled, it is unknown

@@ -56,5 +56,5 @@ def warning_of(job: Job, text: str) -> dict[str, Any]:
         "code": "automation_failing",
         "message": f"the last {FAILURES} attempts of the automation {job.rule} have failed; the "
         f"latest: {text}",
-        "detail": {"automation": job.rule, "delivery_id": job.webhook_id},
+        "detail": {"automation": job.rule, "delivery_id": job.delivery_id},
     }

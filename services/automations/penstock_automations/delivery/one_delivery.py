@@ -142,6 +142,7 @@ class Delivery:
         self._job = job
         self._stored = stored
         self._since = job.since or parts.bus.clock.time()
+        self._delays_s: Sequence[float] = parts.delays_s
         self._record: DeliveryRecord
         self._traceparent: str | None = None  # of the event or trigger, once this was read
 
@@ -186,7 +187,11 @@ class Delivery:
             rule = await self._rule_of_call(job.source.call)
         else:
             rule = await self._rule()
-        return await self._attempt_with_place(rule) if isinstance(rule, CompiledRule) else rule
+        if not isinstance(rule, CompiledRule):
+            return rule
+        if (own := rule.record.rule.retry_delays_s) is not None:
+            self._delays_s = own
+        return await self._attempt_with_place(rule)
 
     async def _rule(self) -> CompiledRule | AttemptDeferred | Failed:
         job = self._job
@@ -311,12 +316,11 @@ class Delivery:
 
     def _wait_s(self, retry_after_s: float | None, now: float) -> float | None:
         """Return the seconds until the next attempt; None if no further attempt may be made."""
-        delays_s, last = self._parts.delays_s, self._since + self._parts.max_age_s
+        last = self._since + self._parts.max_age_s
         if isinstance(self._job.source, CallSource):
-            call = self._job.source.call
-            delays_s = delays_s if call.retry_delays_s is None else call.retry_delays_s
-            last = math.inf if call.give_up_at is None else call.give_up_at
-        wait_s = delay_s(self._job.attempt, delays_s, retry_after_s, random.random())
+            give_up_at = self._job.source.call.give_up_at
+            last = math.inf if give_up_at is None else give_up_at
+        wait_s = delay_s(self._job.attempt, self._delays_s, retry_after_s, random.random())
         # The server delivers scheduled messages at whole seconds, so the time is rounded up.
         return None if wait_s is None or math.ceil(now + wait_s) >= last else wait_s
 
@@ -423,7 +427,7 @@ class Delivery:
         if is_dead:
             telemetry.DEADLETTERS.labels("automations").inc()
             text = "%s: %s: delivery %s has failed: %s"
-            log.error(text, job.about, job.on_behalf, job.webhook_id, result)
+            log.error(text, job.about, job.on_behalf, job.delivery_id, result)
         elif self._timeline is None:  # such an outcome is in no event
             log.info("%s: %s: %s: %s", job.about, job.on_behalf, record.status, result)
 

@@ -25,7 +25,7 @@ def triggered_data(job: Job, name: str) -> dict[str, Any]:
     return {
         "automation": job.rule,
         "trigger": job.type,
-        "delivery_id": job.webhook_id,
+        "delivery_id": job.delivery_id,
         "workflow": name,
         "depth": job.depth,
     }
@@ -58,7 +58,7 @@ def outcome_event(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]
 
 
 def traceback_id(job: Job) -> str:
-    return subjects.traceback_id(job.webhook_id, job.replay)
+    return subjects.traceback_id(job.delivery_id, job.replay)
 
 
 def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> DeadLetter:
@@ -95,7 +95,7 @@ def context_of(job: Job, traceparent: str | None) -> str | None:
     `traceparent` is the trace context of the event or of the workflow's step. A trigger without a
     `traceparent` begins a new trace.
     """
-    about = ("delivery", job.webhook_id, job.replay)
+    about = ("delivery", job.delivery_id, job.replay)
     parent = _parent(job, traceparent)
     return spans.root(*about) if parent is None else spans.child(parent, *about)
 
@@ -117,7 +117,7 @@ def span_of(job: Job, record: DeliveryRecord, traceparent: str | None) -> Span |
         began_ns=round(record.began_at * 1e9),
         ended_ns=round(record.ended_at * 1e9),
         attributes={
-            "penstock.delivery.id": job.webhook_id,
+            "penstock.delivery.id": job.delivery_id,
             "penstock.delivery.outcome": record.status,
             "penstock.delivery.attempts": record.made,
             "penstock.rule": job.rule,
@@ -150,7 +150,7 @@ async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) 
     """Publish the outcome of a call. A repeated call of this function is harmless. Raises BusError;
     repeat the call."""
     payload = called_of(call, record).dump()
-    headers = {"Nats-Msg-Id": f"{call.webhook_id}.called"}
+    headers = {"Nats-Msg-Id": f"{call.delivery_id}.called"}
     await bus.publisher.publish(Message(called_subject(call.run_id), payload, headers))
 
 

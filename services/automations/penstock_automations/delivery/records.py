@@ -35,6 +35,7 @@ class Attempt(Record):
     text: str = Field("", description="For people")
     final: bool = Field(False, description="Whether no further attempt can succeed")
     answer: str = Field("", description="The first KiB of the answer")
+    headers: dict[str, str] = Field({}, description="The first KiB of the answer's headers")
 
 
 class DeliveryRecord(Record):
@@ -91,6 +92,7 @@ class DeliveryRecord(Record):
                 text=meant.text,
                 final=meant.outcome in ("final", "gone"),
                 answer=attempted.answer,
+                headers=dict(attempted.headers),
             )
         )
         self.made = job.attempt
@@ -120,7 +122,7 @@ def new_record(job: Job, earlier: DeliveryRecord | None, now: float) -> Delivery
     if earlier is not None and earlier.replay == job.replay:
         return earlier
     record = DeliveryRecord(
-        id=job.webhook_id,
+        id=job.delivery_id,
         rule=job.rule,
         name=earlier.name if earlier is not None else job.rule,
         source=job.source.kind,

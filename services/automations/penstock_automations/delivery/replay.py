@@ -81,7 +81,7 @@ async def replay_dead_letter(bus: Bus, stored: Stored) -> None:
     job = Job.parse(stored.payload)
     record = await Records(bus).get(job)
     if record is not None and record.replay > job.replay:
-        log.info("delivery %s was replayed before", job.webhook_id, extra=run_of(job.key))
+        log.info("delivery %s was replayed before", job.delivery_id, extra=run_of(job.key))
         return
     again = replace(job.replayed(), ordered=False, failure=None)
     await publish(bus, again)

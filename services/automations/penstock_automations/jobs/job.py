@@ -121,6 +121,10 @@ class Job:
     is_asked_for: bool = False  # whether a person asked for this attempt, past an open breaker
     failure: str | None = None  # the reason why the delivery fails at once, without an attempt
     failure_code: FailureCode = "condition"
+    # Whether receivers know the delivery by its dotted id, as they did before ids had another form.
+    # A receiver that has recorded an id must get the same id again. So jobs of that time, which
+    # lack this field, keep the form.
+    dotted: bool = True
 
     @property
     def run_id(self) -> str | None:
@@ -164,16 +168,22 @@ class Job:
         return f"{self.rule}.{self.source.token}"
 
     @property
-    def webhook_id(self) -> str:
-        """The delivery's id that receivers see, the same for all attempts and replays."""
+    def delivery_id(self) -> str:
+        """The delivery's id, the same for all attempts and replays."""
         if isinstance(self.source, CallSource):
-            return self.source.call.webhook_id
+            return self.source.call.delivery_id
         return f"{self.rule}.{self.source.id}"
+
+    @property
+    def webhook_id(self) -> str:
+        """The id by which receivers know the delivery. A signature covers the id, a dot, the time,
+        a dot and the body. So the id has no dots and no part that a user chooses."""
+        return self.delivery_id if self.dotted else f"msg_{self.uid.strip('_')}_{self.source.token}"
 
     @property
     def message_id(self) -> str:
         """The `Nats-Msg-Id` of this job, by which DELIVERIES discards a repeated job."""
-        return f"{self.webhook_id}.{self.attempt}.{self.deferrals}.{self.replay}"
+        return f"{self.delivery_id}.{self.attempt}.{self.deferrals}.{self.replay}"
 
     @property
     def subject(self) -> str:

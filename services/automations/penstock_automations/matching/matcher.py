@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from penstock.turns import TenantUser, Turns
 from penstock_automations.actions.shares import Shares
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Between, Order
-from penstock_automations.jobs.publish import postpone, publish
+from penstock_automations.jobs.publish import postpone, publish, publish_first
 from penstock_automations.jobs.return_times import ReturnTimes
 from penstock_automations.matching.backlog import Backlog
 from penstock_automations.matching.evaluations import LOOP_STEPS, Evaluations
@@ -62,7 +62,7 @@ _UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
+class Event:
     """An event for which rules wait. `variable` is the variable `event` of conditions."""
 
     stored: Stored
@@ -105,7 +105,7 @@ class _Work:
     """An event that has arrived, with its jobs, or an event in a lane, which has none yet."""
 
     arrival: _Arrival
-    event: _Event
+    event: Event
     jobs: Sequence[Job] = ()
 
 
@@ -267,13 +267,13 @@ class Matcher:
         for arrival in batch.done:
             arrival.end()
 
-    async def _parsed(self, stored: Stored, type_: str, run_id: str, facts: RunFacts) -> _Event:
+    async def _parsed(self, stored: Stored, type_: str, run_id: str, facts: RunFacts) -> Event:
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         # These fields are read here, because an event without them cannot be read.
         _ = body["event"]["category"], body["data"].get, int(body["sequence"])
-        return _Event(stored, type_, run_id, facts, body, event_of(body))
+        return Event(stored, type_, run_id, facts, body, event_of(body))
 
-    def _match_quickly(self, event: _Event) -> list[Job] | None:
+    def _match_quickly(self, event: Event) -> list[Job] | None:
         """Return the jobs of an event; None if matching takes long."""
         budget = Budget(LOOP_STEPS)
         found = []
@@ -303,7 +303,7 @@ class Matcher:
         else:
             slow.arrival.end()
 
-    async def _matched_in_turns(self, rules: Iterable[CompiledRule], event: _Event) -> list[Match]:
+    async def _matched_in_turns(self, rules: Iterable[CompiledRule], event: Event) -> list[Match]:
         found = []
         for rule in rules:
             try:
@@ -315,7 +315,7 @@ class Matcher:
                 found.append(match)
         return found
 
-    def _candidates(self, event: _Event) -> Iterable[CompiledRule]:
+    def _candidates(self, event: Event) -> Iterable[CompiledRule]:
         return self._rules.index.candidates(event.type, event.facts.owner, event.variable)
 
     async def _store_jobs(self, jobs: Sequence[Job], between: Between) -> set[str]:
@@ -349,7 +349,14 @@ class Matcher:
         """Count the jobs of the owner's rules. Of ordered jobs, few are published at once."""
         return sum(not job.ordered and self._owner_of(job) == owner for job in jobs)
 
-    def _entries(self, jobs: Iterable[Job]) -> Iterator[Awaitable[None]]:
+    async def store_past(self, jobs: Iterable[Job]) -> None:
+        """Store jobs of events that a rule did not wait for, each unless it is stored already.
+        Raises BusError; repeat the call."""
+        await asyncio.gather(*self._entries(jobs, publish_first))
+
+    def _entries(
+        self, jobs: Iterable[Job], store: Callable[[Bus, Job], Awaitable[object]] = publish
+    ) -> Iterator[Awaitable[object]]:
         """Yield a write for each job. A job whose owner has no room now is scheduled. In
         DELIVERIES, it would only stand before the jobs of other owners."""
         room: dict[TenantUser, int] = {}
@@ -358,7 +365,7 @@ class Matcher:
             room[owner] = room.get(owner, self._places.room(owner)) - 1
             if room[owner] >= 0:
                 self._places.expect(owner)
-                yield publish(self._bus, job)
+                yield store(self._bus, job)
             else:
                 wait_s = self._times.reserve_wait_s(owner, time.monotonic())
                 yield postpone(self._bus, job, self._bus.clock.time() + wait_s)
@@ -387,7 +394,7 @@ class Matcher:
 
     async def _missed(
         self, job: Job, after: int, upto: int, at_most: float = math.inf
-    ) -> AsyncIterator[tuple[CompiledRule, _Event]]:
+    ) -> AsyncIterator[tuple[CompiledRule, Event]]:
         """Yield the events of the job's run for which its rule waits.
 
         Raises:
@@ -414,7 +421,7 @@ class Matcher:
                 yield rule, event
 
 
-def job_of(event: _Event, match: Match) -> Job:
+def job_of(event: Event, match: Match) -> Job:
     rule = match.rule
     deep = depth_refusal(event.facts, event.body) if match.failure is None else None
     failure = match.failure or deep
@@ -436,4 +443,5 @@ def job_of(event: _Event, match: Match) -> Job:
         depth=depth_of(event.facts, event.body),
         failure=failure,
         failure_code="condition" if deep is None else "depth",
+        dotted=False,
     )

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import orjson
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from penstock import start_fields
 from penstock.expressions import ExpressionError, Template
 from penstock.start_fields import Tags
-from penstock.validation import Part, check_url
+from penstock.validation import Part, check_url, with_mistakes
+from penstock_automations.guard import AddressRefused
+from penstock_automations.rules.draft import draft_of
 from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
 
 VARIABLES: Final = ("event",)
+# The variables of a webhook's body. `links` has the one-time links of the webhook.
+BODY_VARIABLES: Final = ("event", "links")
 MAX_INPUT_BYTES: Final = 16 * 1024
 MAX_INPUT_TEXTS: Final = 100
 MAX_INPUT_DEPTH: Final = 20
 MAX_FILLED_BYTES: Final = 256 * 1024
 MAX_TIMEOUT_S: Final = 60.0
+_NO_WORKFLOW: Final = (
+    "a rule starts a stored workflow through an agent of the configuration with protocol: workflow"
+)
+MAX_HEADERS: Final = 20
+MAX_HEADER_BYTES: Final = 4096
 _OWN_HEADERS: Final = frozenset(
     {"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"}
 )
+# Headers that are about the connection to the next server, or change how the answer comes.
+_CONNECTION_HEADERS: Final = frozenset(
+    {
+        *("accept-encoding", "expect", "keep-alive", "proxy-authenticate", "proxy-connection"),
+        *("te", "trailer", "traceparent", "tracestate", "upgrade"),
+    }
+)
+_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def _is_template(text: str) -> str:
@@ -30,26 +50,76 @@ def _is_template(text: str) -> str:
 
 
 def _is_input(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        size = len(orjson.dumps(value))
-    except TypeError as error:
-        raise ValueError(f"the input is not JSON: {error}") from None
-    if size > MAX_INPUT_BYTES:
-        raise ValueError(f"the input has at most {MAX_INPUT_BYTES} bytes")
-    texts = 0
-
-    def check(text: str) -> str:
-        nonlocal texts
-        texts += 1
-        if texts > MAX_INPUT_TEXTS:
-            raise ValueError(f"the input has at most {MAX_INPUT_TEXTS} texts")
-        return _is_template(text)
-
-    _mapped(value, check)
+    _check_json(value, "input", VARIABLES)
     return value
 
 
+def _is_body(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict | list):
+        raise ValueError("must be an object or a list")
+    _check_json(value, "body", BODY_VARIABLES)
+    return value
+
+
+def _check_json(value: Any, name: str, variables: Sequence[str]) -> None:
+    """Raise ValueError unless the value is small JSON, and each text in it a template."""
+    try:
+        size = len(orjson.dumps(value))
+    except TypeError as error:
+        raise ValueError(f"the {name} is not JSON: {error}") from None
+    if size > MAX_INPUT_BYTES:
+        raise ValueError(f"the {name} has at most {MAX_INPUT_BYTES} bytes")
+    texts = 0
+    mistakes: list[tuple[Place, ValueError]] = []
+
+    def check(text: str, place: Place) -> str:
+        nonlocal texts
+        texts += 1
+        if texts > MAX_INPUT_TEXTS:
+            raise ValueError(f"the {name} has at most {MAX_INPUT_TEXTS} texts")
+        try:
+            Template.compile(text, variables)
+        except ExpressionError as error:
+            mistakes.append((place, error))
+        return text
+
+    _mapped(value, check)
+    with_mistakes(value, lambda same: same, mistakes)
+
+
+def _is_header(name: str) -> str:
+    lower = name.lower()
+    if _is_own(lower) or lower in _CONNECTION_HEADERS:
+        raise ValueError(f"the header {name} cannot be set here")
+    if lower in _SECRET_HEADERS:
+        raise ValueError(f"Penstock shows the headers; give {name} in `auth`, which is hidden")
+    return name
+
+
+def _is_own(lower: str) -> bool:
+    return lower in _OWN_HEADERS or lower.startswith(("webhook-", "penstock-"))
+
+
+def _is_one_line(text: str) -> str:
+    if _CONTROL.search(text):
+        raise ValueError("a header is one line, without control characters")
+    return text
+
+
+Place = tuple[int | str, ...]  # of a text in a JSON value
 TemplateText = Annotated[str, AfterValidator(_is_template)]
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$"), AfterValidator(_is_header)]
+HeaderText = Annotated[TemplateText, AfterValidator(_is_one_line)]
+
+
+def _not_one(
+    value: Any, names: Sequence[str], what: str = ""
+) -> Iterator[tuple[Place, ValueError]]:
+    """Yield a mistake unless exactly one of the fields is set."""
+    if isinstance(value, dict) and sum(value.get(name) is not None for name in names) != 1:
+        yield (), ValueError(f"give exactly one {what}of {', '.join(names)}")
 
 
 class BasicAuth(Part):
@@ -76,15 +146,43 @@ class HeaderAuth(Part):
     @field_validator("name")
     @classmethod
     def _is_free(cls, name: str) -> str:
-        lower = name.lower()
-        if lower in _OWN_HEADERS or lower.startswith(("webhook-", "penstock-")):
+        if _is_own(name.lower()):
             raise ValueError(f"the header {name} is set by Penstock; choose another")
         return name
 
 
+class QueryAuth(Part):
+    """A parameter of the URL with a secret value, such as the signature in a URL of Teams."""
+
+    name: str = Field(description="The parameter's name.", pattern=r"^[A-Za-z0-9_.~-]{1,64}$")
+    value: str = Field(
+        description="The parameter's value, as it is before it is encoded for a URL. Penstock "
+        "never shows it.",
+        pattern=r"^[\x21-\x7e]{1,512}$",
+        json_schema_extra=WRITE_ONLY,
+    )
+
+
+_CREDENTIALS: Final = ("bearer", "basic", "header", "query")
+
+
+def _wrong_credentials(auth: Any) -> Iterator[tuple[Place, ValueError]]:
+    if not isinstance(auth, dict):
+        return
+    present = [name for name in _CREDENTIALS if auth.get(name) is not None]
+    if not present:
+        yield (), ValueError(f"give one of {', '.join(_CREDENTIALS)}")
+    header = auth.get("header")
+    name = str(header.get("name")) if isinstance(header, dict) else ""
+    same = [each for each in present if each in ("bearer", "basic")]
+    if len(same) + (name.lower() == "authorization") > 1:
+        reason = "give bearer, basic or the header Authorization: they are the same"
+        yield (), ValueError(reason)
+
+
 class WebhookAuth(Part):
-    """The credentials that a webhook sends besides its signature: `bearer` or `basic`, and a header
-    of another name."""
+    """The credentials that a webhook sends besides its signature: `bearer` or `basic`, a header of
+    another name, and a parameter of the URL."""
 
     bearer: str | None = Field(
         None,
@@ -94,15 +192,12 @@ class WebhookAuth(Part):
     )
     basic: BasicAuth | None = None
     header: HeaderAuth | None = None
+    query: QueryAuth | None = None
 
-    @model_validator(mode="after")
-    def _some(self) -> Self:
-        if self.bearer is None and self.basic is None and self.header is None:
-            raise ValueError("give bearer, basic or header")
-        is_header = self.header is not None and self.header.name.lower() == "authorization"
-        if (self.bearer is not None) + (self.basic is not None) + is_header > 1:
-            raise ValueError("give bearer, basic or the header Authorization: they are the same")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _some(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
+        return with_mistakes(value, validate, _wrong_credentials(value))
 
 
 class LinkFor(Part):
@@ -129,7 +224,22 @@ class LinkFor(Part):
 class Webhook(Part):
     """An HTTP request to a URL, signed as Standard Webhooks describes."""
 
-    url: str = Field(description="The URL that gets a POST for each event.", max_length=2000)
+    url: str = Field(description="The URL that gets a request for each event.", max_length=2000)
+    method: Literal["POST", "PUT", "PATCH", "DELETE", "GET"] = Field(
+        "POST", description="The method of the request. A `GET` has no body."
+    )
+    headers: dict[HeaderName, HeaderText] = Field(
+        {},
+        max_length=MAX_HEADERS,
+        description="Further headers, whose values may have placeholders. Penstock shows them, so "
+        "a secret belongs into `auth`.",
+    )
+    body: Annotated[Any, AfterValidator(_is_body)] = Field(
+        None,
+        description="The JSON of the request, an object or a list, in place of the event. Its "
+        "texts may have placeholders, into `event` and `links`; a text that is one placeholder "
+        "alone becomes the value itself.",
+    )
     secrets: Secrets = Field(
         [],
         max_length=2,
@@ -166,10 +276,31 @@ class Webhook(Part):
         "`administer`.",
     )
 
+    @field_validator("headers")
+    @classmethod
+    def _are_different(cls, headers: dict[str, str]) -> dict[str, str]:
+        names = [name.lower() for name in headers]
+        if len(set(names)) < len(names):
+            raise ValueError("a header is there twice: upper and lower case make no difference")
+        return headers
+
+    @field_validator("body")
+    @classmethod
+    def _has_method(cls, body: Any, info: ValidationInfo) -> Any:
+        if body is not None and info.data.get("method") == "GET":
+            raise ValueError("a GET has no body; choose another method")
+        return body
+
     @field_validator("url")
     @classmethod
-    def _is_url(cls, url: str) -> str:
+    def _is_url(cls, url: str, info: ValidationInfo) -> str:
         check_url(url, "auth")
+        draft = draft_of(info)
+        if draft is not None and draft.guard is not None:
+            try:
+                draft.guard.check_url(url)
+            except AddressRefused as error:
+                raise ValueError(str(error)) from None
         return url
 
 
@@ -195,9 +326,27 @@ class RunAction(Part):
     )
     tags: Tags | None = None
 
-    @property
-    def has_placeholders_in_input(self) -> bool:
-        return b"{{" in orjson.dumps(self.input)
+    @field_validator("agent")
+    @classmethod
+    def _is_agent(cls, agent: str, info: ValidationInfo) -> str:
+        draft = draft_of(info)
+        if draft is not None and draft.config is not None and draft.config.agent(agent) is None:
+            raise ValueError(f"{draft.config.no_agent(agent)}; {_NO_WORKFLOW}")
+        return agent
+
+    @field_validator("input")
+    @classmethod
+    def _is_accepted(
+        cls, value: dict[str, Any] | None, info: ValidationInfo
+    ) -> dict[str, Any] | None:
+        """Check the input for the agent. One with placeholders is checked when they are filled."""
+        draft = draft_of(info)
+        if draft is None or draft.config is None or value is None or b"{{" in orjson.dumps(value):
+            return value
+        agent = draft.config.agent(info.data.get("agent", ""))
+        if agent is not None:
+            start_fields.accepted_input(agent.protocol, agent.accepts, value)
+        return value
 
 
 class DecideAction(Part):
@@ -220,11 +369,10 @@ class Action(Part):
     run: RunAction | None = None
     decide: DecideAction | None = None
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if sum(getattr(self, kind) is not None for kind in ACTIONS) != 1:
-            raise ValueError(f"give exactly one action of {', '.join(ACTIONS)}")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
+        return with_mistakes(value, validate, _not_one(value, ACTIONS, "action "))
 
     @property
     def kind(self) -> ActionKind:
@@ -237,29 +385,41 @@ def filled(text: str, event: Mapping[str, Any]) -> str:
     return Template.compile(text, VARIABLES).fill({"event": event})
 
 
-def filled_input(value: Mapping[str, Any] | None, event: Mapping[str, Any]) -> Any:
-    """Return the input of a run with its placeholders filled. Raises as `filled`."""
-    data = {"event": event}
-    found = _mapped(value, lambda text: Template.compile(text, VARIABLES).value(data))
+def filled_header(text: str, event: Mapping[str, Any]) -> str:
+    """Return the value of a header. Line ends and other control characters, with which a text of a
+    user could begin another header, become a space. Raises as `filled`."""
+    found = Template.compile(text, VARIABLES).fill({"event": event}, MAX_HEADER_BYTES)
+    return _CONTROL.sub(" ", found).strip()
+
+
+def filled_json(value: Any, data: Mapping[str, Any]) -> Any:
+    """Return the input of a run or the body of a webhook with its placeholders filled. `data` has
+    the values of the variables. Raises as `filled`."""
+
+    def fill(text: str, place: Place) -> Any:
+        try:
+            return Template.compile(text, data.keys()).value(data)
+        except ExpressionError as error:
+            path = ".".join(map(str, place))
+            raise type(error)(f"{path}: {error.reason}", error.position) from None
+
+    found = _mapped(value, fill)
     if len(orjson.dumps(found)) > MAX_FILLED_BYTES:
-        raise ExpressionError(f"the input would be larger than {MAX_FILLED_BYTES} bytes")
+        raise ExpressionError(f"the JSON would be larger than {MAX_FILLED_BYTES} bytes")
     return found
 
 
-def _mapped(value: Any, change: Callable[[str], Any], path: tuple[str, ...] = ()) -> Any:
-    """Return the value with `change` applied to each text in it, but not to names of fields. The
-    error for a text that `change` refuses names the text's path."""
-    if len(path) > MAX_INPUT_DEPTH:
+def _mapped(value: Any, change: Callable[[str, Place], Any], place: Place = ()) -> Any:
+    """Return the value with `change` applied to each text in it, but not to names of fields.
+    `change` gets the text's place, too."""
+    if len(place) > MAX_INPUT_DEPTH:
         raise ValueError(f"the input is nested at most {MAX_INPUT_DEPTH} deep")
     match value:
         case str():
-            try:
-                return change(value)
-            except ExpressionError as error:
-                raise type(error)(f"{'.'.join(path)}: {error.reason}", error.position) from None
+            return change(value, place)
         case dict():
-            return {name: _mapped(each, change, (*path, name)) for name, each in value.items()}
+            return {name: _mapped(each, change, (*place, name)) for name, each in value.items()}
         case list():
-            return [_mapped(each, change, (*path, str(n))) for n, each in enumerate(value)]
+            return [_mapped(each, change, (*place, n)) for n, each in enumerate(value)]
         case _:
             return value

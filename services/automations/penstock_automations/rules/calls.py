@@ -98,7 +98,9 @@ def rule_of_call(
     if call.secret is not None:
         webhook = _with_secret(webhook, call.secret, secrets)
     name = call.workflow or "workflow"
-    rule = Rule.model_construct(id=CALLS, name=name, action=Action(webhook=webhook))
+    rule = Rule.model_construct(
+        id=CALLS, name=name, action=Action(webhook=webhook), retry_delays_s=call.retry_delays_s
+    )
     record = RuleRecord.model_construct(
         rule=rule,
         uid=CALLS,

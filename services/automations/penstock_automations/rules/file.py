@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.grants import DEFAULT, SCOPES
 from penstock.yaml_lines import Place, expanded
-from penstock_automations.rules.check import InvalidRule, check_agent, missing_right, read_rule
+from penstock_automations.rules.check import InvalidRule, missing_right, read_rule
+from penstock_automations.rules.draft import Draft
 from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord
@@ -25,13 +26,20 @@ log = logging.getLogger(__name__)
 class FileRule(Rule):
     """A rule of a file. Without an `owner`, the rule sees the runs of all users."""
 
-    owner: str | None = Field(None, min_length=1, description="The user whose runs the rule sees.")
+    owner: str | None = Field(
+        None,
+        min_length=1,
+        validate_default=True,
+        description="The user whose runs the rule sees.",
+    )
 
-    @model_validator(mode="after")
-    def _may_act(self) -> Self:
-        if (reason := missing_right(self, owner_of(self))) is not None:
+    @field_validator("owner")
+    @classmethod
+    def _may_act(cls, owner: str | None, info: ValidationInfo) -> str | None:
+        action = info.data.get("action")
+        if action is not None and (reason := missing_right(action, owner_of(owner))) is not None:
             raise ValueError(reason)
-        return self
+        return owner
 
 
 def read_list(path: Path, name: str) -> list[Any]:
@@ -51,17 +59,24 @@ def read_list(path: Path, name: str) -> list[Any]:
     return listed
 
 
-def read_rules(path: Path) -> list[FileRule]:
-    """Return the rules of a file. Raises ConfigurationError, which names a wrong field."""
+def read_rules(path: Path, config: Config | None = None) -> list[FileRule]:
+    """Return the rules of a file. Raises ConfigurationError, which names each mistake. Agents are
+    only checked with a `config`."""
     found: list[FileRule] = []
+    mistakes: list[str] = []
     for number, value in enumerate(read_list(path, "rules"), 1):
+        draft = Draft(config)
         try:
-            found.append(read_rule(value, FileRule))
+            found.append(read_rule(value, FileRule, draft))
         except InvalidRule as error:
-            raise ConfigurationError(f"{path}: rule {number} is wrong: {error}") from None
+            mistakes.append(f"rule {number} is wrong: {error}")
+        for each in draft.warnings:
+            log.warning("%s: rule %d: %s: %s", path, number, each["field"], each["reason"])
     ids = [rule.id for rule in found]
     if twice := {each for each in ids if ids.count(each) > 1}:
-        raise ConfigurationError(f"{path}: these ids are used twice: {', '.join(sorted(twice))}")
+        mistakes.append(f"these ids are used twice: {', '.join(sorted(twice))}")
+    if mistakes:
+        raise ConfigurationError(f"{path}: {'; '.join(mistakes)}")
     return found
 
 
@@ -74,17 +89,11 @@ async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
         ConfigurationError: the file or the agent of a rule is wrong; no rule was changed.
         BusError: the rules could not be stored.
     """
-    wanted = read_rules(path)
-    for number, each in enumerate(wanted, 1):
-        if each.action.run is not None:
-            try:
-                check_agent(each.action.run, config)
-            except InvalidRule as error:
-                raise ConfigurationError(f"{path}: rule {number} is wrong: {error}") from None
+    wanted = read_rules(path, config)
     known = {rule.id: rule for rule in await store.all()}
     for rule in wanted:
         plain = Rule.model_validate(rule.model_dump(exclude={"owner"}))
-        owner, everybody = owner_of(rule), rule.owner is None
+        owner, everybody = owner_of(rule.owner), rule.owner is None
         earlier = known.get(rule.id)
         if earlier is not None and earlier.record.source == "api":
             log.error("rule %s of %s is left out: a rule made over HTTP has its id", rule.id, path)
@@ -101,11 +110,11 @@ async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
             await store.delete(rule_id)
 
 
-def owner_of(rule: FileRule) -> Owner:
+def owner_of(user: str | None) -> Owner:
     """Return the owner of a rule: the named user with the default scopes, else the operator."""
-    if rule.owner is None:
+    if user is None:
         return Owner(user_id="", scopes=sorted(SCOPES))
-    return Owner(user_id=rule.owner, scopes=sorted(DEFAULT))
+    return Owner(user_id=user, scopes=sorted(DEFAULT))
 
 
 def _is_stored(wanted: Rule, owner: Owner, all_users: bool, found: RuleRecord) -> bool:

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pydantic import BaseModel
 
-from penstock_automations.rules.check import InvalidRule
+from penstock_automations.rules.draft import Problem
 from penstock_automations.rules.model import Hook, Rule
 from penstock_automations.rules.records import RuleRecord
 from penstock_automations.rules.secrets import HIDDEN, WRITE_ONLY, new_secret, new_token, origin_of
@@ -58,22 +58,23 @@ def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[
             yield path, value
 
 
-def with_restored_secrets(value: Any, earlier: Rule | None) -> Any:
+def with_restored_secrets(value: Any, earlier: Rule | None) -> tuple[Any, list[Problem]]:
     """Return the JSON of a rule with the earlier rule's secrets in place of `(hidden)`.
 
     So a client that does not know the secrets can read a rule, change a field and send it back. If
     the URL changes to another server, hidden signing secrets are left out, so that the rule gets a
     new one.
 
-    Raises InvalidRule if the earlier rule has no secret there, or if the credentials would be sent
-    to another server than before.
+    The problems are the secrets that the earlier rule does not have, and credentials that would be
+    sent to another server than before.
     """
     before = earlier.model_dump(mode="json") if earlier is not None else {}
     value = _without_secrets_of_another_server(value, before)
-    found = _restored(value, before, ())
+    problems: list[Problem] = []
+    found = _restored(value, before, (), problems)
     if earlier is not None and found != value:
-        _check_receiver(value, before)
-    return found
+        problems += _check_receiver(value, before)
+    return found, problems
 
 
 def made_secrets(asked: Rule, stored: Rule, earlier: Rule | None) -> dict[str, str]:
@@ -84,28 +85,30 @@ def made_secrets(asked: Rule, stored: Rule, earlier: Rule | None) -> dict[str, s
     return {path[-3]: secret for path, secret in secrets_of(stored) if secret not in known}
 
 
-def _restored(value: Any, before: Any, path: tuple[str, ...]) -> Any:
+def _restored(value: Any, before: Any, path: tuple[str, ...], problems: list[Problem]) -> Any:
     if isinstance(value, dict):
         inner = before if isinstance(before, dict) else {}
         return {
-            name: _restored(each, inner.get(name), (*path, name)) for name, each in value.items()
+            name: _restored(each, inner.get(name), (*path, name), problems)
+            for name, each in value.items()
         }
     if isinstance(value, list):
         inner = dict(enumerate(before)) if isinstance(before, list) else {}
         return [
-            _restored(each, inner.get(number), (*path, str(number)))
+            _restored(each, inner.get(number), (*path, str(number)), problems)
             for number, each in enumerate(value)
         ]
     if value != HIDDEN:
         return value
     if not isinstance(before, str):
         reason = f"{HIDDEN} keeps an earlier secret, and there is none: give the secret itself"
-        raise InvalidRule([{"field": ".".join(path), "reason": reason}])
+        problems.append({"field": ".".join(path), "reason": reason})
+        return value
     return before
 
 
-def _check_receiver(value: dict[str, Any], before: dict[str, Any]) -> None:
-    """Refuse to keep the earlier credentials if the URL changes to another server.
+def _check_receiver(value: dict[str, Any], before: dict[str, Any]) -> list[Problem]:
+    """Return a problem if the earlier credentials are kept and the URL has another server.
 
     Without this check, somebody who may change the rule, but may not know the credentials, could
     have the credentials sent to another server.
@@ -113,7 +116,8 @@ def _check_receiver(value: dict[str, Any], before: dict[str, Any]) -> None:
     webhook = _webhook(value)
     if HIDDEN in str(webhook.get("auth")) and not _is_same_server(webhook, before):
         reason = "the URL has another server than before: give the credentials again"
-        raise InvalidRule([{"field": "action.webhook.auth", "reason": reason}])
+        return [{"field": "action.webhook.auth", "reason": reason}]
+    return []
 
 
 def _webhook(rule: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +163,8 @@ def with_secrets(rule: Rule, earlier: Rule | None) -> Rule:
 def _of_hook(hook: Hook, earlier: Hook | None) -> dict[str, Any]:
     if earlier is not None and earlier.tokens:
         return {"tokens": earlier.tokens}
-    if earlier is not None and earlier.secrets and not hook.token_in_url:
+    is_same = earlier is not None and earlier.signature == hook.signature
+    if earlier is not None and is_same and earlier.secrets and not hook.token_in_url:
         return {"secrets": earlier.secrets}
     return {"tokens": [new_token()]} if hook.token_in_url else {"secrets": [new_secret()]}
 

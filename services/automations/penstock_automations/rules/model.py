@@ -7,15 +7,19 @@ that does more than its author meant.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from penstock.events import CATALOGUE
-from penstock.validation import Part, did_you_mean
+from penstock.expressions import Conditions, ExpressionError
+from penstock.validation import Part, did_you_mean, with_mistakes
 from penstock_automations.rules.actions import Action
-from penstock_automations.rules.cron import Cron
-from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
+from penstock_automations.rules.cron import Cron, check_timezone
+from penstock_automations.rules.draft import draft_of
+from penstock_automations.rules.fields import unknown_in_templates, unknown_reads
+from penstock_automations.rules.secrets import WRITE_ONLY, check_secret, check_text
 
 _TYPES: Final = frozenset(CATALOGUE)
 # The types that a pattern such as `llm.*` leaves out, because they have very many events and few
@@ -29,15 +33,20 @@ DECIDED: Final = "approval.requested"
 # the event types for which a webhook may contain links, because the approval waits for people
 LINKED: Final = frozenset({DECIDED, "approval.escalated"})
 TRIGGERS: Final = ("subjects", "schedule", "hook")
+CONDITIONS: Final = Conditions(["event"])
 
 # The words that no rule may have as its id, because they follow /v1/automations/ in other paths.
-RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay", "retry-now"})
+RESERVED: Final = frozenset({"deliveries", "dry-run", "endpoints", "hooks", "replay", "retry-now"})
 
 _ID: Final = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 RuleId = Annotated[str, Field(pattern=_ID)]
 PATTERNS: Final = {_ID: "use up to 63 of a to z, 0 to 9, - and _, with a letter or a digit first"}
 # A token must be too long to be guessed: 24 characters of base64 have 144 bits.
 Token = Annotated[str, Field(min_length=24, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+
+
+Signature = Literal["standard", "github", "stripe"]
+RetryDelay = Annotated[float, Field(ge=1, le=86_400)]
 
 
 class Schedule(Part):
@@ -61,10 +70,17 @@ class Schedule(Part):
         "time. Of several missed times, only the latest is fired.",
     )
 
-    @model_validator(mode="after")
-    def _has_times(self) -> Self:
-        Cron.parse(self.cron, self.timezone)
-        return self
+    @field_validator("cron")
+    @classmethod
+    def _has_times(cls, cron: str) -> str:
+        Cron.parse(cron, "UTC")  # whether there are times does not depend on the time zone
+        return cron
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_known(cls, timezone: str) -> str:
+        check_timezone(timezone)
+        return timezone
 
     @property
     def times(self) -> Cron:
@@ -74,12 +90,17 @@ class Schedule(Part):
 class Hook(Part):
     """A trigger by a request to `POST /v1/hooks/{id}`, which is signed or has a token."""
 
-    secrets: Secrets = Field(
+    signature: Signature = Field(
+        "standard",
+        description="How callers sign: as Standard Webhooks describes, or as `github` or `stripe` "
+        "do.",
+    )
+    secrets: list[str] = Field(
         [],
         max_length=2,
-        description="The secrets of callers that sign as Standard Webhooks describes: `whsec_` and "
-        "base64 of 24 to 64 bytes. Two while one replaces the other. Penstock never shows them; "
-        "without secrets and tokens, it makes a secret.",
+        description="The secrets of callers that sign: `whsec_` and base64 of 24 to 64 bytes. With "
+        "`github` and `stripe`, 16 to 512 printable characters. Two while one replaces the other. "
+        "Penstock never shows them; without secrets and tokens, it makes a secret.",
         json_schema_extra=WRITE_ONLY,
     )
     tokens: list[Token] = Field(
@@ -103,13 +124,48 @@ class Hook(Part):
         "have one second's requests.",
     )
 
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.secrets and self.tokens:
-            raise ValueError("give secrets or tokens, not both: with a token, nobody needs to sign")
-        if self.token_in_url and self.secrets:
-            raise ValueError("token_in_url is for tokens; give tokens in place of secrets")
-        return self
+    @field_validator("secrets")
+    @classmethod
+    def _are_secrets(cls, secrets: list[str], info: ValidationInfo) -> list[str]:
+        check = check_secret if info.data.get("signature") == "standard" else check_text
+        return with_mistakes(secrets, list, _refused(check, secrets))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_way(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
+        return with_mistakes(value, validate, _ways(value))
+
+
+def _refused(
+    check: Callable[[str], str], secrets: list[str]
+) -> Iterator[tuple[tuple[int, ...], ValueError]]:
+    for number, secret in enumerate(secrets):
+        try:
+            check(secret)
+        except ValueError as error:
+            yield (number,), error
+
+
+def _ways(hook: Any) -> Iterator[tuple[tuple[str, ...], ValueError]]:
+    if not isinstance(hook, dict):
+        return
+    if hook.get("signature", "standard") != "standard" and hook.get("tokens"):
+        yield (), ValueError("a request with a token has no signature: leave `signature` out")
+    if not hook.get("secrets"):
+        return
+    if hook.get("tokens"):
+        reason = "give secrets or tokens, not both: with a token, nobody needs to sign"
+        yield (), ValueError(reason)
+    elif hook.get("token_in_url"):
+        yield (), ValueError("token_in_url is for tokens; give tokens in place of secrets")
+
+
+def _is_known(subject: str) -> str:
+    types_of(subject)
+    return subject
+
+
+Subject = Annotated[str, AfterValidator(_is_known)]
 
 
 class Rule(Part):
@@ -122,7 +178,7 @@ class Rule(Part):
         None, description="How callers of `POST /v1/hooks/{id}`, which fires the rule, are checked."
     )
     # This field comes after the other triggers, because its validator reads them.
-    subjects: list[str] = Field(
+    subjects: list[Subject] = Field(
         [],
         max_length=MAX_SUBJECTS,
         validate_default=True,
@@ -145,6 +201,12 @@ class Rule(Part):
         description="`run` delivers the events of a run one after another, in their order. A "
         "delivery that fails then holds up the later ones until it has its outcome.",
     )
+    retry_delays_s: list[RetryDelay] | None = Field(
+        None,
+        max_length=20,
+        description="Seconds between the attempts of a delivery, each varied by up to a tenth; an "
+        "empty list for one attempt. Default: `PENSTOCK_RETRY_DELAYS_S`.",
+    )
     loops: bool = Field(
         False,
         description="Whether the rule also sees its own `automation.*` events and the events of "
@@ -161,15 +223,38 @@ class Rule(Part):
 
     @field_validator("subjects")
     @classmethod
-    def _are_known(cls, subjects: list[str], info: ValidationInfo) -> list[str]:
-        for subject in subjects:
-            types_of(subject)
+    def _is_one_trigger(cls, subjects: list[str], info: ValidationInfo) -> list[str]:
         # if a field is missing here, its own validator has reported a problem
         if {"schedule", "hook"} <= info.data.keys():
             present = [bool(subjects), info.data["schedule"], info.data["hook"]]
             if sum(map(bool, present)) != 1:
                 raise ValueError(f"give exactly one trigger of {', '.join(TRIGGERS)}")
         return subjects
+
+    @field_validator("where")
+    @classmethod
+    def _is_condition(cls, where: str | None, info: ValidationInfo) -> str | None:
+        draft = draft_of(info)
+        if draft is None or where is None:
+            return where
+        mistakes = []
+        for mistake, is_warning in unknown_reads(
+            CONDITIONS.compile(where).fields, types_in(info.data)
+        ):
+            if is_warning:
+                draft.warnings.append(problem_in("where", mistake))
+            else:
+                mistakes.append(((), mistake))
+        return with_mistakes(where, str, mistakes)
+
+    @field_validator("action", mode="wrap")
+    @classmethod
+    def _reads_fields(
+        cls, value: Any, validate: Callable[[Any], Action], info: ValidationInfo
+    ) -> Action:
+        if draft_of(info) is None:
+            return validate(value)
+        return with_mistakes(value, validate, unknown_in_templates(value, types_in(info.data)))
 
     @field_validator("action")
     @classmethod
@@ -210,6 +295,25 @@ class Rule(Part):
     def types(self) -> frozenset[str]:
         """The types of events that the rule waits for; empty if the trigger is no event."""
         return frozenset[str]().union(*map(types_of, self.subjects))
+
+
+def types_in(fields: dict[str, Any]) -> frozenset[str]:
+    """Return the types of events, or of the trigger, that a rule with these fields acts on; none if
+    a field has a mistake."""
+    if not {"subjects", "schedule", "hook"} <= fields.keys():
+        return frozenset()
+    types = frozenset[str]().union(*map(types_of, fields["subjects"]))
+    if fields["schedule"] is not None:
+        types |= {"schedule.fired"}
+    return types | {"hook.received"} if fields["hook"] is not None else types
+
+
+def problem_in(field: str, error: ExpressionError) -> dict[str, Any]:
+    """Return a mistake in a text of a rule: the field, the reason and, if known, the position."""
+    problem: dict[str, Any] = {"field": field, "reason": error.reason}
+    if error.position is not None:
+        problem |= {"line": error.position.line, "column": error.position.column}
+    return problem
 
 
 def types_of(subject: str) -> frozenset[str]:

@@ -9,12 +9,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from penstock.bus.records import Record
-from penstock.expressions import Condition, Conditions, ExpressionError
+from penstock.expressions import Condition, ExpressionError
 from penstock.turns import TenantUser
 from penstock_automations.rules.cron import Cron
-from penstock_automations.rules.model import Rule
-
-CONDITIONS = Conditions(["event"])
+from penstock_automations.rules.model import CONDITIONS, Rule
 
 
 class Pause(Record):

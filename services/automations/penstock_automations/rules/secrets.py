@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import secrets
 import string
 from typing import Annotated, Final
@@ -17,6 +18,7 @@ WRITE_ONLY: Final[dict[str, JsonValue]] = {"writeOnly": True}
 PREFIX: Final = "whsec_"
 MIN_BYTES, MAX_BYTES = 24, 64
 _MADE_CHARACTERS = 32
+_TEXT: Final = re.compile(r"[\x21-\x7e]{16,512}")
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -41,8 +43,8 @@ def new_token() -> str:
     return "pht_" + "".join(secrets.choice(_LETTERS) for _ in range(_MADE_CHARACTERS))
 
 
-def check_secret(secret: str) -> None:
-    """Raise ValueError unless the text is a secret. The error does not contain the secret."""
+def check_secret(secret: str) -> str:
+    """Return the secret. Raises ValueError unless it is one; the error does not contain it."""
     if not secret.startswith(PREFIX):
         raise ValueError(f"a secret begins with {PREFIX}")
     try:
@@ -53,12 +55,15 @@ def check_secret(secret: str) -> None:
         raise ValueError(
             f"a secret has {MIN_BYTES} to {MAX_BYTES} bytes before base64; this has {len(key)}"
         )
+    return secret
 
 
-def _checked(secrets_: list[str]) -> list[str]:
-    for secret in secrets_:
-        check_secret(secret)
-    return secrets_
+def check_text(secret: str) -> str:
+    """Return the secret of a caller whose secrets are plain texts. Raises ValueError unless it is
+    long enough; the error does not contain it."""
+    if not _TEXT.fullmatch(secret):
+        raise ValueError("this secret must have 16 to 512 printable characters, without spaces")
+    return secret
 
 
-Secrets = Annotated[list[str], AfterValidator(_checked)]
+Secrets = list[Annotated[str, AfterValidator(check_secret)]]

@@ -164,6 +164,7 @@ def job_of(
         source=TriggerSource(kind, trigger_id, body),
         depth=depth,
         failure=match.failure,
+        dotted=False,
     )
 
 

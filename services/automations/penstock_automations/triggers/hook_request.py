@@ -13,10 +13,11 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from penstock_automations.rules.model import Hook
+from penstock_automations.rules.model import Hook, Signature
 from penstock_automations.rules.secrets import PREFIX, new_secret, new_token
 
 # The greatest allowed difference in seconds between a signature's time and NATS's time, as Standard
@@ -50,11 +51,57 @@ class HookRequest:
     idempotency_key: str | None = None
     bearer: str | None = field(default=None, repr=False)
     token_in_url: str | None = field(default=None, repr=False)
+    github_delivery: str | None = None
+    github_event: str | None = None
+    github_signature: str | None = field(default=None, repr=False)
+    stripe_signature: str | None = field(default=None, repr=False)
 
-    @property
-    def id(self) -> str | None:
-        """The id that the caller gave the request and its repeats, if any."""
-        return self.webhook_id or self.idempotency_key
+
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    """What a caller has signed in its own way.
+
+    `signed` precedes the body in the signed bytes. `sent` has the signatures that came, each in the
+    form that `write` gives a signature. `time` is the signed time; None if this way signs none.
+    """
+
+    id: str | None
+    signed: bytes
+    sent: list[bytes]
+    time: str | None
+    write: Callable[[bytes], bytes]
+
+
+def _standard(request: HookRequest) -> _Signed:
+    sent = [each.strip().encode() for each in (request.signature or "").split(" ")]
+    signed = f"{request.webhook_id}.{request.timestamp}.".encode()
+    time = request.timestamp or ""
+    # A signature without an id would cover another text.
+    sent = sent if request.webhook_id is not None else [b""]
+    id_ = request.webhook_id or request.idempotency_key
+    return _Signed(id_, signed, sent, time, lambda d: b"v1," + base64.b64encode(d))
+
+
+def _github(request: HookRequest) -> _Signed:
+    sent = [(request.github_signature or "").encode()]
+    return _Signed(request.github_delivery, b"", sent, None, lambda d: b"sha256=" + _hex(d))
+
+
+def _stripe(request: HookRequest) -> _Signed:
+    header = request.stripe_signature or ""
+    parts = [part.strip().partition("=") for part in header.split(",")]
+    times = [value for name, _, value in parts if name == "t"]
+    time = times[0] if len(times) == 1 else ""
+    sent = [f"v1={value}".encode() for name, _, value in parts if name == "v1"]
+    # Without a signature, as much is compared as with one.
+    return _Signed(None, f"{time}.".encode(), sent or [b""], time, lambda d: b"v1=" + _hex(d))
+
+
+_WAYS: Final[Mapping[Signature, Callable[[HookRequest], _Signed]]] = {
+    "standard": _standard,
+    "github": _github,
+    "stripe": _stripe,
+}
 
 
 class Check:
@@ -62,14 +109,12 @@ class Check:
 
     def __init__(self, hook: Hook, request: HookRequest) -> None:
         self._hook = hook
-        self._request = request
-        self._has_id = request.id is None or _ID.fullmatch(request.id) is not None
-        is_time = _TIMESTAMP.fullmatch(request.timestamp or "") is not None
-        self._unix_s = int(request.timestamp or "") if is_time else None
+        self._signed = signed = _WAYS[hook.signature](request)
+        self._has_id = signed.id is None or _ID.fullmatch(signed.id) is not None
         self._token = _token_refusal(hook, request)
-        signed = f"{request.webhook_id}.{request.timestamp}.".encode()
+        key = _key if hook.signature == "standard" else _text_key
         compared = [*hook.secrets, *NOBODY.secrets, *NOBODY.secrets][:_COMPARED]
-        self._signatures = [hmac.new(_key(each), signed, hashlib.sha256) for each in compared]
+        self._signatures = [hmac.new(key(each), signed.signed, hashlib.sha256) for each in compared]
 
     @property
     def may_succeed(self) -> bool:
@@ -80,6 +125,14 @@ class Check:
         for each in self._signatures:
             each.update(piece)
 
+    def id_of(self, data: Any) -> str | None:
+        """Return the id that the caller gave the request and its repeats, if any. `data` is the
+        body: Stripe gives the id there."""
+        if self._hook.signature != "stripe":
+            return self._signed.id
+        found = data.get("id") if isinstance(data, dict) else None
+        return found if isinstance(found, str) and _ID.fullmatch(found) else None
+
     def refusal(self, unix_s: float) -> Refusal | None:
         """Return why the request is refused at the time `unix_s`; None if it is accepted."""
         signature = self._signature_refusal(unix_s)
@@ -88,18 +141,17 @@ class Check:
         return self._token if self._hook.tokens else signature
 
     def _signature_refusal(self, unix_s: float) -> Refusal | None:
-        sent = [each.strip().encode() for each in (self._request.signature or "").split(" ")]
-        signatures = [b"v1," + base64.b64encode(each.digest()) for each in self._signatures]
+        time, write = self._signed.time, self._signed.write
         matches = [
-            hmac.compare_digest(signature, each)
-            for signature in signatures
-            for each in sent[:_MAX_SIGNATURES]
+            hmac.compare_digest(write(signature.digest()), each)
+            for signature in self._signatures
+            for each in self._signed.sent[:_MAX_SIGNATURES]
         ]
-        if not any(matches) or self._request.webhook_id is None or self._unix_s is None:
+        if not any(matches) or (time is not None and not _TIMESTAMP.fullmatch(time)):
             return "signature"
         # The time is checked after the signature, so that a refusal with "timestamp" means that the
         # signature was correct, but its time was not.
-        return None if abs(unix_s - self._unix_s) <= WINDOW_S else "timestamp"
+        return "timestamp" if time is not None and abs(unix_s - int(time)) > WINDOW_S else None
 
 
 def trigger_id(uid: str, caller_id: str | None) -> str:
@@ -109,13 +161,17 @@ def trigger_id(uid: str, caller_id: str | None) -> str:
     return ID_PREFIX + hashlib.sha256(f"{uid} {caller_id}".encode()).hexdigest()[:32]
 
 
-def body_of_request(data: Any, caller_id: str | None, stamp: str) -> dict[str, Any]:
+def body_of_request(
+    data: Any, caller_id: str | None, stamp: str, name: str | None = None
+) -> dict[str, Any]:
+    """Return the JSON of a request, in the form of an event. `name` is what GitHub calls it."""
     found = {
         "timestamp": stamp,
         "event": {"category": "hook", "action": "received"},
         "data": data,
     }
-    return found if caller_id is None else {**found, "id": caller_id}
+    further = {"id": caller_id, "name": name}
+    return {**found, **{key: value for key, value in further.items() if value is not None}}
 
 
 def _token_refusal(hook: Hook, request: HookRequest) -> Refusal | None:
@@ -131,5 +187,14 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
+def _hex(digest: bytes) -> bytes:
+    return digest.hex().encode()
+
+
 def _key(secret: str) -> bytes:
     return base64.b64decode(secret.removeprefix(PREFIX))
+
+
+def _text_key(secret: str) -> bytes:
+    _key(NOBODY.secrets[0])  # so that each check takes the same time
+    return secret.encode()

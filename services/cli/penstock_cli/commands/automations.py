@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +35,13 @@ AnyRule = Annotated[
     str | None, typer.Argument(help="The rule's id. Without it, all your rules are meant.")
 ]
 _time = parser(lambda text: parse_since(text).astimezone(UTC).isoformat())
+FirstEvent = Annotated[
+    str,
+    typer.Option(
+        parser=_time, metavar="TIME", help="The first event: 15m, 2h, 3d, or an ISO 8601 time."
+    ),
+]
+RulesFile = Annotated[Path, typer.Argument(help="A YAML file with a list `rules`; - is the input.")]
 Since = Annotated[
     str | None,
     typer.Option(
@@ -63,26 +72,86 @@ def show(api: Api, output: Output, rule: Rule) -> None:
     _show(output, api.call("GET", _path(rule)))
 
 
+@app.command("check")
+def check(file: RulesFile) -> None:
+    """Check the rules of a file without a server, and name all mistakes.
+
+    Agents and addresses are not checked, because only the server knows them. The exit code is 0 if
+    there is no mistake, and 2 otherwise.
+    """
+    from penstock_cli.local import rules_check  # noqa: PLC0415 - needs the service's package
+
+    rules, wrong = _read(file)
+    for rule in rules:
+        found, warnings = rules_check.mistakes(rule)
+        wrong += found
+        for line in warnings:
+            typer.echo(f"{file}:{line} (a warning)", err=True)
+    _refuse(file, wrong)
+    typer.echo(f"{file}: {len(rules)} rules, no mistake")
+
+
 @app.command("apply")
 @client
 def apply(
     api: Api,
     output: Output,
-    file: Annotated[Path, typer.Argument(help="A YAML file with a list `rules`; - is the input.")],
+    file: RulesFile,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune", help="Delete your rules that are not in the file, if it has no mistake."
+        ),
+    ] = False,
 ) -> int:
-    """Make or change the rules of a file. Other rules are not changed.
+    """Make or change the rules of a file. Without --prune, other rules are not changed.
 
     In the file, ${NAME} stands for a variable of your environment. A repeat changes nothing.
     """
+    rules, wrong = _read(file)
+    _refuse(file, wrong)
+    if prune and not rules:
+        text = "--prune with a file without rules would delete all your rules: delete them by id"
+        raise typer.BadParameter(text)
+    stored = [_apply(api, output, str(file), rule) for rule in rules]
+    if None in stored:
+        if prune:
+            output.notice("no rule is deleted, because the file has mistakes")
+        return FAILED
+    if prune:
+        _prune(api, output, stored)
+    return DONE
+
+
+def _prune(api: Api, output: Output, stored: Sequence[Record | None]) -> None:
+    """Delete the rules of the owners of the stored rules that are none of these rules."""
+    ids = {each["id"] for each in stored if each is not None}
+    owners = {each["owner"]["user_id"] for each in stored if each is not None}
+    found, _ = api.pages(ROOT, "automations", "after", sys.maxsize, {})
+    for rule in found:
+        is_own = rule["source"] == "api" and rule["owner"]["user_id"] in owners
+        if is_own and rule["id"] not in ids:
+            waiting = api.call("DELETE", _path(rule["id"]), repeat=False)["waiting"]
+            text = f"{rule['id']}: deleted, {waiting} waiting deliveries fail"
+            output.result({"outcome": "deleted", **rule}, text)
+
+
+def _read(file: Path) -> tuple[list[FileRule], list[str]]:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        rules = read_rules(text, os.environ)
+        return read_rules(text, os.environ)
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from None
     except InvalidFile as error:
-        typer.echo(f"{file}:{error}", err=True)
-        raise typer.Exit(2) from None
-    return max([_apply(api, output, str(file), rule) for rule in rules], default=DONE)
+        return [], [str(error)]
+
+
+def _refuse(file: Path, wrong: list[str]) -> None:
+    """Print the mistakes in the order of the file, and end the command if there are any."""
+    for line in sorted(wrong, key=lambda each: int(re.split(r"\D", each, maxsplit=1)[0] or 0)):
+        typer.echo(f"{file}:{line}", err=True)
+    if wrong:
+        raise typer.Exit(2)
 
 
 @app.command("delete")
@@ -116,19 +185,55 @@ def dry_run(
     api: Api,
     output: Output,
     rule: Rule,
-    since: Annotated[
-        str,
-        typer.Option(
-            parser=_time, metavar="TIME", help="The first event: 15m, 2h, 3d, or an ISO 8601 time."
-        ),
-    ] = "1h",
+    since: FirstEvent = "1h",
     limit: Annotated[
         int, typer.Option(min=1, max=10_000, help="How many events are looked at.")
     ] = 1000,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the rule as it is to become; nothing is stored."),
+    ] = None,
 ) -> None:
     """Show which past events would have fired a rule, and why the others would not."""
     body = {"since": since, "limit": limit}
-    _show_dry_run(output, api.call("POST", _path(rule, "dry-run"), body=body))
+    if file is None:
+        _show_dry_run(output, api.call("POST", _path(rule, "dry-run"), body=body))
+        return
+    rules, wrong = _read(file)
+    _refuse(file, wrong)
+    drafts = [each for each in rules if each.id == rule]
+    if not drafts:
+        raise typer.BadParameter(f"{file} has no rule {rule}", param_hint="RULE")
+    try:
+        found = api.call("POST", _path("dry-run"), body={**body, "rule": drafts[0].value})
+    except ApiError as error:
+        _refuse(file, _refusals(drafts[0], error))
+        raise
+    for line in _located(drafts[0], found.get("warnings", [])):
+        output.notice(f"{file}:{line} (a warning)")
+    _show_dry_run(output, found)
+
+
+@app.command("backfill")
+@client
+def backfill(api: Api, output: Output, rule: Rule, since: FirstEvent = "1h") -> None:
+    """Make the deliveries of past events, from before the rule was made or resumed.
+
+    A repeat makes no second delivery of an event.
+    """
+    body: dict[str, Any] = {"since": since}
+    looked_at, counts = 0, Counter[str]()
+    while True:
+        done = api.call("POST", _path(rule, "backfill"), body=body)
+        looked_at += done["looked_at"]
+        counts.update(done["counts"])
+        if done["next"] is None:
+            break
+        body["after"] = done["next"]
+    if output.as_json:
+        output.json_line({"looked_at": looked_at, "counts": dict(counts)})
+    else:
+        output.text(_counted(looked_at, counts))
 
 
 @app.command("deliveries")
@@ -288,7 +393,8 @@ def _path(*segments: str) -> str:
     return path_of("automations", *segments)
 
 
-def _apply(api: Api, output: Output, file: str, rule: FileRule) -> int:
+def _apply(api: Api, output: Output, file: str, rule: FileRule) -> Record | None:
+    """Store a rule, and say what has become of it; return None if it was refused."""
     try:
         before = _find(api, rule.id)
         if before is None:
@@ -300,10 +406,12 @@ def _apply(api: Api, output: Output, file: str, rule: FileRule) -> int:
     except ApiError as error:
         for line in _refusals(rule, error):
             output.notice(f"{file}:{line}")
-        return FAILED
+        return None
     output.result({"outcome": what.partition(",")[0], **stored}, f"{rule.id}: {what}")
+    for line in _located(rule, stored.get("warnings", [])):
+        output.notice(f"{file}:{line} (a warning)")
     _show_secrets(output, stored)
-    return DONE
+    return stored
 
 
 def _find(api: Api, rule_id: str) -> dict[str, Any] | None:
@@ -320,10 +428,14 @@ def _refusals(rule: FileRule, error: ApiError) -> list[str]:
     and the reason."""
     if not error.errors:
         return [f"{rule.location_of('id')}: {rule.id}: {error}"]
+    return _located(rule, error.errors)
+
+
+def _located(rule: FileRule, found: Sequence[Record]) -> list[str]:
     return [
         f"{rule.location_of(each['field'], each.get('line'), each.get('column'))}: {rule.id}: "
         f"{each['field']}: {each['message']}"
-        for each in error.errors
+        for each in found
     ]
 
 
@@ -356,15 +468,19 @@ def _show_dry_run(output: Output, found: Record) -> None:
     if output.as_json:
         output.json_line(found)
         return
-    counts = ", ".join(f"{count} {result}" for result, count in found["counts"].items() if count)
     more = "" if found["complete"] else "; there are more events than these"
-    output.text(f"{found['looked_at']} events: {counts or 'none'}{more}")
+    output.text(f"{_counted(found['looked_at'], found['counts'])}{more}")
     rows = [
         (each["run_id"], each["sequence"], each["type"], each["why"], each["reason"])
         for each in found["shown"]
     ]
     if rows:
         output.table(("run", "event", "type", "result", "reason"), rows)
+
+
+def _counted(looked_at: int, counts: Mapping[str, int]) -> str:
+    text = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
+    return f"{looked_at} events: {text or 'none'}"
 
 
 def _show_delivery(output: Output, found: Record) -> None:

@@ -72,12 +72,12 @@ class Receiver:
         except (WebhookVerificationError, ValueError) as error:
             self._say(f"webhook refused, signature NOT valid: {error}")
             raise Problem(401, "the signature is not valid") from error
-        self._say(line(orjson.loads(body), request.headers["webhook-id"]))
+        self._say(line(orjson.loads(body), request.headers["penstock-delivery"]))
         return Response(status_code=204)
 
 
-def line(body: dict[str, Any], webhook_id: str) -> str:
-    rule = webhook_id.partition(".")[0]
+def line(body: dict[str, Any], delivery_id: str) -> str:
+    rule = delivery_id.partition(".")[0]
     run = body["data"].get("run_id")
     return f"webhook of rule {rule}: {body['type']}, run {run}, signature valid"
 

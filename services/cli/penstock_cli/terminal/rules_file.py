@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from penstock import yaml_lines
+from penstock.yaml_lines import repeated_keys
 
 
 class InvalidFile(ValueError):
@@ -20,11 +21,13 @@ class InvalidFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FileRule:
-    """A rule in a file, with its value, its node and the lines of the file."""
+    """A rule in a file, with its value, its node and the lines of the file. `unset` are the fields
+    that name a variable which is not set."""
 
     value: dict[str, Any]
     node: yaml.Node
     lines: Sequence[str]
+    unset: frozenset[str]
 
     @property
     def id(self) -> str:
@@ -41,11 +44,12 @@ class FileRule:
         return f"{text[0] + line - 1}:{text[1] + column - 1}"
 
 
-def read_rules(text: str, variables: Mapping[str, str]) -> list[FileRule]:
-    """Return the rules of a file.
+def read_rules(text: str, variables: Mapping[str, str]) -> tuple[list[FileRule], list[str]]:
+    """Return the rules of a file, and its mistakes, each as `LINE: REASON`.
 
-    Raises:
-        InvalidFile: the text is no YAML, has no list of rules, or names an unknown variable.
+    The mistakes are those of the file, such as an unknown variable. A rule is checked by
+    `rules_check` or by the server. Raises InvalidFile if the text is no YAML, or has no list of
+    rules.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -59,32 +63,37 @@ def read_rules(text: str, variables: Mapping[str, str]) -> list[FileRule]:
         raise InvalidFile("1: the file must have one key, `rules`, with a list of rules")
     nodes = yaml_lines.node_at(root, ["rules"])[0].value
     lines = text.splitlines()
-    rules = [
-        _rule(value, node, variables, lines) for value, node in zip(listed, nodes, strict=True)
-    ]
-    seen: set[str] = set()
-    for rule in rules:
-        if rule.id in seen:
-            raise InvalidFile(f"{rule.location_of('id')}: the id {rule.id} is used twice")
-        seen.add(rule.id)
-    return rules
+    found: list[FileRule] = []
+    wrong = [f"{line}: {key}: {yaml_lines.REPEATED_KEY}" for key, line in repeated_keys(root)]
+    for value, node in zip(listed, nodes, strict=True):
+        if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+            wrong.append(f"{node.start_mark.line + 1}: a rule is a mapping with an `id`")
+            continue
+        rule, unset = _rule(value, node, variables, lines)
+        wrong += unset
+        if rule.id in {each.id for each in found}:
+            wrong.append(f"{rule.location_of('id')}: the id {rule.id} is used twice")
+        found.append(rule)
+    return found, wrong
 
 
 def _rule(
-    value: Any, node: yaml.Node, variables: Mapping[str, str], lines: Sequence[str]
-) -> FileRule:
-    if not isinstance(value, dict) or not isinstance(value.get("id"), str):
-        line = node.start_mark.line + 1
-        raise InvalidFile(f"{line}: a rule is a mapping with an `id`")
-    if "owner" in value:
-        line = yaml_lines.line_of(node, ["owner"])
-        raise InvalidFile(f"{line}: a rule that is applied belongs to the caller: remove `owner`")
+    value: dict[str, Any], node: yaml.Node, variables: Mapping[str, str], lines: Sequence[str]
+) -> tuple[FileRule, list[str]]:
     unset: dict[yaml_lines.Place, list[str]] = {}
     expanded: dict[str, Any] = yaml_lines.expanded(value, variables, unset)
-    for path, [name, *_] in unset.items():
-        line = yaml_lines.line_of(node, path)
-        raise InvalidFile(f"{line}: the variable {name} is not set")
-    return FileRule(expanded, node, lines)
+    wrong = [
+        f"{yaml_lines.line_of(node, path)}: the variable {name} is not set"
+        for path, names in unset.items()
+        for name in names
+    ]
+    if "owner" in value:
+        line = yaml_lines.line_of(node, ["owner"])
+        wrong.append(f"{line}: a rule that is applied belongs to the caller: remove `owner`")
+        del expanded["owner"]
+    return FileRule(
+        expanded, node, lines, frozenset(".".join(map(str, each)) for each in unset)
+    ), wrong
 
 
 def _text_of(node: yaml.Node, lines: Sequence[str]) -> tuple[int, int] | None:

@@ -52,6 +52,20 @@ class Answer:
     def shown(self, secrets: Iterable[str] = ()) -> str:
         return self.text(secrets).encode()[:KEPT_BYTES].decode("utf-8", "ignore")
 
+    def shown_headers(self, secrets: Iterable[str] = ()) -> dict[str, str]:
+        """Return the first KiB of the headers, without cookies and `secrets`."""
+        secrets, found, size = list(secrets), dict[str, str](), 0
+        for name, whole in self.headers.items():
+            value = whole
+            for secret in secrets:
+                value = value.replace(secret, HIDDEN)
+            size += len(name) + len(value)
+            if size > KEPT_BYTES:
+                break
+            if name != "set-cookie":
+                found[name] = value
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
@@ -68,14 +82,19 @@ class Sender:
         self._guard = guard
         self._tls: ssl.SSLContext | None = None
 
-    async def post(
-        self, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+    async def send(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        timeout_s: float,
+        method: str = "POST",
     ) -> Answer | NoAnswer:
-        """Post a body within `timeout_s` seconds; return the answer with up to 64 KiB of its body,
-        or a `NoAnswer`."""
+        """Send a request within `timeout_s` seconds; return the answer with up to 64 KiB of its
+        body, or a `NoAnswer`."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._post(httpx.URL(url), headers, body, timeout_s)
+                return await self._send(method, httpx.URL(url), headers, body, timeout_s)
         except (TimeoutError, httpx.TimeoutException):
             return NoAnswer("timeout", f"no complete answer within {timeout_s:g} s")
         except AddressRefused as error:
@@ -85,20 +104,14 @@ class Sender:
         except _UNUSABLE as error:
             return NoAnswer("protocol", f"no HTTP/1.1 exchange is possible: {_text(error)}")
 
-    async def _post(
-        self, url: httpx.URL, headers: Mapping[str, str], body: bytes, timeout_s: float
+    async def _send(
+        self, method: str, url: httpx.URL, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> Answer:
         self._guard.check_scheme(url.scheme, url.host)
-        sent = {
-            "host": url.netloc.decode("ascii"),
-            "content-length": str(len(body)),
-            **headers,
-        }
-        raw = [
-            (name.encode("latin-1"), value.strip(" \t").encode("latin-1"))
-            for name, value in sent.items()
-        ]
-        request = encoded_request(b"POST", url.raw_path, raw, body)
+        length = {} if method == "GET" else {"content-length": str(len(body))}
+        sent = {"host": url.netloc.decode("ascii"), **length, **headers}
+        raw = [(name.encode(), value.strip(" \t").encode()) for name, value in sent.items()]
+        request = encoded_request(method.encode(), url.raw_path, raw, body)
         if self._tls is None:
             self._tls = httpx.create_ssl_context()
         exchange = await connect(url, self._tls, timeout_s, self._guard.resolve)

@@ -16,12 +16,14 @@ from penstock.bus import Bus, subjects
 from penstock.bus.records import Decider, LinkReply, LinkRequest
 from penstock.bus.streams import events_for
 from penstock.bus.write.objects import unwrap
+from penstock.expressions import ExpressionError
 from penstock.runs.decide import request_link
 from penstock_automations.actions.executor import (
     ActionExecutor,
     AttemptDeferred,
     Attempted,
     Occurrence,
+    unfilled,
 )
 from penstock_automations.actions.webhook.endpoints import Endpoints, admit
 from penstock_automations.actions.webhook.exchange import Answer, NoAnswer, Sender, is_up, verdict
@@ -88,7 +90,10 @@ class WebhookExecutor(ActionExecutor):
                 return AttemptDeferred(wait_s, "breaker")
             links = await links_of(self._bus, webhook, rule.record.owner, occurrence)
             occurrence = await with_request(self._bus, rule, job, occurrence)
-            request = self._request(rule, job, occurrence, links=links)
+            try:
+                request = self._request(rule, job, occurrence, links=links)
+            except ExpressionError as error:
+                return Attempted(unfilled(error), self._bus.clock.stamp(), 0.0)
             is_call = isinstance(job.source, CallSource)
             result, attempted = await self._send(request, webhook, keeps_answer=is_call)
         if not is_up(result):
@@ -104,11 +109,12 @@ class WebhookExecutor(ActionExecutor):
         """Send a webhook that is marked as a test, past the breaker and the rate, within 20 s.
 
         Nothing is counted or recorded. If the endpoint works, deliveries that the breaker stopped
-        are made.
+        are made. Raises ExpressionError if the sample cannot fill a template of the rule.
         """
         webhook = _webhook_of(rule)
         limited = webhook.model_copy(update={"timeout_s": min(webhook.timeout_s, MAX_TEST_S)})
-        request = self._request(rule, job, occurrence, is_test=True)
+        links = [_sample_link(whom, self._bus.clock.stamp()) for whom in webhook.links]
+        request = self._request(rule, job, occurrence, is_test=True, links=links)
         result, attempted = await self._send(request, limited)
         if is_up(result):
             self.endpoints.of(rule, webhook).breaker.record_success()
@@ -141,8 +147,8 @@ class WebhookExecutor(ActionExecutor):
         self, request: Request, webhook: Webhook, *, keeps_answer: bool = False
     ) -> tuple[Answer | NoAnswer, Attempted]:
         begun, at = time.monotonic(), self._bus.clock.stamp()
-        result = await self._sender.post(
-            request.url, request.headers, request.body, webhook.timeout_s
+        result = await self._sender.send(
+            request.url, request.headers, request.body, webhook.timeout_s, webhook.method
         )
         whole = result.text(request.secrets) if isinstance(result, Answer) else None
         return result, Attempted(
@@ -150,6 +156,7 @@ class WebhookExecutor(ActionExecutor):
             at,
             time.monotonic() - begun,
             answer=result.shown(request.secrets) if isinstance(result, Answer) else "",
+            headers=result.shown_headers(request.secrets) if isinstance(result, Answer) else {},
             request=request.head,
             whole_answer=whole if keeps_answer else None,
         )
@@ -195,6 +202,12 @@ async def _link(bus: Bus, approval_id: str, maker: Decider, whom: LinkFor) -> di
     request = LinkRequest(maker=maker, **whom.model_dump())
     reply = await request_link(bus, approval_id, request)
     return {**whom.model_dump(include={"user", "role"}, exclude_none=True), **_shown(reply)}
+
+
+def _sample_link(whom: LinkFor, now: str) -> dict[str, Any]:
+    """Return a link for a test, which nobody can decide with."""
+    shown = whom.model_dump(include={"user", "role"}, exclude_none=True)
+    return {**shown, "url": "https://penstock.example/d/sample", "expires_at": now}
 
 
 def _shown(reply: LinkReply) -> dict[str, Any]:

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
-from standardwebhooks.webhooks import Webhook
+from standardwebhooks.webhooks import Webhook as StandardWebhook
 
 from penstock.dialects import a2a
+from penstock.expressions import ExpressionError
 from penstock_automations.actions.executor import Occurrence, RequestHead
 from penstock_automations.jobs.job import CallSource, Job
-from penstock_automations.rules.actions import WebhookAuth
+from penstock_automations.rules.actions import Webhook, WebhookAuth, filled_header, filled_json
 from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import event_of
 
 _REFERENCE = ("run_id", "sequence", "session_id", "leg", "event")
 
@@ -55,21 +57,22 @@ def body_of(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The request of a webhook. `head` is the request's head without secrets, for records."""
+    """The request of a webhook. `head` is the request's head without secrets, for records.
+    `further` are the secrets that are in no header: in the URL, and in one-time links."""
 
     url: str
     headers: dict[str, str]
     body: bytes
     head: RequestHead
-    links: Sequence[str] = ()  # the addresses of one-time links, which are secrets, too
+    further: Sequence[str] = ()
 
     @property
     def secrets(self) -> list[str]:
         """The values of headers that `head` leaves out, also without a scheme such as `Bearer`, and
-        the links."""
+        the `further` ones."""
         hidden = [value for name, value in self.headers.items() if name not in self.head.headers]
         parts = (value.partition(" ")[2] for value in hidden if " " in value)
-        return [*hidden, *parts, *(url.rpartition("/")[2] for url in self.links)]
+        return [*hidden, *parts, *self.further]
 
 
 TEST: Final = "penstock-test"  # the header that marks a test request
@@ -85,28 +88,19 @@ def request_of(
     is_test: bool = False,
     links: Sequence[Mapping[str, Any]] = (),
 ) -> Request:
-    """Return the request for an event, a trigger or a call, signed with the time `unix_s`."""
+    """Return the request for an event, a trigger or a call, signed with the time `unix_s`. Raises
+    ExpressionError if a template of the rule cannot be filled."""
     webhook = rule.action.webhook
     assert webhook is not None, "the caller has chosen a rule that sends a webhook"
-    own: Mapping[str, str] = {}
-    if isinstance(job.source, CallSource):
-        body = orjson.dumps(job.source.call.body)
-        own = {name.lower(): value for name, value in job.source.call.headers.items()}
-    else:
-        body = body_of(
-            job.type,
-            occurrence.payload,
-            payload=rule.payload,
-            max_bytes=max_bytes,
-            links=links,
-            request=occurrence.request,
-        )
+    has_body = webhook.method != "GET"
+    own, body = _content(rule, webhook, job, occurrence, max_bytes, links)
     shown = {
-        **own,
-        "content-type": "application/json",
+        **{name.lower(): value for name, value in own.items()},
+        **({"content-type": "application/json"} if has_body else {}),
         "user-agent": "Penstock",
         "webhook-id": job.webhook_id,
         "webhook-timestamp": str(int(unix_s)),
+        "penstock-delivery": job.delivery_id,
         "penstock-attempt": str(job.attempt),
         "penstock-depth": str(job.depth),
     }
@@ -116,6 +110,7 @@ def request_of(
         shown[TEST] = "1"
     if occurrence.traceparent:
         shown["traceparent"] = occurrence.traceparent
+    body = body if has_body else b""
     headers = {
         **shown,
         **signed(webhook.secrets, job.webhook_id, unix_s, body),
@@ -123,9 +118,54 @@ def request_of(
     }
     parts = urlsplit(webhook.url)
     url = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
-    head = RequestHead(url=url, headers=shown, body_bytes=len(body))
+    head = RequestHead(method=webhook.method, url=url, headers=shown, body_bytes=len(body))
     urls = [str(link["url"]) for link in links if "url" in link]
-    return Request(webhook.url, headers, body, head, urls)
+    address, *in_url = _address(webhook)
+    return Request(
+        address, headers, body, head, [*in_url, *(each.rpartition("/")[2] for each in urls)]
+    )
+
+
+def _content(
+    rule: Rule,
+    webhook: Webhook,
+    job: Job,
+    occurrence: Occurrence,
+    max_bytes: int,
+    links: Sequence[Mapping[str, Any]],
+) -> tuple[Mapping[str, str], bytes]:
+    """Return the headers of the rule or the call, and the body. Raises ExpressionError if a
+    template cannot be filled."""
+    if isinstance(job.source, CallSource):
+        return job.source.call.headers, orjson.dumps(job.source.call.body)
+    own: Mapping[str, str] = {}
+    event = {}
+    if webhook.headers or webhook.body is not None:
+        event = event_of(orjson.loads(occurrence.payload))
+        own = {name: filled_header(text, event) for name, text in webhook.headers.items()}
+    if webhook.body is not None:
+        filled = orjson.dumps(filled_json(webhook.body, {"event": event, "links": list(links)}))
+        if len(filled) > max_bytes:
+            raise ExpressionError(f"the body would be larger than {max_bytes} bytes")
+        return own, filled
+    return own, body_of(
+        job.type,
+        occurrence.payload,
+        payload=rule.payload,
+        max_bytes=max_bytes,
+        links=links,
+        request=occurrence.request,
+    )
+
+
+def _address(webhook: Webhook) -> list[str]:
+    """Return the URL, and the secrets in it."""
+    query = webhook.auth.query if webhook.auth is not None else None
+    if query is None:
+        return [webhook.url]
+    value = quote(query.value, safe="")
+    joint = "&" if "?" in webhook.url else "?"
+    return [f"{webhook.url}{joint}{query.name}={value}", query.value, value]
 
 
 def _authorization(auth: WebhookAuth | None) -> dict[str, str]:
@@ -150,6 +190,6 @@ def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) 
     text = body.decode()
     headers = {"webhook-id": webhook_id, "webhook-timestamp": str(int(unix_s))}
     if secrets:
-        signatures = [Webhook(each).sign(webhook_id, at, text) for each in secrets]
+        signatures = [StandardWebhook(each).sign(webhook_id, at, text) for each in secrets]
         headers["webhook-signature"] = " ".join(signatures)
     return headers
