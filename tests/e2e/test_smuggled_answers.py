@@ -17,7 +17,7 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from penstock.dialects.openai import Asked
+from penstock.dialects.openai import RequestId
 from support.attacks.smuggled import ATTACKS, DECISIONS, FACES, Caller, Request, Target
 from support.drive.secured import bearer
 from support.drive.short import in_short
@@ -109,7 +109,7 @@ class Site:
             tool=paused["tools"][0],
             call=calls[0],
             interrupt=finished["outcome"]["interrupts"][0],
-            openai_request=str(Asked.of(approval["approval_id"], item)),
+            openai_request=str(RequestId.of(approval["approval_id"], item)),
         )
 
     async def is_pending(self, target: Target) -> bool:

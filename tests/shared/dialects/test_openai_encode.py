@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dialects.openai import Asked, ChatEncoder, ResponsesEncoder
+from penstock.dialects.openai import ChatEncoder, RequestId, ResponsesEncoder
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 from support.drive.for_each import for_each
@@ -131,8 +131,8 @@ def test_a_chat_says_what_the_response_says(recorded_run: Recorded) -> None:
         whole = ChatEncoder("resp", leg, streaming=False)
         [completion] = bodies(leg_of(recorded_run.events, leg, whole))
         assert completion["choices"][0]["message"]["content"] == said
-        asks = [item for item in final["output"] if Asked.parse(item.get("call_id") or item["id"])]
-        assert ("This waits for a decision" in said) is bool(asks)
+        ids = [item.get("call_id") or item["id"] for item in final["output"]]
+        assert ("This waits for a decision" in said) is any(map(RequestId.parse, ids))
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -247,4 +247,4 @@ def test_a_run_that_is_cancelled_ends_as_incomplete_with_its_status() -> None:
     "text", ["", "mcpr_", "mcpr_a", "mcpr_a.b", f"mcpr_.{32 * 'a'}", f"a.{32 * 'a'}", "a.b.c"]
 )
 def test_an_id_without_a_whole_digest_names_no_request(text: str) -> None:
-    assert Asked.parse(text) is None
+    assert RequestId.parse(text) is None

@@ -127,7 +127,7 @@ def failure(code: str, text: str) -> Frame:
 
 def _asked(item: JsonObject, links: Mapping[str, str]) -> str | None:
     """Return a line for an item that asks for a decision; None for any other item."""
-    asked = items.Asked.parse(item.get("call_id") or item["id"])
+    asked = items.RequestId.parse(item.get("call_id") or item["id"])
     if asked is None:
         return None
     link = links.get(asked.approval_id, f"approval {asked.approval_id}")

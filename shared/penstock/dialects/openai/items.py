@@ -20,7 +20,7 @@ _COUNTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestId:
     """What a request's id says: `mcpr_<approval id>.<the first half of the item's digest>`. The
     client sends the id back unchanged, so an answer names exactly what the client was shown."""
 
@@ -75,7 +75,7 @@ def result(data: JsonObject) -> JsonObject:
 
 def request(approval: JsonObject, item: JsonObject, agent: str) -> JsonObject:
     """Return the item with which a client is asked: a question of yes or no, or for a value."""
-    asked = str(Asked.of(approval["approval_id"], item))
+    asked = str(RequestId.of(approval["approval_id"], item))
     shown = item.get("args") or {}
     if not item.get("tool"):
         names = ("description", "input_schema", "options")
@@ -96,7 +96,7 @@ def answers(approval: JsonObject, decided: Json) -> list[JsonObject]:
     """Return the items that answer the requests of an approval."""
     asked = {each["item_id"]: each for each in objects(approval.get("items"))}
     return [
-        _answer(str(Asked.of(approval["approval_id"], item)), item, each)
+        _answer(str(RequestId.of(approval["approval_id"], item)), item, each)
         for each in objects(decided)
         if (item := asked.get(each.get("item_id"))) is not None
     ]

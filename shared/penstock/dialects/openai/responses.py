@@ -180,7 +180,7 @@ class ResponsesEncoder:
                 self._calls[data["tool_call_id"]] = data
             case "approval.requested":
                 for item in data["items"]:
-                    asked = items.Asked.of(data["approval_id"], item)
+                    asked = items.RequestId.of(data["approval_id"], item)
                     self._asked[item.get("tool_call_id") or ""] = str(asked)
         self._approvals.feed(event_type, data)
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from penstock.bus import subjects
 from penstock.bus.records import ApprovalRecord
-from penstock.dialects.openai import Asked
+from penstock.dialects.openai import RequestId
 from support.attacks import openai_answers
 from support.attacks.openai_answers import CHAT, RESPONSES
 from support.attacks.smuggled import ATTACKS, Target
@@ -64,7 +64,7 @@ async def paused(penstock: Secured, user: str = "alice") -> tuple[PretendRun, Ta
         tool={},
         call={},
         interrupt={},
-        openai_request=str(Asked.of(approval_id, ITEM)),
+        openai_request=str(RequestId.of(approval_id, ITEM)),
     )
     return run, target
 
@@ -95,7 +95,7 @@ async def test_an_answer_to_an_earlier_pause_of_the_same_call_decides_nothing(
 ) -> None:
     run, target = await paused(penstock)
     decided = await penstock.approval(run, items=[ITEM], status="decided")
-    earlier = str(Asked.of(decided, ITEM))
+    earlier = str(RequestId.of(decided, ITEM))
     body = answer(target, input=[openai_answers.answer(target, earlier)])
     got = await penstock.http.post(RESPONSES, json=body, headers=bearer())
     assert got.status_code == 409, got.text

@@ -9,15 +9,19 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.records import DecideRequest, RunRecord, StartCommand
-from penstock.dialects.openai import Asked
+from penstock.dialects.openai import RequestId
 from support.drive.clients import Client
 from support.drive.short import in_short
 from support.fakes.cutter import cutter
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun
 from support.real.openai_client import LANGUAGES, OpenAIClient, Refused, running
 
-DIGEST = "sha256:" + 16 * "0123"
-ITEM = {"digest": DIGEST, "tool": "delete_file", "args": {"path": "a"}, "tool_call_id": "c1"}
+ITEM = {
+    "digest": "sha256:" + 16 * "0123",
+    "tool": "delete_file",
+    "args": {"path": "a"},
+    "tool_call_id": "c1",
+}
 
 
 # `make test` tries most with the first language alone, `make faults` all with each.
@@ -171,7 +175,7 @@ async def test_a_decision_is_an_item_with_the_digest_and_continues_the_run(
     first = await openai.call("create", body=body())
     [request] = first["output"]
     assert request["type"] == "mcp_approval_request"
-    assert Asked.parse(request["id"]) == Asked(asked[0], DIGEST.removeprefix("sha256:")[:32])
+    assert request["id"] == str(RequestId.of(asked[0], ITEM))
     answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
     given = [{**answer, "approve": True, "reason": "fine"}]
     then = await openai.call("create", body=body(input=given, previous_response_id=first["id"]))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock.bus.records import Decided
 from penstock.dialects.approvals import CONFIRMATIONS
 from penstock.dialects.json import parsed
-from penstock.dialects.openai import Asked
+from penstock.dialects.openai import RequestId
 from penstock.web.problems import ErrorShape, Problem, schema_of
 
 JsonObject = dict[str, Any]
@@ -57,27 +57,24 @@ class ChatRequest(_Body):
 class Answered:
     """An item that answers the request `asked`."""
 
-    asked: Asked
+    asked: RequestId
     item: JsonObject
 
     def decision(self, asked: Mapping[str, Any]) -> Decided:
         """Return the decision on an item of `approval.requested`."""
-        given, item_id = self.item, asked["item_id"]
-        if asked["kind"] not in CONFIRMATIONS:
-            if given["type"] != "function_call_output":
-                if given.get("approve") is False:
-                    return Decided(item_id=item_id, decision="reject", note=given.get("reason"))
-                raise refused("input", f"{self.asked} asks for a value: send function_call_output")
-            value = text_of("input", given.get("output"))
-            value = value if asked["kind"] == "external" else parsed(value)
-            return Decided(item_id=item_id, decision="approve", value=value)
-        yes = given.get("approve")
-        if given["type"] != "mcp_approval_response" or not isinstance(yes, bool):
-            text = f"{self.asked} is answered by mcp_approval_response with approve: true or false"
-            raise refused("input", text)
-        note = given.get("reason")
-        decision = "approve" if yes else "reject"
-        return Decided(item_id=item_id, decision=decision, note=note)
+        kind, item_id = asked["kind"], asked["item_id"]
+        is_answer = self.item["type"] == "mcp_approval_response"
+        yes = self.item.get("approve") if is_answer else None
+        if yes is False or (yes is True and kind in CONFIRMATIONS):
+            decision, note = "approve" if yes else "reject", self.item.get("reason")
+            return Decided(item_id=item_id, decision=decision, note=note)
+        if is_answer or kind in CONFIRMATIONS:
+            yes_or_no = "mcp_approval_response with approve: true or false"
+            how = yes_or_no if kind in CONFIRMATIONS else "function_call_output with the value"
+            raise refused("input", f"{self.asked} is answered by {how}")
+        value = text_of("input", self.item.get("output"))
+        value = value if kind == "external" else parsed(value)
+        return Decided(item_id=item_id, decision="approve", value=value)
 
 
 def refused(param: str, text: str, status: int = 400, code: str | None = None) -> Problem:
@@ -98,7 +95,7 @@ def answers_of(asked: ResponsesRequest) -> list[Answered]:
 
 def _answered(item: JsonObject) -> Answered:
     name = str(item.get(ANSWERS[item["type"]]))
-    asked = Asked.parse(name)
+    asked = RequestId.parse(name)
     if asked is None:
         raise refused(
             "input", f"{name[:128]!r} is the id of no request; send it back unchanged", 404

@@ -11,8 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord
-from penstock.dialects.openai import Asked as AskedItem
-from penstock.dialects.openai import ObjectEncoder
+from penstock.dialects.openai import ObjectEncoder, RequestId
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
@@ -131,7 +130,7 @@ class Responses(Runs):
         approval = await approval_seen(bus, who, asked.approval_id, awaited=True)
         if approval is None:
             raise refused("input", f"no request {asked} waits", 404)
-        shown = {AskedItem.of(approval.approval_id, each): each for each in approval.items}
+        shown = {RequestId.of(approval.approval_id, each): each for each in approval.items}
         if (item := shown.get(asked)) is None:
             raise Problem(409, "the request is not the one that was shown; look at it again")
         root = (await ancestors_of(bus, approval.run_id))[-1]
