@@ -53,7 +53,7 @@ TOGETHER = {
         f"tests/e2e/test_{name}.py": "tests/e2e"
         for name in (
             *("agno_surface", "adk_surface", "agui_surface", "real_servers"),
-            *("agno_sessions", "costs", "logs", "metrics"),
+            *("agno_sessions", "costs", "forks", "logs", "metrics"),
         )
     },
     **{

@@ -172,6 +172,14 @@ export interface Subrun {
   name?: string | null;
 }
 
+/** Where a fork's output of a step comes from. */
+export interface TakenFrom {
+  /** The workflow's run in which the step was done. */
+  run_id: string;
+  /** The id of the run that did the step, if there was one. */
+  child_run_id?: string | null;
+}
+
 /** Tokens that the models of a run used, as far as the upstream reports them. */
 export interface Usage {
   /** The number of tokens that the models read. */
@@ -731,6 +739,8 @@ export interface WorkflowStepCompleted extends Envelope {
     output: unknown;
     /** The id of the run that did the step. */
     child_run_id?: string | null;
+    /** Set if the run is a fork that has not done the step again: where the output comes from. */
+    taken_from?: TakenFrom | null;
   };
 }
 

@@ -598,3 +598,28 @@ def test_a_run_is_started_again_after_its_tools_were_named(
     assert body == {"agent": "assistant", "message": "Delete both", "forked_from": forked}
     assert penstock("runs", "again", RUN_ID, "--message", "Delete one").exit_code == 0
     assert api.sent("/v1/runs")[1]["message"] == "Delete one"
+
+
+def test_a_run_is_forked_after_it_was_said_what_is_taken_over(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.fork = {
+        **{"run_id": RUN_ID, "sequence": 9, "possible": True, "reason": None},
+        "taken_over": {"steps": ["step_build"], "messages": 0, "tool_calls": 0},
+        **{"asks_again": ["step_ask"], "later_steps": ["step_deploy"], "later_tools": []},
+    }
+    api.events = events(STARTED, COMPLETED)
+    result = penstock("runs", "fork", RUN_ID, "--sequence", "9")
+    assert result.exit_code == 0, result.output
+    assert "After event 9. Taken over: step_build. People are asked again: step_ask." in (
+        result.stderr
+    )
+    assert "may do again: step_deploy." in result.stderr
+    [body] = filter(None, api.sent(f"/v1/runs/{RUN_ID}/fork"))
+    assert body.pop("idempotency_key")
+    assert body == {"sequence": 9}
+    api.fork = {**api.fork, "possible": False, "reason": "the run has not ended"}
+    refused = penstock("runs", "fork", RUN_ID)
+    assert refused.exit_code == 2
+    assert "cannot be forked: the run has not ended" in refused.stderr
+    assert len([*filter(None, api.sent(f"/v1/runs/{RUN_ID}/fork"))]) == 1

@@ -134,3 +134,84 @@ async def test_runs_that_did_different_things_stand_beside_each_other(
             "document.querySelector('.bar [role=status]')?.innerText === 'Nothing differs'"
         )
         is_clean(page, demo)
+
+
+@pytest.mark.console
+async def test_a_workflow_is_forked_before_a_step_and_says_what_is_not_done_again(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    message = f"+password = 5 {HOSTILE}"
+    run_id = await started(http, message, "code_review")
+    await decided(http, run_id)
+    await has_status(http, run_id, "completed")
+    steps = {
+        each["step_id"]: each
+        for each in (await http.get(f"/v1/runs/{run_id}/state")).json()["steps"]
+    }
+    async with page_at(f"{demo}/console/runs/{run_id}") as page:
+        await page.resize(1280)
+        await page.until("!!document.querySelector('.run-fork:not([disabled])')")
+        # The last step, from its panel in the graph.
+        last = [*steps][-1].removeprefix("step_")
+        await page.click(f"[data-step={last}] button")
+        await page.until("!!document.querySelector('.step-panel .fork-before')")
+        await page.click(".step-panel .fork-before")
+        await page.until("!!document.querySelector('.forecast .called')")
+        forecast = await page.text(".forecast")
+        assert forecast.index("Not done again") < forecast.index("step_") < forecast.index(last)
+        await is_accessible(page, "fork")
+        await page.click(".again button[type=submit]")
+        await page.until(f"{HERE} !== '{run_id}'")
+        forked = await page.value(HERE)
+        # A person is asked again before what the decision allows.
+        await page.until("!!document.querySelector('.decision button.approve')")
+        await page.click(".decision button.approve")
+        await page.until("!!document.querySelector('.item-end')")
+        assert "goes on after event" in await page.text(".crumbs")
+        assert await page.value("document.querySelectorAll('.item-step .taken').length") >= 2
+        record = await has_status(http, forked, "completed")
+        assert record["forked_from"]["run_id"] == run_id
+        below = (await http.get("/v1/runs", params={"parent_run_id": forked})).json()["runs"]
+        assert [each["step_id"] for each in below] == [f"step_{last}"]
+        await page.click("#tab-timeline")
+        await page.until("document.querySelectorAll('.lane .bars li').length > 3")
+        kinds = "[...document.querySelectorAll('.lane-name .dim')].map((e) => e.innerText)"
+        assert {"step", "approval", "agent"} <= {*await page.value(kinds)} | {"agent"}
+        await is_accessible(page, "timeline")
+        await page.click("#tab-costs")
+        await page.until("!!document.querySelector('.story p.dim, .story table.costs')")
+        await page.click("#tab-state")
+        await page.until("!!document.querySelector('.state-at')")
+        # The stream counts the events of the steps' runs, too; the state those of the run itself.
+        last = int(await page.value("document.querySelector('.state-at').dataset.at"))
+        path = f"/v1/runs/{forked}/state"
+        states = [(await http.get(path, params={"at": at})).json() for at in (last - 1, last)]
+        assert [each["status"] for each in states] == ["running", "completed"]
+        await page.click("#tab-raw")
+        await page.until("!!document.querySelector('.raw p + .dim, .raw .bytes')")
+        assert await page.value("document.querySelectorAll('main img, main script').length") == 0
+        assert "\u202e" not in await page.value("document.documentElement.outerHTML")
+        is_clean(page, demo)
+
+
+async def test_an_agents_run_is_forked_after_the_result_of_a_tool(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await completed(http, f"textconfirm fork {HOSTILE}")
+    events = (
+        await http.get(f"/v1/runs/{run_id}/events", headers={"accept": "application/json"})
+    ).json()["events"]
+    result = next(each for each in events if each["event"]["action"] == "tool_result")
+    async with page_at(f"{demo}/console/runs/{run_id}?at={result['sequence']}") as page:
+        await page.until("!!document.querySelector('.run-fork:not([disabled])')")
+        await page.click(".run-fork")
+        await page.until("document.activeElement.id === 'fork-sequence'")
+        assert await page.value("document.activeElement.value") == str(result["sequence"])
+        await page.until("document.querySelector('.forecast').innerText.includes('one tool')")
+        await page.click(".again button[type=submit]")
+        await page.until(f"{HERE} !== '{run_id}'")
+        forked = await page.value(HERE)
+        await page.until("!!document.querySelector('.item-end')")
+        state = (await http.get(f"/v1/runs/{forked}/state")).json()
+        assert (state["status"], state["tool_calls"]) == ("completed", [])
+        is_clean(page, demo)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import uuid_utils
 
+from penstock.bus.records import ForkedFrom, RunRecord, TakenOver
 from penstock.events import TERMINAL, parse, typed_data
-from penstock.settings import Config
+from penstock.settings import AguiAgent, Config
+from penstock_edge.runs.forking import FirstRun, fork_of
 from support.drive.pipeline import Event, Pipeline, pipeline, types
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
@@ -104,6 +107,62 @@ def path() -> str:
 
 def runs_of(server: str, path: str, upstreams: dict[str, Upstream]) -> int:
     return [run["args"]["path"] for run in upstreams[server].tool_runs()].count(path)
+
+
+def first_run(events: list[Event], at: int) -> FirstRun:
+    """Fold a run's events as the edge does for a fork after the event `at`."""
+    now = {"created_at": events[0].body["timestamp"], "updated_at": events[0].body["timestamp"]}
+    record = RunRecord(
+        run_id=events[0].body["run_id"],
+        agent="pydantic-ai-tool",
+        session_id=events[0].body["session_id"],
+        user_id="u1",
+        status="completed",
+        **now,
+    )
+    first = FirstRun(record, at)
+    for event in events:
+        first.take(event.type, event.body)
+    return first
+
+
+async def test_a_fork_knows_the_conversation_up_to_its_point_and_calls_no_tool_before_it_again(
+    penstock: Pipeline,
+) -> None:
+    events = await run(penstock, "pydantic-ai-tool")
+    result = next(event for event in events if event.type == "llm.tool_result")
+    agent = AguiAgent(id="pydantic-ai-tool", protocol="agui", url="http://127.0.0.1")
+
+    async def fork(at: int, message: str | None = None) -> list[Event]:
+        made = fork_of(first_run(events, at), agent, message)
+        point = ForkedFrom(run_id=events[0].body["run_id"], sequence=at)
+        taken = {"forked_from": point, "taken_over": made.taken_over}
+        return await run(penstock, "pydantic-ai-tool", made.message, **taken)
+
+    # After the result, the agent answers by it. Before it, the agent calls the tool again.
+    answer = events[-1].data["content"]
+    after = await fork(result.sequence)
+    assert all_of(after, "llm.tool_call") == []
+    assert after[-1].data["content"] == answer
+    assert after[0].data["forked_from"]["sequence"] == result.sequence
+    again = await fork(result.sequence - 1)
+    assert [call["tool"] for call in all_of(again, "llm.tool_call")] == ["get_weather"]
+    # At the end, it is said something else.
+    assert fork_of(first_run(events, events[-1].sequence), agent, None).needs_message
+    more = await fork(events[-1].sequence, "and now?")
+    assert more[-1].type == "lifecycle.completed"
+
+
+async def test_a_fork_of_a_conversation_that_is_gone_says_so_and_sends_nothing(
+    penstock: Pipeline,
+) -> None:
+    gone = ForkedFrom(run_id=str(uuid_utils.uuid7()), sequence=3)
+    run_id = await penstock.start_run(
+        "pydantic-ai-tool", "hi", forked_from=gone, taken_over=TakenOver()
+    )
+    end = (await penstock.ended(run_id))[-1]
+    assert (end.type, end.data["code"]) == ("lifecycle.failed", "not_accepted")
+    assert "no longer kept" in end.data["error"]
 
 
 @pytest.fixture

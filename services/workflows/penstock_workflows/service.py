@@ -95,7 +95,7 @@ class WorkflowsService(Service):
         self.routes = routes_on_bus(*surfaces)
         self._message_handler = MessageHandler(
             self.bus,
-            Starts(self.bus, context.config),
+            Starts(self.bus, context.config, journals),
             decisions,
             journals,
             timers,

@@ -60,6 +60,18 @@ class ForkedFrom(BaseModel):
     )
 
 
+class TakenOver(Record):
+    """What a fork takes over from its first run: of a workflow the steps, of an agent the
+    conversation up to a point."""
+
+    steps: list[str] = Field([], description="The ids of the steps that had completed")
+    messages: int = Field(0, description="How many messages of the agent were complete")
+    tool_calls: int = Field(0, description="How many calls of tools had a result")
+    user_id: str = Field("", description="The user of the first run")
+    session_id: str = Field("", description="The session of the first run")
+    state: Any = Field(None, description="The shared state of an AG-UI run, if it has changed")
+
+
 class StartCommand(Record):
     """`command.connector.start.<run>`: open leg 1; `command.workflows.start.<run>`: a workflow."""
 
@@ -88,6 +100,9 @@ class StartCommand(Record):
     )
     forked_from: ForkedFrom | None = Field(None, description="As in the run's record")
     tags: dict[str, str] | None = Field(None, description="As in the run's record")
+    taken_over: TakenOver | None = Field(
+        None, description="For a fork: what it takes over of the run `forked_from`"
+    )
     root_run_id: str | None = Field(None, description="As in the run's record")
     ancestors: list[str] | None = Field(
         None, description="The workflows' runs that this run is inside of, the outermost one first"

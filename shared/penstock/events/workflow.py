@@ -94,6 +94,15 @@ class StepProgress(Data, title="Step progressed"):
     message: str | None = Field(default=None, description="A description of the progress.")
 
 
+class TakenFrom(Model):
+    """Where a fork's output of a step comes from."""
+
+    run_id: str = Field(description="The workflow's run in which the step was done.")
+    child_run_id: str | None = Field(
+        default=None, description="The id of the run that did the step, if there was one."
+    )
+
+
 class StepCompleted(Data, title="Step completed"):
     """A step ended successfully."""
 
@@ -113,6 +122,11 @@ class StepCompleted(Data, title="Step completed"):
     output: Any = Field(description="The output of the step, or null.")
     child_run_id: str | None = Field(
         default=None, description="The id of the run that did the step."
+    )
+    taken_from: TakenFrom | None = Field(
+        default=None,
+        description="Set if the run is a fork that has not done the step again: where the output "
+        "comes from.",
     )
 
 

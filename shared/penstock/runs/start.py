@@ -34,6 +34,7 @@ from penstock.bus.records import (
     RunRecord,
     SessionRecord,
     StartCommand,
+    TakenOver,
     WhenBusy,
 )
 from penstock.bus.shards import new_run_id
@@ -130,6 +131,7 @@ class Start:
     origin: Origin = Origin()
     forked_from: ForkedFrom | None = None  # see `check_fork`
     tags: Mapping[str, str] | None = None  # as `Tags` allows them
+    taken_over: TakenOver | None = None  # for a fork, as in the command
     # The W3C trace context. None stands for the trace context of the request that is handled now.
     traceparent: str | None = None
 
@@ -404,9 +406,16 @@ class Starter:
 
 
 async def check_fork(bus: Bus, who: Identity, fork: ForkedFrom | None) -> None:
-    """Refuse a run that repeats a run which the caller may not see, with a Problem 404."""
+    """Refuse a run that repeats a run which the caller may not see, with a Problem 404, and one
+    that would take something over, with 422: only a fork does so."""
     if fork is None:
         return
+    if fork.sequence:
+        raise Problem(
+            422,
+            "forked_from.sequence: must be 0, because a start takes nothing over from the run; "
+            "fork the run, to begin after one of its events",
+        )
     unknown = Problem(404, f"there is no run {fork.run_id}")
     if not subjects.is_run_id(fork.run_id):
         raise unknown
@@ -457,6 +466,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         ancestors=list(start.origin.ancestors) or None,
         forked_from=start.forked_from,
         tags=dict(start.tags) if start.tags else None,
+        taken_over=start.taken_over,
         created_at=created_at,
         **(_for_workflow(start.agent, start) if isinstance(start.agent, WorkflowAgent) else {}),
     )

@@ -143,6 +143,9 @@ HOW: dict[str, list[How]] = {
     ],
     "GET /v1/runs/{run_id}/state": [How(404), How(404, query="?at=1")],
     "POST /v1/runs/{run_id}/cancel": [How(404, 409)],
+    "GET /v1/runs/{run_id}/fork": [How(404), How(404, query="?sequence=1")],
+    # The run has no such event. A fork would keep the session busy, since no agent runs.
+    "POST /v1/runs/{run_id}/fork": [How(404, 422, body={"sequence": 49_999})],
     "GET /v1/agents": [How()],
     "GET /v1/costs": [How()],
     "GET /v1/system": [How()],

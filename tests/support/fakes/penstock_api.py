@@ -84,6 +84,7 @@ class PenstockApi:
             "created_at": "2026-01-01T00:00:00.000Z",
             "message": "hi",
         }
+        self.fork: dict[str, Any] = {}  # what a fork of the run would take over
         self.agents: list[dict[str, Any]] = []
         self.workflows: list[str] = []
         self.more_runs: list[dict[str, Any]] = []  # older than `record`, the newest first
@@ -101,6 +102,8 @@ class PenstockApi:
                 self._route("GET", "/v1/runs/{id}", self._run),
                 self._route("POST", "/v1/runs/{id}/cancel", self._cancel),
                 self._route("GET", "/v1/runs/{id}/events", self._events),
+                self._route("GET", "/v1/runs/{id}/fork", self._fork),
+                self._route("POST", "/v1/runs/{id}/fork", self._start),
                 self._route("GET", "/v1/agents", self._agents),
                 self._route("GET", "/v1/workflows", self._workflows),
                 self._route("GET", "/v1/workflows/{name}", self._workflow),
@@ -179,6 +182,9 @@ class PenstockApi:
 
     async def _run(self, request: Request) -> Response:
         return JSONResponse(self.record)
+
+    async def _fork(self, request: Request) -> Response:
+        return JSONResponse(self.fork)
 
     async def _cancel(self, request: Request) -> Response:
         if self.record["status"] == "completed":

@@ -154,10 +154,12 @@ async def play(run: PretendRun, recording: Recorded, session_id: str) -> None:
         await run.say(type_of(event), **event["data"])
 
 
-async def command_of(bus: Bus, run_id: str, kind: str = "start") -> dict[str, Any]:
+async def command_of(
+    bus: Bus, run_id: str, kind: str = "start", *, target: str = "connector"
+) -> dict[str, Any]:
     """Return the command that was published for the run."""
     stored = await eventually(
-        lambda: bus.tail(streams.COMMANDS, subjects.command("connector", kind, run_id)),
+        lambda: bus.tail(streams.COMMANDS, subjects.command(target, kind, run_id)),
         what=f"a {kind} command",
     )
     command: dict[str, Any] = orjson.loads(await unwrap(bus, stored.payload))

@@ -79,6 +79,7 @@ class World:
     decisions: Mapping[str, str] = field(default_factory=dict)  # by the name of the policy
     command: JsonObject = field(default_factory=lambda: {"session_id": "session"})
     now_ms: int = 1_000_000
+    first: JsonObject | None = None  # what a fork knows of its first run
 
     def __post_init__(self) -> None:
         self.numbers = itertools.count(1)
@@ -93,7 +94,14 @@ class World:
         self.listening: dict[tuple[str, int | None, int], Listen] = {}
         # What is on its way, in the order in which it came to be.
         self.inputs: list[Input] = [
-            StartInput(RUN_ID, self.command, {"agent": "flow"}, self.definition, self.input)
+            StartInput(
+                RUN_ID,
+                self.command,
+                {"agent": "flow"},
+                self.definition,
+                self.input,
+                first=self.first,
+            )
         ]
 
     # the protocol of the service

@@ -253,6 +253,57 @@ def run_again(
     return follower.follow(api.start_with(*_again(record, found, message, value))["run_id"])
 
 
+@app.command("fork")
+@client
+def fork(
+    api: Api,
+    output: Output,
+    run_id: RunId,
+    sequence: Annotated[
+        int | None,
+        typer.Option(
+            help="The number of the last event that is taken over. Default: the run's last event, "
+            "so that a workflow goes on with the step that failed."
+        ),
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option(help="What to say to the agent at this point.")
+    ] = None,
+    answer: YesOrNo = None,
+    wait: Wait = None,
+) -> int:
+    """Start a run that goes on after an event of a run, and follow it.
+
+    A workflow does no step again that had completed by then; an agent knows the conversation up to
+    there. The command first says what is taken over and what may be done again, and at a terminal
+    asks whether to start. The policy of approvals asks as ever.
+    """
+    path = path_of("runs", run_id, "fork")
+    seen = api.call("GET", path, {"sequence": sequence})
+    if not seen["possible"]:
+        raise CallFailed(f"this run cannot be forked: {seen['reason']}")
+    output.notice(_forecast(seen))
+    if output.is_interactive and output.ask("start it? y or n ") != "y":
+        return 0
+    body = {"sequence": sequence, "message": message}
+    given = {name: value for name, value in body.items() if value is not None}
+    wait = output.is_interactive if wait is None else wait
+    follower = Follower(api, output, answer=answer_of(answer, output), wait=wait)
+    return follower.follow(api.start_with(path, given)["run_id"])
+
+
+def _forecast(seen: Mapping[str, Any]) -> str:
+    taken, asked = seen["taken_over"], seen["asks_again"]
+    again = (*seen["later_steps"], *seen["later_tools"])
+    counted = {"messages": taken["messages"], "results of tools": taken["tool_calls"]}
+    parts = [*taken["steps"], *(f"{count} {name}" for name, count in counted.items() if count)]
+    return (
+        f"After event {seen['sequence']}. Taken over: {', '.join(parts) or 'nothing'}. "
+        + (f"People are asked again: {', '.join(asked)}. " if asked else "")
+        + f"What the run did later, and the new one may do again: {', '.join(again) or 'nothing'}."
+    )
+
+
 def _again(
     record: Mapping[str, Any],
     found: Iterable[Mapping[str, Any]],

@@ -7,14 +7,20 @@ connection, a run can be continued by its `invocationId`, if no tool can run twi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import orjson
 
-from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.bus.records import (
+    ContinueCommand,
+    Decided,
+    PauseRecord,
+    StartCommand,
+    TakenOver,
+)
 from penstock.dialects.adk.vocabulary import IDEMPOTENCY_KEY
 from penstock.settings import AdkAgent
 from penstock.sse import Frame
@@ -27,11 +33,13 @@ from penstock_connector.upstreams.base import (
     segment,
     stopped_for_budget,
 )
+from penstock_connector.upstreams.forks import Entry, kept_entries, not_forkable
 
 # The headers of each request. The client's Origin header is not forwarded, because ADK servers
 # refuse unknown origins since 1.28.
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 
+_RESERVED = "adk_"  # with which the names of ADK's own calls begin
 _ABORTED = "INVOCATION_ABORTED"  # the `errorCode` of the event that records an aborted invocation
 # the first major version whose servers record that they have aborted an invocation
 _SEALS_SINCE = 2
@@ -63,7 +71,11 @@ class AdkUpstream(Upstream[AdkAgent]):
         return {"streaming": bool(orjson.loads(command.body).get("streaming", False))}
 
     async def start(self, agent: AdkAgent, command: StartCommand) -> Call:
-        await self._ensure_session(agent, command.user_id, command.session_id)
+        first, taken = command.forked_from, command.taken_over
+        if first is None or taken is None:
+            await self._ensure_session(agent, command.user_id, command.session_id)
+        else:
+            await self._fork_session(agent, command, first.run_id, taken)
         if command.body is not None:
             body, content = _in_session(command.body, _session(agent, command))
         else:
@@ -173,6 +185,34 @@ class AdkUpstream(Upstream[AdkAgent]):
         if created.status_code >= 400 and created.status_code not in (400, 409):
             raise UpstreamRefused(created.status_code, created.text)
 
+    async def _fork_session(
+        self, agent: AdkAgent, command: StartCommand, first_run: str, taken: TakenOver
+    ) -> None:
+        """Make a session with the events of the first run's session up to the fork's point.
+
+        ADK refuses a session whose initial events have actions, or calls of ADK itself. So these
+        are left out, and the session begins with the state that the actions have made. Raises
+        NotAccepted.
+        """
+        first_session = _session_url(agent, taken.user_id, taken.session_id)
+        read = await self._client.get(first_session, headers=agent.headers)
+        if read.status_code == httpx.codes.NOT_FOUND:
+            raise not_forkable(f"the agent server has no session {taken.session_id} any more")
+        if not read.is_success:
+            raise UpstreamRefused(read.status_code, read.text)
+        session = read.json()
+        kept = kept_events(session.get("events") or [], first_run, taken)
+        body = {
+            "sessionId": command.session_id,
+            "state": state_after(kept),
+            "events": [restored(each) for each in kept if not _of_adk_itself(each)],
+        }
+        url = _sessions_url(agent, command.user_id)
+        created = await self._client.post(url, headers=agent.headers, json=body)
+        # The status 409 means that an earlier attempt at this start has made the session.
+        if created.is_error and created.status_code != httpx.codes.CONFLICT:
+            raise UpstreamRefused(created.status_code, created.text)
+
     async def _is_sealed(self, agent: AdkAgent, own: _First, invocation_id: str) -> bool:
         url = _session_url(agent, own.user_id, own.session_id)
         read = await self._client.get(url, headers=agent.headers)
@@ -201,11 +241,77 @@ def _major(answer: httpx.Response) -> int:
         return 1  # the server has the route /version, which 1.16 does not have
 
 
-def _session_url(agent: AdkAgent, user_id: str, session_id: str) -> str:
-    return (
-        f"{agent.url}/apps/{segment(agent.agent)}/users/{segment(user_id)}"
-        f"/sessions/{segment(session_id)}"
+def kept_events(
+    events: Sequence[dict[str, Any]], first_run: str, taken: TakenOver
+) -> Sequence[dict[str, Any]]:
+    """Return the session's events that a fork of the run `first_run` takes over. Pure. Raises
+    NotAccepted."""
+    own = [number for number, event in enumerate(events) if _is_of_run(event, first_run)]
+    if not own:
+        raise not_forkable(
+            "the agent server does not say which events of the session belong to the run; ADK 2 "
+            "and later do so for runs that do not begin with an ADK client's own body"
+        )
+    of_run = events[own[0] : own[-1] + 1]
+    return events[: own[0] + kept_entries(map(_entry, of_run), taken)]
+
+
+def state_after(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state that the events have made, without the parts that a session shares with
+    others, and those that only one invocation has. Pure."""
+    state: dict[str, Any] = {}
+    for event in events:
+        state |= (event.get("actions") or {}).get("stateDelta") or {}
+    return {
+        name: value
+        for name, value in state.items()
+        if value is not None and not name.startswith(("app:", "user:", "temp:"))
+    }
+
+
+def restored(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event in the form in which ADK accepts it as an initial one. Pure."""
+    left_out = ("actions", "longRunningToolIds", "customMetadata")
+    return {name: value for name, value in event.items() if name not in left_out}
+
+
+def _is_of_run(event: Mapping[str, Any], run_id: str) -> bool:
+    key = (event.get("customMetadata") or {}).get(IDEMPOTENCY_KEY)
+    return isinstance(key, str) and key.startswith(f"{run_id}-")
+
+
+def _parts(event: Mapping[str, Any], kind: str) -> list[Any]:
+    parts = (event.get("content") or {}).get("parts") or ()
+    return [part[kind] for part in parts if isinstance(part, dict) and part.get(kind)]
+
+
+def _says(event: Mapping[str, Any]) -> bool:
+    parts = (event.get("content") or {}).get("parts") or ()
+    return any(part.get("text") and not part.get("thought") for part in parts)
+
+
+def _of_adk_itself(event: Mapping[str, Any]) -> bool:
+    named = (*_parts(event, "functionCall"), *_parts(event, "functionResponse"))
+    return any(str(each.get("name")).startswith(_RESERVED) for each in named)
+
+
+def _entry(event: Mapping[str, Any]) -> Entry:
+    if _of_adk_itself(event):
+        return Entry()
+    calls, answers = _parts(event, "functionCall"), _parts(event, "functionResponse")
+    return Entry(
+        frozenset(str(each.get("id")) for each in calls),
+        frozenset(str(each.get("id")) for each in answers),
+        says=event.get("author") != "user" and _says(event),
     )
+
+
+def _sessions_url(agent: AdkAgent, user_id: str) -> str:
+    return f"{agent.url}/apps/{segment(agent.agent)}/users/{segment(user_id)}/sessions"
+
+
+def _session_url(agent: AdkAgent, user_id: str, session_id: str) -> str:
+    return f"{_sessions_url(agent, user_id)}/{segment(session_id)}"
 
 
 def _metadata(key: str, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:

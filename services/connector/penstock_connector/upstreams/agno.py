@@ -10,14 +10,21 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 import orjson
 
-from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.bus.records import (
+    ContinueCommand,
+    Decided,
+    PauseRecord,
+    StartCommand,
+    TakenOver,
+)
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import (
@@ -25,10 +32,12 @@ from penstock_connector.upstreams.base import (
     CancelAnswer,
     ReattachState,
     Upstream,
+    UpstreamRefused,
     leg_key,
     segment,
     stopped_for_budget,
 )
+from penstock_connector.upstreams.forks import Entry, kept_entries, not_forkable
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +58,8 @@ class AgnoUpstream(Upstream[AgnoAgent]):
     """Sends forms to /agents, /teams and /workflows."""
 
     async def start(self, agent: AgnoAgent, command: StartCommand) -> Call:
+        if command.forked_from is not None and command.taken_over is not None:
+            return await self._fork(agent, command, command.forked_from.run_id, command.taken_over)
         fields: dict[str, Any] = {
             **(command.input or {}),
             "message": command.message,
@@ -60,6 +71,45 @@ class AgnoUpstream(Upstream[AgnoAgent]):
             **_metadata(agent, leg_key(command.run_id, 1), command.input),
         }
         return _call(f"{_base(agent)}/runs", fields, command.run_id, command.session_id)
+
+    async def _fork(
+        self, agent: AgnoAgent, command: StartCommand, first_run: str, taken: TakenOver
+    ) -> Call:
+        """Return POST …/runs/{run_id}/continue with `fork`, which begins another run in the session
+        (3.1 and later). An earlier server would go on with the first run itself, so the server must
+        have the route of checkpoints, which came with forks. Raises NotAccepted.
+
+        The server gives the new run its id. So the request is made in the foreground, where closing
+        the connection cancels the run.
+        """
+        url = f"{_base(agent)}/runs/{segment(first_run)}"
+        query = {"session_id": command.session_id}
+        known = await self._client.get(f"{url}/checkpoints", params=query, headers=agent.headers)
+        if known.status_code == httpx.codes.NOT_FOUND:
+            raise not_forkable(
+                f"the agent server has no run {first_run} that can be forked (Agno 3.1 and later)"
+            )
+        stored = await self._client.get(
+            f"{agent.url}/sessions/{segment(command.session_id)}/runs/{segment(first_run)}",
+            params={"type": "agent", "user_id": command.user_id},
+            headers=agent.headers,
+        )
+        for answer in (known, stored):
+            if answer.is_error:
+                raise UpstreamRefused(answer.status_code, answer.text)
+        fields: dict[str, Any] = {
+            "stream": "true",
+            "fork": "true",
+            "continue_from": str(messages_kept(stored.json().get("messages") or [], taken)),
+            "session_id": command.session_id,
+            "user_id": command.user_id,
+            **_metadata(agent, leg_key(command.run_id, 1)),
+        }
+        if command.message:
+            fields["input"] = command.message
+        return replace(
+            _call(f"{url}/continue", fields, "", command.session_id), run_id=None, own=_GOES_ON
+        )
 
     async def resume(self, agent: AgnoAgent, command: ContinueCommand, pause: PauseRecord) -> Call:
         """Return POST …/runs/{run_id}/continue, with the decisions in the pause's stored
@@ -95,7 +145,9 @@ class AgnoUpstream(Upstream[AgnoAgent]):
 
     async def cancel(self, agent: AgnoAgent, call: Call) -> CancelAnswer:
         """Send POST …/runs/{run_id}/cancel; the stream then ends with RunCancelled."""
-        url = f"{_base(agent)}/runs/{segment(call.run_id or '')}/cancel"
+        if call.run_id is None:
+            return CancelAnswer.BY_CLOSING
+        url = f"{_base(agent)}/runs/{segment(call.run_id)}/cancel"
         response = await self._client.post(url, headers=agent.headers)
         if response.is_success:
             return CancelAnswer.ACCEPTED
@@ -153,6 +205,24 @@ class AgnoUpstream(Upstream[AgnoAgent]):
             call.run_id,
             call.session_id,
         )
+
+
+def messages_kept(messages: Sequence[dict[str, Any]], taken: TakenOver) -> int:
+    """Return how many messages of the first run a fork keeps. Pure."""
+    own = next((n for n, each in enumerate(messages) if not _is_given(each)), len(messages))
+    return own + kept_entries(map(_entry, messages[own:]), taken)
+
+
+def _is_given(message: Mapping[str, Any]) -> bool:
+    """Whether the message came before the run: instructions, history, or what the user says."""
+    return bool(message.get("from_history")) or message.get("role") in ("system", "user")
+
+
+def _entry(message: Mapping[str, Any]) -> Entry:
+    if message.get("role") == "tool":
+        return Entry(answers=frozenset([str(message.get("tool_call_id"))]))
+    calls = frozenset(str(call.get("id")) for call in message.get("tool_calls") or ())
+    return Entry(calls, says=message.get("role") == "assistant" and bool(message.get("content")))
 
 
 def _base(agent: AgnoAgent) -> str:

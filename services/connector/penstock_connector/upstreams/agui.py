@@ -43,6 +43,7 @@ from penstock_connector.upstreams.base import (
     stopped_for_budget,
 )
 from penstock_connector.upstreams.conversations import Thread, Threads
+from penstock_connector.upstreams.forks import Entry, kept_entries, not_forkable
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 _FINAL_EVENTS = ("RUN_FINISHED", "RUN_ERROR")
@@ -94,11 +95,29 @@ class AguiUpstream(Upstream[AguiAgent]):
                 body["threadId"] = command.session_id
                 content = orjson.dumps(body)
         else:
-            body = _run_input(agent, command, await self._threads.thread(session))
+            body = _run_input(agent, command, await self._conversation(session, command))
             content = orjson.dumps(body)
         await self._threads.store_request(command.run_id, body)
         own = _Own(command.run_id, session, body.get("runId"), body, 1)
         return _call(agent, content, own)
+
+    async def _conversation(self, session: str, command: StartCommand) -> Thread:
+        """Return the messages and the state with which a run begins: those of its session, or for a
+        fork those of the first run up to the fork's point. Raises NotAccepted."""
+        taken, first = command.taken_over, command.forked_from
+        if taken is None or first is None:
+            return await self._threads.thread(session)
+        kept = await self._threads.request(first.run_id)
+        if not kept:
+            raise not_forkable(f"the conversation of the run {first.run_id} is no longer kept")
+        earlier, scope = list[dict[str, Any]](), scope_of(first.run_id)
+        own = list[dict[str, Any]]()
+        for message in _messages(kept):
+            (own if own or _is_of_run(message, scope) else earlier).append(message)
+        count = kept_entries(map(_entry, own), taken)
+        messages = without_unanswered_calls([*earlier, *own[:count]])
+        state = kept.get("state") if taken.state is None else taken.state
+        return Thread(messages=messages, state=state)
 
     async def resume(self, agent: AguiAgent, command: ContinueCommand, pause: PauseRecord) -> Call:
         """Return the run's stored request, with the messages of earlier legs and the new
@@ -204,6 +223,18 @@ def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
         body = None
     names = {tool.get("name") for tool in _tools(agent, body)}
     return sorted(name for name in names if isinstance(name, str))
+
+
+def _is_of_run(message: Mapping[str, Any], scope: str) -> bool:
+    ids = (message.get("id"), *(call.get("id") for call in _objects(message.get("toolCalls"))))
+    return any(isinstance(each, str) and each.startswith(scope) for each in ids)
+
+
+def _entry(message: Mapping[str, Any]) -> Entry:
+    calls = frozenset(str(call.get("id")) for call in _objects(message.get("toolCalls")))
+    if message.get("role") == "tool":
+        return Entry(answers=frozenset([str(message.get("toolCallId"))]))
+    return Entry(calls, says=message.get("role") == "assistant" and bool(message.get("content")))
 
 
 def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from penstock.expressions import ValueExpression
 from penstock_workflows.definition import Step, compiled
 from penstock_workflows.definition.model import MAX_ITEMS
-from penstock_workflows.engine import ids, limits, records
+from penstock_workflows.engine import forking, ids, limits, records
 from penstock_workflows.engine.draft import Draft, StepError
 from penstock_workflows.engine.ending import (
     complete_run,
@@ -19,6 +19,7 @@ from penstock_workflows.engine.ending import (
     not_storable,
     skip,
     stop_run,
+    take_over,
 )
 from penstock_workflows.engine.records import Json, JsonObject
 from penstock_workflows.engine.state import WORKING
@@ -101,6 +102,9 @@ def begin(draft: Draft, step: Step, index: int | None = None, attempt: int = 1) 
             "and may begin no more"
         )
         stop_run(draft, "failed", step=(step.name, index), error=_limit_exceeded(message))
+        return
+    if attempt == 1 and (end := forking.end_to_take_over(draft.state, step, index)) is not None:
+        take_over(draft, end)
         return
     try:
         _begin(_Attempt(draft, step, index, attempt))

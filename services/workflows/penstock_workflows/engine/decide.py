@@ -115,6 +115,7 @@ def _started(start: inputs.StartInput, now_ms: int) -> records.Started:
         definition=start.definition if can_run else None,
         input=start.input,
         refused=refused,
+        first=start.first,
     )
 
 

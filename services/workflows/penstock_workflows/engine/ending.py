@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal
 
 from penstock_workflows.engine import limits, records
 from penstock_workflows.engine.draft import Draft, StepError, name_of
-from penstock_workflows.engine.records import Json, JsonObject
+from penstock_workflows.engine.records import Ended, Json, JsonObject
 from penstock_workflows.engine.state import Key, Open
 from penstock_workflows.engine.values import NotStorable
 
@@ -55,6 +56,13 @@ def end_step(
         records.Ended(draft.at, key[0], "completed", key[1], inline, ref, size, None, child, usage)
     )
     _end_loop(draft, key)
+
+
+def take_over(draft: Draft, end: Ended) -> None:
+    """End a step, or an item, as it has ended in the run from which this one was forked."""
+    draft.output_bytes += end.size
+    draft.write(replace(end, at=draft.at))
+    _end_loop(draft, (end.step, end.index))
 
 
 def skip(draft: Draft, step: str) -> None:

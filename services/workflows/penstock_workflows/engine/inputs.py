@@ -20,7 +20,7 @@ class StartInput:
     `command` is the command as JSON, and `open` is the payload of the run's first source frame.
     `refused` (`code`, `message`) is set if the run cannot start, for example because the workflow
     is unknown; the run then fails at once. `cancelled` is set if the run was cancelled before its
-    start was handled; the run then ends as cancelled at once.
+    start was handled; the run then ends as cancelled at once. `first` is as in `records.Started`.
     """
 
     run_id: str
@@ -30,6 +30,7 @@ class StartInput:
     input: JsonObject
     refused: JsonObject | None = None
     cancelled: CancelInput | None = None
+    first: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,8 @@ def _on_ended(before: State, record: records.Ended, values: Mapping[str, Json]) 
         data["output"] = loaded(record.output, record.ref, values)
     if entry is not None and isinstance(entry.waits, records.Scheduled):
         data["child_run_id"] = entry.waits.child
+    if record.taken_from is not None:
+        data["taken_from"] = record.taken_from
     type_ = "workflow.step_failed" if record.outcome == "failed" else "workflow.step_completed"
     yield type_, data, id_
 

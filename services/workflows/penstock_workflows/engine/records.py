@@ -36,6 +36,7 @@ class Started:
     `command` is the start command as JSON. `open` is the payload of the run's first source frame.
     `definition` is the whole definition as JSON, so that the run keeps its version. `definition` is
     None if the run was refused (`refused` is the reason), or was cancelled before its start.
+    `first` is what a fork knows of the run from which it was forked (`forking.ends_of`).
     """
 
     at: int
@@ -45,6 +46,7 @@ class Started:
     definition: JsonObject | None = None
     input: JsonObject | None = None
     refused: JsonObject | None = None
+    first: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,8 @@ class Ended:
 
     For a large output, the record has only `ref`, the reference to the output. A loop's own record
     has no output, because the records of the items have the outputs. `size` is the size of `output`
-    as JSON, in bytes. `child` has the same meaning as in `Retry`.
+    as JSON, in bytes. `child` has the same meaning as in `Retry`. `taken_from` names the run, and
+    the run of its step (`child_run_id`), whose output a fork has taken over.
     """
 
     at: int
@@ -175,6 +178,7 @@ class Ended:
     error: JsonObject | None = None
     child: JsonObject | None = None
     usage: dict[str, int] | None = None
+    taken_from: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,8 @@ class State:
     unconfirmed: bool = False  # whether the agent server of a cancelled child may go on with it
     usage: dict[str, int] = field(default_factory=dict)
     paused: str | None = None  # the approval that the announced pause names
+    # how steps and items have ended in the run from which this one was forked
+    first_ends: Mapping[Key, records.Ended] = field(default_factory=dict)
     stop: records.Stop | None = None
     end: records.End | None = None
 
@@ -194,6 +196,11 @@ def _started(record: records.Started) -> State:
     state = State(record, plan, record.at)
     if plan is not None:
         state.ready = dict.fromkeys(plan.roots)
+    if record.first is not None:
+        ends = map(records.from_json, record.first["ends"])
+        state.first_ends = {
+            (end.step, end.index): end for end in ends if isinstance(end, records.Ended)
+        }
     return state
 
 

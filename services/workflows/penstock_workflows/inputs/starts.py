@@ -15,8 +15,10 @@ from penstock.runs.workflows import checked_input, find_workflow
 from penstock.settings import Config, WorkflowAgent
 from penstock.web.problems import Problem
 from penstock_workflows.definition import InvalidDefinition
+from penstock_workflows.engine import forking
 from penstock_workflows.engine.inputs import CancelInput, StartInput
 from penstock_workflows.engine.plan import plan_of_json
+from penstock_workflows.journal.journal import Journals
 
 MAX_SHOWN_CHARACTERS: Final = 50_000  # the greatest length of the message in lifecycle.started
 _CODES: Final = {404: "unknown_workflow", 422: "invalid_input"}
@@ -25,9 +27,10 @@ _CODES: Final = {404: "unknown_workflow", 422: "invalid_input"}
 class Starts:
     """Finds the definition that a start command names."""
 
-    def __init__(self, bus: Bus, config: Config) -> None:
+    def __init__(self, bus: Bus, config: Config, journals: Journals) -> None:
         self._bus = bus
         self._config = config
+        self._journals = journals
 
     async def input_of(self, command: StartCommand) -> StartInput:
         """Return the input for a start command. If the start is not possible, `refused` has the
@@ -39,6 +42,7 @@ class Starts:
         definition: dict[str, Any] | None = None
         given: dict[str, Any] = command.input or {}
         refused: dict[str, Any] | None = None
+        first: dict[str, Any] | None = None
         try:
             found = await find_workflow(self._bus, name, version)
             # If the command has a version, the service that published the command has checked the
@@ -50,6 +54,7 @@ class Starts:
             # The plan of a large definition takes a second to make. It is kept for the decisions.
             await OFF_LOOP.run(command.tenant_user, partial(plan_of_json, found.definition))
             definition = found.definition
+            first = await self._first_of(command)
         except Problem as problem:
             code = _CODES.get(problem.status, "not_started")
             refused = {"code": code, "message": problem.detail}
@@ -63,7 +68,23 @@ class Starts:
             definition=definition,
             input=given,
             refused=refused,
+            first=first,
         )
+
+    async def _first_of(self, command: StartCommand) -> dict[str, Any] | None:
+        """Return what a fork takes over from the journal of its first run, after a copy of the
+        large outputs: the first journal is removed earlier than the fork's own."""
+        if command.forked_from is None or command.taken_over is None:
+            return None
+        first_run = command.forked_from.run_id
+        journal, _ = await self._journals.read(first_run)
+        if not journal:
+            raise Problem(410, f"the journal of the run {first_run} is no longer kept")
+        first = forking.ends_of(journal, frozenset(command.taken_over.steps))
+        for digest in forking.references(first):
+            value = await self._journals.value(first_run, digest)
+            await self._journals.store_value(command.run_id, digest, value)
+        return first
 
 
 def unstarted_input_of(

@@ -86,8 +86,8 @@ async def test_a_start_to_which_too_many_rules_led_is_422(edge: Client, header: 
 
 async def test_a_run_that_repeats_another_says_so(edge: Client, bus: Bus) -> None:
     first = (await start(edge)).json()["run_id"]
-    again = (await start(edge, forked_from={"run_id": first, "sequence": 7})).json()
-    assert again["forked_from"] == {"run_id": first, "sequence": 7}
+    again = (await start(edge, forked_from={"run_id": first})).json()
+    assert again["forked_from"] == {"run_id": first, "sequence": 0}
     assert (await command_of(bus, again["run_id"]))["forked_from"] == again["forked_from"]
     assert "forked_from" not in (await start(edge)).json()
     listed = (await edge.get("/v1/runs", params={"limit": "2"})).json()["runs"]
@@ -159,6 +159,7 @@ async def test_a_filter_that_cannot_fit_is_refused(edge: Client, query: Any) -> 
         ({"run_id": "x" * 65}, 422),
         ({"run_id": 7}, 422),
         ({"run_id": str(uuid_utils.uuid7()), "sequence": -1}, 422),
+        ({"run_id": str(uuid_utils.uuid7()), "sequence": 7}, 422),
         ({"run_id": str(uuid_utils.uuid7()), "more": 1}, 422),
     ],
 )

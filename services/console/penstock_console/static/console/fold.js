@@ -11,7 +11,8 @@ export class Transcript {
     this.end = null; // the event that ended the run
     this.workflow = null; // what the run's own `workflow.started` says, if the run is a workflow's
     // The sum of all calls of models; `micros` has millionths of each currency.
-    this.usage = { calls: 0, input: 0, output: 0, micros: new Map(), unknown: 0, isEstimated: false };
+    this.usage = noUsage("", "");
+    this.costs = new Map(); // the same for each model and each tool that costs something
     this._byKey = new Map();
     this._tasks = new Map(); // what a worker was given to do, by the id of its run
   }
@@ -22,11 +23,23 @@ export class Transcript {
     if (read) read(this, event, event.data);
   }
 
-  /** The last state and attempt of each step of the run itself, by the step's id. */
+  /**
+   * The steps of the run itself, by their ids in the definition: the state and the attempt of the
+   * last attempt, the `items` of a loop, and all `parts` of the step.
+   */
   get steps() {
-    const own = this.items.filter((each) => each.kind === "step" && each.runId === this.runId);
-    // Events have `step_` before the id of the definition.
-    return new Map(own.map((each) => [each.step.replace(/^step_/u, ""), each]));
+    const found = new Map();
+    for (const item of this.items) {
+      if (item.kind !== "step" || item.isBelow) continue;
+      // Events have `step_` before the id of the definition.
+      const id = (item.loop ?? item.step).replace(/^step_/u, "");
+      if (!found.has(id)) found.set(id, { items: new Map(), parts: [] });
+      const step = found.get(id);
+      step.parts.push(item);
+      if (item.loop) step.items.set(item.step, item);
+      else Object.assign(step, { state: item.state, attempt: item.attempt });
+    }
+    return found;
   }
 
   /** Return the item of this kind and id; make it if it is new. */
@@ -42,6 +55,8 @@ export class Transcript {
         runId: event.run_id,
         isBelow: event.run_id !== this.runId || Boolean(event.subrun),
         who: event.source?.agent_name ?? null,
+        role: event.source?.agent_type ?? null,
+        below: event.subrun?.id ?? null, // the run below this one of which it is
         version: 0,
         ...fresh,
       };
@@ -68,13 +83,32 @@ export class Transcript {
   }
 }
 
-function spend({ micros }, cost) {
-  micros.set(cost.currency, (micros.get(cost.currency) ?? 0) + cost.micros);
+function noUsage(kind, name) {
+  return { kind, name, calls: 0, input: 0, output: 0, micros: new Map(), unknown: 0, isEstimated: false };
+}
+
+/** Add a call to the sums of the run, and to those of the model or the tool. */
+function spend(transcript, kind, name, data) {
+  const key = `${kind} ${name}`;
+  if (!transcript.costs.has(key)) transcript.costs.set(key, noUsage(kind, name));
+  for (const sum of [transcript.usage, transcript.costs.get(key)]) {
+    sum.calls += sum === transcript.usage && kind === "tool" ? 0 : 1;
+    sum.input += data.input_tokens ?? data.total_tokens ?? 0;
+    sum.output += data.output_tokens ?? 0;
+    sum.isEstimated ||= Boolean(data.estimated);
+    if (data.cost) sum.micros.set(data.cost.currency, (sum.micros.get(data.cost.currency) ?? 0) + data.cost.micros);
+    else sum.unknown += 1;
+  }
 }
 
 function settled(transcript, event, outcome) {
   const item = transcript.known(event, "approval", event.data.approval_id);
-  if (item) item.outcome = outcome;
+  if (item) Object.assign(item, { outcome, until: event.timestamp });
+}
+
+function delivered(transcript, event, data, state) {
+  const item = transcript.item(event, "delivery", data.delivery_id, { name: data.automation });
+  Object.assign(item, { state, until: event.timestamp, result: data.error ?? data.result });
 }
 
 function ended(transcript, event, data) {
@@ -102,21 +136,16 @@ const READ = {
   },
   "llm.message_completed": (all, event, data) => {
     const item = all.item(event, "message", data.message_id, { text: "" });
-    item.isDone = true;
+    Object.assign(item, { isDone: true, until: event.timestamp });
     if (data.content && item.text !== data.content) item.text = data.content;
     if (data.error) item.error = data.error;
   },
   "llm.reasoning": (all, event, data) => {
-    all.item(event, "reasoning", data.reasoning_id, { text: "" }).text += data.thought;
+    const item = all.item(event, "reasoning", data.reasoning_id, { text: "" });
+    item.text += data.thought;
+    item.until = event.timestamp;
   },
-  "llm.usage": ({ usage }, event, data) => {
-    usage.calls += 1;
-    usage.input += data.input_tokens ?? data.total_tokens ?? 0;
-    usage.output += data.output_tokens ?? 0;
-    usage.isEstimated ||= data.estimated;
-    if (data.cost) spend(usage, data.cost);
-    else usage.unknown += 1;
-  },
+  "llm.usage": (all, event, data) => spend(all, "model", data.model ?? "a model", data),
   "llm.tool_args": (all, event, data) => {
     const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool, argsText: "" });
     item.argsText += data.delta ?? "";
@@ -134,8 +163,8 @@ const READ = {
   "llm.tool_result": (all, event, data) => {
     const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool });
     const took = data.duration_s ?? (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
-    Object.assign(item, { state: data.outcome, result: data.result, error: data.error, took });
-    if (data.cost) spend(all.usage, data.cost);
+    Object.assign(item, { state: data.outcome, result: data.result, error: data.error, took, until: event.timestamp });
+    if (data.cost) spend(all, "tool", data.tool ?? item.tool ?? "a tool", { cost: data.cost });
   },
   "approval.requested": (all, event, data) =>
     all.item(event, "approval", data.approval_id, { approval: data, outcome: null }),
@@ -158,10 +187,14 @@ const READ = {
   "workflow.step_started": (all, event, data) => {
     const id = `${data.step_id} ${data.iteration ?? ""} ${data.attempt ?? ""}`;
     const name = data.description || data.step_id;
+    const earlier = all._byKey.get(`step ${event.run_id} ${data.step_id}`);
+    // The attempt before has no end of its own.
+    if (earlier && !earlier.until) Object.assign(earlier, { state: "failed", until: event.timestamp, version: earlier.version + 1 });
     const step = all.item(event, "step", id, {
       name,
       step: data.step_id,
       attempt: data.attempt,
+      loop: data.parent_step_id,
       state: "running",
       child: data.child_run_id,
     });
@@ -174,12 +207,16 @@ const READ = {
   },
   "workflow.step_completed": (all, event, data) => {
     const item = all.known(event, "step", data.step_id);
-    if (item) Object.assign(item, { state: "completed", output: data.output, until: event.timestamp });
+    if (item) Object.assign(item, { state: "completed", output: data.output, until: event.timestamp, takenFrom: data.taken_from });
   },
   "workflow.step_failed": (all, event, data) => {
     const item = all.known(event, "step", data.step_id);
     if (item) Object.assign(item, { state: "failed", error: data.error.message, until: event.timestamp });
   },
+  "automation.triggered": (all, event, data) =>
+    all.item(event, "delivery", data.delivery_id, { name: data.automation, state: "waiting" }),
+  "automation.completed": (all, event, data) => delivered(all, event, data, "delivered"),
+  "automation.failed": (all, event, data) => delivered(all, event, data, "failed"),
   "retrieval.started": (all, event, data) => all.note(event, `⌕ ${short(data.query)}`, "tool"),
   "artifact.updated": (all, event, data) => all.note(event, `artifact ${data.name}`),
   "system.warning": (all, event, data) => all.note(event, `! ${data.message ?? data.code}`, "bad"),

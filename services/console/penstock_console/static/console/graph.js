@@ -39,8 +39,11 @@ export function layout(steps) {
   };
 }
 
-/** The graph. `states` has the state and the attempt of each step that has begun, by its id. */
-export function Graph({ steps, states = new Map() }) {
+/**
+ * The graph. `states` has the state, the attempt and the counts of a loop's items of each step that
+ * has begun, by its id. `onChoose` gets the id of a step that is clicked.
+ */
+export function Graph({ steps, states = new Map(), chosen = null, onChoose = null }) {
   if (!Object.keys(steps).length) return null;
   const { nodes, lines, width, height } = layout(steps);
   const curve = ([from, to]) => {
@@ -53,11 +56,12 @@ export function Graph({ steps, states = new Map() }) {
       <svg width=${width} height=${height} aria-hidden="true">${lines.map((each) => html`<path d=${curve(each)} />`)}</svg>
       <ol>
         ${nodes.map(({ id, x, y }) => {
-          const { state, attempt } = states.get(id) ?? {};
+          const { state, attempt, items } = states.get(id) ?? {};
+          const counts = items?.size ? `, ${[...items.values()].filter((each) => each.until).length} of ${items.size} items` : "";
           return html`<li key=${id} class=${`node is-${state ?? "waiting"}`} data-step=${id}
             style=${`left:${x}px;top:${y}px;width:${NODE.width}px;height:${NODE.height}px`}>
-            <strong>${id}</strong>
-            <span class=${`status is-${state ?? "waiting"}`}>${state ?? kindOf(steps[id])}${attempt > 1 ? `, attempt ${attempt}` : ""}</span>
+            ${onChoose ? html`<button type="button" class="plain" aria-pressed=${chosen === id} onClick=${() => onChoose(id)}><strong>${id}</strong></button>` : html`<strong>${id}</strong>`}
+            <span class=${`status is-${state ?? "waiting"}`}>${state ?? kindOf(steps[id])}${attempt > 1 ? `, attempt ${attempt}` : ""}${counts}</span>
           </li>`;
         })}
       </ol>

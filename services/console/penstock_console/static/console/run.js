@@ -6,18 +6,25 @@ import { short } from "../text.js";
 import { Again } from "./again.js";
 import { EventList } from "./events.js";
 import { Transcript } from "./fold.js";
+import { Fork } from "./fork.js";
 import { Graph } from "./graph.js";
 import { follow, oncePerFrame } from "./live.js";
 import { focusOn, go, query } from "./place.js";
 import { Queue } from "./queue.js";
+import { Raw } from "./raw.js";
 import { ENDED } from "./run_list.js";
 import { State } from "./state.js";
+import { StepPanel } from "./step.js";
 import { Story } from "./story.js";
+import { Timeline } from "./timeline.js";
+import { UsageTable } from "./usage.js";
 import { Component, Id, Status, Time, duration, html, money, named } from "./view.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const DIALECTS = ["raw", "canonical", "agui", "unified"];
-const TABS = ["transcript", "events", "state"];
+const TABS = ["transcript", "timeline", "events", "raw", "state", "costs"];
+const LABELS = { transcript: "Transcript", timeline: "Timeline", events: "Events", raw: "Raw", state: "State", costs: "Costs" };
+const PAST = new Set(["transcript", "timeline", "state", "costs"]); // the views of a run watched again
 const SPEEDS = [1, 10];
 const MAX_GAP_MS = 3000; // a longer pause is shortened to this one while a run is watched again
 const NUMBER = new Intl.NumberFormat();
@@ -36,6 +43,25 @@ function Usage({ usage }) {
       <dt>Cost</dt>
       <dd>${costs} ${unknown && html`<span class="dim">${unknown}</span>`}</dd>
     </div>`;
+}
+
+/** The forms that begin another run from this one, each with its button. */
+const FORMS = {
+  again: {
+    label: "Run again…",
+    show: (screen, onClose) => html`<${Again} run=${screen.state.run} transcript=${screen.transcript} onClose=${onClose} />`,
+  },
+  fork: {
+    label: "Fork…",
+    show: (screen, onClose) => html`<${Fork} path=${screen.path} at=${screen.state.forkAt ?? screen.ownSequence(screen.at())} isWorkflow=${screen.state.run.target === "workflows"} onClose=${onClose} />`,
+  },
+};
+
+/** Whether an event is the first start of the step of this item. */
+function isStart({ raw }, item) {
+  if (!raw.includes("step_started")) return false;
+  const { event, data } = JSON.parse(raw);
+  return event.action === "step_started" && data.step_id === item.step;
 }
 
 export class Run extends Component {
@@ -69,7 +95,7 @@ export class Run extends Component {
     this.transcript = new Transcript(runId);
     this.events = [];
     this.path = path;
-    this.setState({ run: null, error: null, below: [], definition: null, isAgain: false });
+    this.setState({ run: null, error: null, below: [], definition: null, form: null, step: null, forkAt: null });
     this.read();
     this.stream = follow(`${path}/events?names=off&include=children`, {
       take: (message) => this.path === path && this.take(message),
@@ -101,7 +127,7 @@ export class Run extends Component {
 
   take(message) {
     const event = JSON.parse(message.data);
-    this.events.push({ raw: message.data, position: this.events.length });
+    this.events.push({ raw: message.data, position: this.events.length, isBelow: Boolean(event.subrun) });
     this.transcript.take(event);
     if (event.event.category === "workflow" && event.event.action === "started") this.readSteps(event);
     if (event.event.category === "lifecycle" && event.run_id === this.props.runId) {
@@ -149,11 +175,12 @@ export class Run extends Component {
 
   /** The sequence of the last event of the run itself among the first `count`; null for the last. */
   ownSequence(count) {
-    for (let index = (count ?? this.events.length) - 1; index >= 0; index -= 1) {
-      const event = JSON.parse(this.events[index].raw);
-      if (event.run_id === this.props.runId) return event.sequence;
-    }
-    return 0;
+    const last = (count ?? this.events.length) - 1;
+    if (this.state.run?.target !== "workflows") return last < 0 ? 0 : JSON.parse(this.events[last].raw).sequence;
+    // The stream of a workflow counts the events of its steps' runs, too. Only these have a subrun.
+    let own = 0;
+    for (let index = 0; index <= last; index += 1) own += this.events[index].isBelow ? 0 : 1;
+    return own;
   }
 
   watch(count) {
@@ -186,6 +213,18 @@ export class Run extends Component {
     return `/console/runs/${encodeURIComponent(this.props.runId)}${search.size ? `?${search}` : ""}`;
   }
 
+  /** Open the form of a fork that does this step, or this item, again. */
+  forkBefore(item) {
+    const began = this.events.findIndex((each) => !each.isBelow && isStart(each, item));
+    this.setState({ form: "fork", forkAt: Math.max(1, this.ownSequence(began)) });
+  }
+
+  /** Show the item of a bar in the transcript. */
+  reveal({ key }) {
+    go(this.place({ tab: "transcript", at: this.at() }));
+    requestAnimationFrame(() => document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.scrollIntoView({ block: "center" }));
+  }
+
   async cancel() {
     this.setState({ isCancelling: true });
     try {
@@ -197,7 +236,7 @@ export class Run extends Component {
     this.read();
   }
 
-  render({ runId, search }, { run, error, below, follows, isAgain, isCancelling, definition }) {
+  render({ runId, search }, { run, error, below, follows, form, step, isCancelling, definition }) {
     if (!run && !error) return html`<main><h1 tabindex="-1">Run</h1><p class="dim">Loading…</p></main>`;
     if (!run) {
       return html`<main>
@@ -213,24 +252,32 @@ export class Run extends Component {
     const status = end ? end.event.action : run.status;
     const tab = this.tab();
     const until = end ? Date.parse(end.timestamp) : ENDED.has(run.status) ? Date.parse(run.updated_at) : Date.now();
-    const labels = { transcript: "Transcript", events: `Events (${NUMBER.format(events.length)})`, state: "State" };
+    const labels = { ...LABELS, events: `Events (${NUMBER.format(events.length)})` };
+    const now = at === null ? until : Date.parse(JSON.parse(events[Math.max(0, at - 1)]?.raw ?? "{}").timestamp ?? run.created_at);
+    const steps = definition && transcript.steps;
     return html`<main class="run">
       <p class="crumbs">
         <a href="/console/runs">Runs</a>
         ${run.parent_run_id && html` / <a href=${runPlace(run.parent_run_id)}>the run above</a>`}
-        ${run.forked_from && html` / repeats <a class="forked" href=${runPlace(run.forked_from.run_id)}>an earlier run</a>,
+        ${run.forked_from && html` / ${run.forked_from.sequence ? `goes on after event ${run.forked_from.sequence} of` : "repeats"} <a class="forked" href=${runPlace(run.forked_from.run_id)}>an earlier run</a>,
           <a href=${comparePlace(run.forked_from.run_id, runId)}>compare both</a>`}
       </p>
       <div class="bar">
         <h1 tabindex="-1">${short(run.message, 160) || run.run_id}</h1>
         <${Status} status=${status} />
         ${!ENDED.has(status) && html`<button type="button" class="reject cancel" disabled=${isCancelling} onClick=${() => this.cancel()}>Cancel the run</button>`}
-        ${end && !run.step_id && html`<button type="button" class="quiet run-again" aria-expanded=${isAgain} onClick=${() => this.setState({ isAgain: !isAgain })}>Run again…</button>`}
+        ${end && !run.step_id && Object.entries(FORMS).map(([name, { label }]) => html`<button type="button" class=${`quiet run-${name}`} aria-expanded=${form === name}
+          disabled=${name === "fork" && Boolean(run.no_fork)} aria-describedby=${name === "fork" && run.no_fork ? "no-fork" : undefined}
+          onClick=${() => this.setState({ form: form === name ? null : name, forkAt: null })}>${label}</button>`)}
       </div>
-      ${end && isAgain && html`<${Again} run=${run} transcript=${this.transcript} onClose=${() => this.setState({ isAgain: false }, () => focusOn(".run-again"))} />`}
+      ${end && !run.step_id && ENDED.has(run.status) && run.no_fork && html`<p class="dim" id="no-fork">No fork: ${run.no_fork}.</p>`}
+      ${end && form && FORMS[form].show(this, () => this.setState({ form: null }, () => focusOn(`.run-${form}`)))}
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       <div class="columns">
         <div class="story">
+          ${definition && html`<${Graph} steps=${definition.steps} states=${steps} chosen=${step} onChoose=${(id) => this.setState({ step: id === step ? null : id })} />`}
+          ${definition && step && html`<${StepPanel} id=${step} step=${definition.steps[step]} parts=${steps.get(step)?.parts ?? []}
+            onFork=${end && !run.no_fork && !run.step_id ? (item) => this.forkBefore(item) : null} onClose=${() => this.setState({ step: null })} />`}
           <div class="tabs">
             <div role="tablist" aria-label="Views of the run" onKeyDown=${(event) => this.press(event)}>
             ${TABS.map(
@@ -241,11 +288,13 @@ export class Run extends Component {
             ${!end && tab === "transcript" && html`<label class="follow"><input type="checkbox" checked=${follows} onChange=${(event) => this.setState({ follows: event.target.checked })} /> Follow the end</label>`}
           </div>
           <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
-            ${tab !== "events" && end && this.slider(at)}
+            ${PAST.has(tab) && end && this.slider(at)}
             ${tab === "events" && html`<${EventList} events=${events} runId=${runId} />`}
             ${tab === "state" && html`<${State} path=${this.path} at=${this.ownSequence(at)} />`}
-            ${tab === "transcript" && html`${definition && html`<${Graph} steps=${definition.steps} states=${transcript.steps} />`}
-              <${Story} transcript=${transcript} isPast=${at !== null} />
+            ${tab === "timeline" && html`<${Timeline} items=${transcript.items} now=${now} onChoose=${(item) => this.reveal(item)} />`}
+            ${tab === "raw" && html`<${Raw} path=${`${this.path}/events?dialect=raw`} />`}
+            ${tab === "costs" && html`<${UsageTable} transcript=${transcript} />`}
+            ${tab === "transcript" && html`<${Story} transcript=${transcript} isPast=${at !== null} />
               ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
               ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
           </div>

@@ -15,7 +15,7 @@ class Item extends Component {
 
   render({ item, version }) {
     const show = SHOW[item.kind](item, version.isPast);
-    return html`<li class=${`item-${item.kind} ${item.isBelow ? "is-below" : ""}`} data-sequence=${item.sequence}>${show}</li>`;
+    return html`<li class=${`item-${item.kind} ${item.isBelow ? "is-below" : ""}`} data-key=${item.key}>${show}</li>`;
   }
 }
 
@@ -47,10 +47,12 @@ const SHOW = {
     <span class=${`status is-${item.state}`}>${item.state}</span> <strong>${item.name}</strong>
     ${item.until && html` <span class="dim">${duration(Date.parse(item.until) - Date.parse(item.at))}</span>`}
     ${item.child && html` <a href=${`/console/runs/${encodeURIComponent(item.child)}`}>its run</a>`}
+    ${item.takenFrom && html` <span class="dim">not done again: taken over from</span> <a class="taken" href=${`/console/runs/${encodeURIComponent(item.takenFrom.child_run_id ?? item.takenFrom.run_id)}`}>an earlier run</a>`}
   </p>
   ${item.task && html`<p class="dim">${short(item.task)}</p>`}
   ${item.error && html`<p class="bad">${item.error}</p>`}
   ${item.output !== undefined && item.output !== null && html`<details><summary>Output</summary><${Tree} value=${item.output} /></details>`}`,
+  delivery: (item) => html`<p class=${item.state === "failed" ? "bad" : "dim"}>rule ${item.name}: ${item.state} ${short(item.result ?? "", 120)}</p>`,
   end: (item) => html`<p><${Status} status=${item.action} /> ${item.data.code ? `(${item.data.code}) ` : ""}${item.data.error ?? item.data.reason ?? ""}</p>`,
 };
 

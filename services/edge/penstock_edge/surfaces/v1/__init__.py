@@ -6,6 +6,7 @@ from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1.agent_list import AgentList
 from penstock_edge.surfaces.v1.costs import CostSums
 from penstock_edge.surfaces.v1.events import EventsOfAllRuns
+from penstock_edge.surfaces.v1.forks import Forks
 from penstock_edge.surfaces.v1.runs import Runs
 from penstock_edge.surfaces.v1.session_events import SessionEvents
 from penstock_edge.surfaces.v1.session_queue import SessionQueues
@@ -15,4 +16,13 @@ from penstock_edge.surfaces.v1.system import System
 class V1(Surface):
     """Has the handlers for all paths under `/v1` except approvals, which another service serves."""
 
-    handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents, SessionQueues, CostSums, System)
+    handlers = (
+        Runs,
+        Forks,
+        AgentList,
+        EventsOfAllRuns,
+        SessionEvents,
+        SessionQueues,
+        CostSums,
+        System,
+    )

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from penstock import start_fields
 from penstock.bus import Bus
-from penstock.bus.records import ForkedFrom, RunRecord, RunStatus, WhenBusy
+from penstock.bus.records import ENDED, ForkedFrom, RunRecord, RunStatus, WhenBusy
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import SHOWN_CHARACTERS, Origin, Start, check_fork
@@ -41,6 +41,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem, invalid
 from penstock_edge.runs.deliveries import deliveries_of
+from penstock_edge.runs.forking import why_not
 from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
 from penstock_edge.sources.history import newest_sequence_of
 from penstock_edge.sources.locate import (
@@ -177,7 +178,7 @@ class Runs(Handlers):
             asked.session_id,
             who.run_user(user_id),
             input=asked.input,
-            key=_key(request, asked),
+            key=key_of(request, asked.idempotency_key),
             request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
             origin=Origin(depth=depth),
             when_busy=asked.when_busy,
@@ -186,7 +187,7 @@ class Runs(Handlers):
         )
         if not streams:
             started = await edge.starter.start(start)
-            return _shown(who, started.record, 202 if started.new else 200)
+            return shown(who, started.record, 202 if started.new else 200)
         started, position = await begin(edge, start, frames=dialect == RAW_DIALECT)
         children = with_children(include, dialect, started.record)
         view = edge.view(started.record.run_id, dialect, Sse(named), children=children)
@@ -264,7 +265,8 @@ class Runs(Handlers):
             description="`deliveries` has what automations have sent or done for the run's events, "
             "also after its end: `id`, `automation` (the rule), `status` (waiting, delivered, "
             "failed), `result` and `attempts`. `usage` has what the run's models used and cost, if "
-            "anything, `usage_with_children` adds the runs that it led to, if these did.",
+            "anything, `usage_with_children` adds the runs that it led to, if these did. `no_fork` "
+            "is why an ended run cannot be forked, if so.",
             answers={200: json("The run", RunRecord)},
             scopes=("read",),
             parameters=(by.RUN_ID,),
@@ -280,7 +282,10 @@ class Runs(Handlers):
         if all(index.is_complete for index in indexes):
             await asyncio.gather(*(index.caught_up() for index in indexes))
             [usage] = await self._usage([record.run_id])
-        return _shown(who, record, deliveries=await deliveries_of(bus, record), **usage)
+        agent, end = self._edge.config.agent(record.agent), record.status
+        if end in ENDED and (no_fork := why_not(record, agent, end)) is not None:
+            usage["no_fork"] = no_fork
+        return shown(who, record, deliveries=await deliveries_of(bus, record), **usage)
 
     async def _usage(self, run_ids: Sequence[str]) -> list[dict[str, Any]]:
         # A list does not wait for the latest events: its sums may lack those of some seconds.
@@ -422,7 +427,7 @@ def _require_dialect(who: Identity, dialect: str) -> None:
         require(who, "raw")
 
 
-def _shown(who: Identity, record: RunRecord, status: int = 200, **more: object) -> Response:
+def shown(who: Identity, record: RunRecord, status: int = 200, **more: object) -> Response:
     """Show only administrators the field `unredacted`."""
     if not who.has_scope("administer"):
         record = record.model_copy(update={"unredacted": None})
@@ -431,13 +436,14 @@ def _shown(who: Identity, record: RunRecord, status: int = 200, **more: object) 
     return Response(body, status, headers, "application/json")
 
 
-def _key(request: Request, asked: StartRequest) -> str | None:
+def key_of(request: Request, in_body: str | None) -> str | None:
+    """Return the idempotency key of a start, from its header or its body."""
     header = request.headers.get(KEY_HEADER)
-    if header is not None and asked.idempotency_key not in (None, header):
+    if header is not None and in_body not in (None, header):
         raise Problem(422, "idempotency_key: the body and the header differ; send one of them")
     if header == "":
         raise Problem(422, "Idempotency-Key: must not be empty")
-    return header or asked.idempotency_key
+    return header or in_body
 
 
 def _dialect(request: Request) -> tuple[str, bool]:

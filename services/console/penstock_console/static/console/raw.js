@@ -1,0 +1,57 @@
+// @ts-check
+// The bytes of the agent server, as they came. Only the beginning of a long answer is shown.
+
+import { Component, Growing, html } from "./view.js";
+
+const MOST_BYTES = 1024 * 1024;
+
+export class Raw extends Component {
+  constructor() {
+    super();
+    this.state = { text: "", error: null, isCut: false };
+  }
+
+  componentDidMount() {
+    this.read();
+  }
+
+  componentWillUnmount() {
+    this.stop?.abort();
+  }
+
+  async read() {
+    this.stop = new AbortController();
+    const { signal } = this.stop;
+    const decoder = new TextDecoder();
+    let [text, size] = ["", 0];
+    try {
+      const headers = { accept: "text/event-stream" };
+      const answer = await fetch(this.props.path, { credentials: "same-origin", redirect: "error", headers, signal });
+      if (!answer.ok) {
+        const problem = await answer.json().catch(() => ({}));
+        throw new Error(problem.detail ?? `HTTP ${answer.status}`);
+      }
+      const reader = answer.body?.getReader();
+      while (reader && size < MOST_BYTES) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        size += value.length;
+        text += decoder.decode(value, { stream: true });
+        this.setState({ text });
+      }
+      this.setState({ isCut: size >= MOST_BYTES, isRead: true });
+      this.stop.abort();
+    } catch (error) {
+      if (!signal.aborted) this.setState({ error: error.message });
+    }
+  }
+
+  render({ path }, { text, error, isCut, isRead }) {
+    return html`<div class="raw">
+      <p class="dim"><a target="_blank" rel="noopener" href=${path}>All of it</a>${isCut ? ". Here is only the first MiB." : ""}</p>
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      ${isRead && !text && html`<p class="dim">There are no bytes of an agent server: a workflow's steps have them, or they are no longer kept.</p>`}
+      <${Growing} className="text bytes" text=${text} />
+    </div>`;
+  }
+}
