@@ -13,7 +13,7 @@ import asyncio
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from nats.aio.msg import Msg
@@ -25,9 +25,10 @@ from penstock.dialects.a2a import client_message_id
 from penstock.settings import Config
 from penstock.web.server import Server
 from penstock_approvals.service import ApprovalsService
+from penstock_automations.service import AutomationsService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
-from support.drive.pipeline import pipeline
+from support.drive.pipeline import Services, pipeline
 from support.fakes.raw import agno, agno_pause, agno_text
 from support.real.nats import NatsServer
 
@@ -79,13 +80,14 @@ async def play(bus: Bus, command: StartCommand) -> None:
 async def main(port: int) -> None:
     agent = {"id": "tck", "protocol": "agno", "url": "http://127.0.0.1:9", "agent": "tck"}
     config = Config.model_validate({"agents": [agent]})
-    services = (NormalizerService, ApprovalsService, EdgeService)
+    services: Services = (NormalizerService, ApprovalsService, AutomationsService, EdgeService)
+    given: dict[str, Any] = {"cancel_wait_s": 0.1, "webhook_allow_hosts": ("localhost",)}
     tasks: set[asyncio.Task[None]] = set()
     with tempfile.TemporaryDirectory() as folder:
         nats = NatsServer(Path(folder) / "nats")
         nats.start()
         try:
-            async with pipeline(nats.url, config, services, cancel_wait_s=0.1) as penstock:
+            async with pipeline(nats.url, config, services, **given) as penstock:
 
                 async def on_start(msg: Msg) -> None:
                     command = StartCommand.model_validate_json(await unwrap(penstock.bus, msg.data))
