@@ -166,7 +166,7 @@ class AutomationsService(Service):
             most=settings.rules_per_user,
             tenant_limits=settings.auth.tenant_limits,
         )
-        self._pushes = Pushes(self.bus, stored, self._matcher.handle)
+        self._pushes = Pushes(self.bus, stored, self._matcher.backlog.put)
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
         self.routes = routes_on_bus(
             Rules(stored, deliveries),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, Msg, Stored, subjects
 from penstock.bus.records import Push, PushReply, PushRequest
 from penstock.bus.streams import events_for
+from penstock.turns import TenantUser
 from penstock.web.problems import Problem, invalid
 from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.rules.pushes import prefix, push_of, rule_id, rule_of
@@ -19,14 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class Pushes:
-    """The pushes of runs. `match` matches a stored event, which may have been matched before."""
+    """The pushes of runs. `match_again` has an owner's events, by stream and sequences, matched
+    once more, also if this process is killed."""
 
     def __init__(
-        self, bus: Bus, rules: StoredRules, match: Callable[[Stored], Awaitable[None]]
+        self,
+        bus: Bus,
+        rules: StoredRules,
+        match_again: Callable[[TenantUser, str, Sequence[int]], Awaitable[None]],
     ) -> None:
         self._bus = bus
         self._rules = rules
-        self._match = match
+        self._match_again = match_again
 
     async def on_request(self, msg: Msg) -> None:
         """If the bus fails, send no answer. The edge's request then times out, and is repeated."""
@@ -69,12 +74,14 @@ class Pushes:
 
         The rule begins before the newest event of the lifecycle. When the rule is in force, the
         event that is then the newest is matched again: with it, an ordered rule matches all events
-        that came meanwhile.
+        that came meanwhile. The event with which the rule begins is matched, too: if a process was
+        killed before it published the first job of the run's queue, only this event has it done.
         """
         rule, _ = self._rules.read(rule_of(run_id, push), None)
+        stream = events_for(run_id)
         newest = await self._newest(run_id)
-        begins = {events_for(run_id): newest.sequence - 1} if newest is not None else None
-        await self._rules.make(
+        begins = {stream: newest.sequence - 1} if newest is not None else None
+        record = await self._rules.make(
             rule.plain,
             owner,
             all_users=False,
@@ -84,7 +91,8 @@ class Pushes:
         )
         await self._rules.changed()
         if (newest := await self._newest(run_id)) is not None:
-            await self._match(newest)
+            first = record.begins.get(stream, 0) + 1
+            await self._match_again(owner.user, stream, sorted({first, newest.sequence}))
 
     async def _newest(self, run_id: str) -> Stored | None:
         return await self._bus.tail(events_for(run_id), subjects.event("lifecycle.*", run_id))
