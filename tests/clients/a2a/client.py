@@ -76,10 +76,11 @@ async def client_of(http, call):
 
 async def follow(http, call):
     """Send a message, and follow its task to the end. Whenever the stream breaks or the server is
-    gone, go on at the next of `urls`: subscribe, or get the task if it has ended."""
+    gone, go on at the next of `urls`: subscribe, or get the task if it has ended. Return the task,
+    and how often it broke."""
     context = ClientCallContext(service_parameters=call["headers"])
     task, message = Task(), ParseDict(call["request"], SendMessageRequest())
-    for url in itertools.cycle(call["urls"]):
+    for breaks, url in enumerate(itertools.cycle(call["urls"])):
         try:
             client = await client_of(http, {**call, "url": url})
             if task.id:
@@ -94,7 +95,7 @@ async def follow(http, call):
             print(f"{url}: {error!r}", file=sys.stderr)
             await asyncio.sleep(0.1)
         if task.status.state in ENDED:
-            return MessageToDict(task)
+            return {"task": MessageToDict(task), "breaks": breaks}
 
 
 async def carry_out(http, call):
