@@ -12,14 +12,10 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from e2e.test_kinds import servers
 from e2e.test_matrix import SCENARIOS, WORDS, penstock
 from penstock.dialects.approvals import CONFIRMATIONS
-from penstock.settings import Config
-from penstock_edge.service import EdgeService
-from support.drive.pipeline import PIPELINE, Pipeline, pipeline
+from support.drive.pipeline import Pipeline
 from support.drive.waiting import eventually
-from support.kinds.table import ADK, AGNO, AGUI, Row, Server, agents, named
 from support.real.deployment import deployment
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
@@ -33,25 +29,13 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-__all__ = ["penstock", "servers"]  # the fixtures
+__all__ = ["penstock"]  # the fixture, with all upstreams
 DECISIONS: Final = {"approved": "approve", "rejected": "reject", "elsewhere": "approve"}
 CASES = [
     (upstream, scenario)
     for upstream, words in WORDS.items()
     for scenario in (*words, *(["elsewhere"] if "approved" in words else []))
 ]
-# A tool of the frontend is given with a run, which a chat cannot do.
-KINDS = [row for row in (*AGNO, *ADK, *AGUI) if not row.tools]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def asking(
-    nats_server: NatsServer, servers: dict[Server, Upstream]
-) -> AsyncIterator[Pipeline]:
-    """Run Penstock with the agents of all kinds of pauses."""
-    config = Config.model_validate({"agents": agents(servers)})
-    async with pipeline(nats_server.url, config, (*PIPELINE, EdgeService)) as running:
-        yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=VERSIONS)
@@ -134,26 +118,6 @@ async def test_each_version_shows_what_each_kind_of_agent_did(
     assert len(ended) == len(outcomes)
     denied = "output-error" if client.version == "5" else "output-denied"
     assert (denied in {each["state"] for each in ended}) == ("rejected" in outcomes)
-
-
-@pytest.mark.parametrize("row", KINDS, ids=lambda row: row.id)
-async def test_each_version_answers_each_kind_of_pause(
-    client: Chat, asking: Pipeline, servers: dict[Server, Upstream], row: Row
-) -> None:
-    mark = uuid.uuid4().hex
-    await begin(client, asking, row.agent)
-    state = await client("send", text=row.message.replace("{}", mark))
-    run_id = answer_of(state)["id"]
-    assert answer_of(state)["metadata"]["status"] == "waiting", state
-    state = await answered(client, state, "approve", named(row.value, mark))
-    events = await asking.ended(run_id, 40)
-    assert events[-1].type == "lifecycle.completed", events[-1].data
-    assert (state["status"], state["errors"]) == ("ready", [])
-    assert answer_of(state)["metadata"]["status"] == "completed"
-    assert all(each["state"] == "output-available" for each in parts(state, "dynamic-tool"))
-    if "{}" in row.message:
-        ran = [each for each in servers[row.server].tool_runs() if mark in json.dumps(each)]
-        assert [each["tool"] for each in ran] == [tool for tool, _ in row.runs]
 
 
 @pytest.mark.parametrize("service", ["edge", "connector"])
