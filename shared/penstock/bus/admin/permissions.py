@@ -197,7 +197,7 @@ USERS: Final = (
         # contain, so an edge cannot make up a command.
         [f"command.connector.{kind}.*" for kind in CONNECTOR_COMMANDS],
         [f"command.workflows.{kind}.*" for kind in WORKFLOW_COMMANDS],
-        [replay_of(service, "*") for service in TAKE_BACK],
+        [replay_of(service, "*") for service in sorted(TAKE_BACK)],
         [*_reads(DEADLETTERS), *_buckets("letters", "sent"), *_keys("letters.*.*")],
         # The normalizer repairs streams that have lost their end: see `state.continuity`.
         ["raw.*.penstock", "command.penstock.skipped.*"],
