@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from support.drive.repository import ROOT
@@ -92,3 +93,35 @@ async def test_a_run_is_cancelled(openai: OpenAIClient) -> None:
     assert cancelled["status"] == "cancelled"
     rest = await openai.call("resume", id=begun["id"])
     assert rest[-1]["type"] == "response.incomplete"
+
+
+@pytest.mark.chaos
+async def test_a_workflows_chat_waits_for_its_decision_and_then_gets_the_rest(
+    openai: OpenAIClient,
+) -> None:
+    messages = [{"role": "user", "content": "+password = 1"}]
+
+    async def say() -> str:
+        whole = await openai.call("chat", body={"model": "code_review", "messages": messages})
+        text = str(whole["choices"][0]["message"]["content"])
+        told = {"role": "assistant", "content": text}
+        messages.extend([told, {"role": "user", "content": "And now?"}])
+        return text
+
+    asked = await say()
+    assert "This waits for a decision" in asked
+
+    def but_the_links(text: str) -> str:
+        return re.sub(r"/d/pln_\S+", "", text)
+
+    again = await say()
+    assert but_the_links(again) == but_the_links(asked)
+    [link] = re.findall(r"\S+/d/pln_\S+", again)
+    async with httpx.AsyncClient() as http:
+        page = await http.get(link)
+        form = dict(re.findall(r'name="(csrf)" value="([^"]+)"', page.text))
+        done = await http.post(link, data={**form, "decision": "approve"})
+        assert done.status_code == 303, done.text
+    rest = await say()
+    assert "waits for a decision" not in rest
+    assert "Code review finished successfully" in rest

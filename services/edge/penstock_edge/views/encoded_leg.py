@@ -113,12 +113,13 @@ class EncodedLeg(Encoding):
 
     def feed(self, stored: Stored) -> Item:
         event = orjson.loads(stored.payload)
-        frames = self.encoder.feed(event)
+        frames, event_type = self.encoder.feed(event), type_of(stored)
+        ends_run = event_type in TERMINAL
         # A run may end before this leg begins, so its terminal event is never left out.
-        is_earlier = type_of(stored) not in TERMINAL and event["leg"] < self.leg
+        is_earlier = not ends_run and event["leg"] < self.leg
         if is_earlier and not self.replays:
             return Item(stored.sequence, [])
-        last = ends_leg(stored) and not is_earlier
+        last = ends_run or (event_type == PAUSED and not is_earlier)
         if last:
             frames = ended(frames, self.last)
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render), last)
@@ -134,11 +135,6 @@ def ended(frames: Sequence[Frame], last: bytes | None) -> Sequence[Frame]:
 def _leg_of(stored: Stored) -> int:
     leg: int = orjson.loads(stored.payload)["leg"]
     return leg
-
-
-def ends_leg(stored: Stored) -> bool:
-    event_type = type_of(stored)
-    return event_type in TERMINAL or event_type == PAUSED
 
 
 def no_notice(code: str, message: str) -> bytes:
