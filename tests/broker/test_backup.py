@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import pytest_asyncio
 from typer.testing import CliRunner, Result
 
-from penstock.bus import Bus, BusSettings
+from penstock.budgets.admission import CurrentBudgets
+from penstock.bus import Bus, BusSettings, streams
 from penstock.bus.read import direct
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import shard_of
@@ -39,6 +41,13 @@ steps:
   person: {needs: [first], approve: {title: '"Shall it go on?"'}}
   last: {needs: [person], run: {agent: agent, message: '"quick last"'}}
 """
+
+
+BUDGET: dict[str, Any] = {
+    **{"id": "kept", "match": {"agent": "agent"}, "per": "user"},
+    **{"limit": {"tokens": 1_000_000}, "reserve": "10 tokens"},
+    "at": [{"share": 1.0, "do": "refuse"}],
+}
 
 
 async def answers(answer: Answer) -> None:
@@ -191,6 +200,7 @@ async def scene(
         retention = Retention(replicas=layout.servers, shards=layout.shards)
         async with connected(url_of(old), retention=retention) as bus:
             await define(bus, definition(ASKING))
+            await CurrentBudgets(bus).apply({"version": 1, "budgets": [BUDGET]}, "root")
         async with deployment(url_of(old), folder / "a", agents, SERVICES, **settings) as penstock:
             await made_a_rule(penstock, webhooks)
             runs = {
@@ -327,6 +337,32 @@ async def test_new_runs_work_after_the_restore_and_the_rule_tells_of_them(scene:
     for each in scene.webhooks.requests:
         ids.setdefault(each.headers["penstock-run-id"], set()).add(each.id)
     assert {len(found) for found in ids.values()} == {1}, "a repeated webhook has the same id"
+
+
+async def test_budgets_count_on_after_the_restore_and_nothing_stays_set_aside(
+    scene: Scene,
+) -> None:
+    penstock = scene.penstock
+    await penstock.all(await penstock.run("agent", "quick new"))
+    tokens = 0
+    async with connected(penstock.nats_url) as bus:
+        for shard in range(scene.layout.shards):
+            async for each in direct.replay(bus, streams.events_of(shard), "llm.usage.*"):
+                data = orjson.loads(each.payload)["data"]
+                tokens += data["input_tokens"] + data["output_tokens"]
+
+    async def rooms() -> list[Any]:
+        url = f"{penstock.approvals}/v1/budgets/accounts"
+        [account] = (await penstock.http.get(url)).json()["accounts"]
+        return [account["open_runs"], account["rooms"]]
+
+    left = 1_000_000 - tokens
+    room = {"dimension": "tokens", "limit": 1_000_000, "used": tokens, "reserved": 0, "left": left}
+
+    async def settled() -> bool:
+        return await rooms() == [0, [room]]
+
+    await eventually(settled, 60, "the sum over the events, and no run in the account")
 
 
 async def test_a_copy_has_the_same_content_and_consumers(
