@@ -12,6 +12,7 @@ import httpx
 import orjson
 import pytest
 import uuid_utils
+from typer.testing import CliRunner
 
 from penstock import sse
 from penstock.budgets.account import account_key
@@ -39,6 +40,7 @@ from penstock_approvals.budgets.ledger import BudgetLedger
 from penstock_approvals.budgets.reached import reached
 from penstock_approvals.budgets.spending import Charge, add_events
 from penstock_approvals.service import ApprovalsService
+from penstock_cli.main import app
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.normalizing import Run
@@ -564,6 +566,11 @@ async def test_a_start_over_http_is_refused_and_each_user_sees_what_is_left(
         first = await accounts(root, limit=1, share=1)
         second = await accounts(root, limit=1, share=1, after=first["next"])
         assert (await accounts(root, budget="night"))["accounts"] == []
+        command = ["budget", "accounts", "--url", penstock.url]
+        env = {"PENSTOCK_TOKEN": bearer("ada")["authorization"].removeprefix("Bearer ")}
+        told = await asyncio.to_thread(CliRunner().invoke, app, command, env=env)
+    line = " ".join(told.output.splitlines()[-1].split())
+    assert line.startswith("day user ada 0.00 EUR, 0 tokens, 0 tool_calls 1.00 EUR 0.00 EUR, ")
     found = [each["accounts"][0]["subject"] for each in (first, second)]
     assert (found, second["next"]) == (["ada", "bob"], None)
     assert (own["budget"], own["user"], own["open_runs"], own["share"]) == ("day", "ada", 1, 1.0)

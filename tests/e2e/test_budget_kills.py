@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,19 @@ import orjson
 import pytest
 
 from penstock.budgets.admission import CurrentBudgets
-from penstock.bus import Bus, RawWriter
-from penstock.bus.records import BudgetAccount, RunRecord
+from penstock.bus import Bus, RawWriter, streams
+from penstock.bus.read import direct
+from penstock.bus.records import ENDED, BudgetAccount, RunRecord
+from penstock.bus.subjects import run_id_of
+from penstock.events import TERMINAL
+from penstock_approvals.budgets.actions import BudgetActions
+from penstock_approvals.budgets.ledger import BudgetLedger
 from support.drive.bus import connected
+from support.drive.figures import report
 from support.drive.normalizing import Run
 from support.drive.waiting import eventually
+from support.drive.workflows import define, definition
+from support.fakes.misbehaving import Answer, Request, misbehaving
 from support.fakes.raw import agno
 from support.real.deployment import Deployment, deployment
 from support.real.nats import NatsServer
@@ -44,13 +54,13 @@ async def start(penstock: Deployment, number: int, room: asyncio.Semaphore) -> s
         return await answered(penstock, number)
 
 
-async def answered(penstock: Deployment, number: int) -> str | None:
+async def answered(penstock: Deployment, number: int, agent: str = "a") -> str | None:
     headers = {"idempotency-key": f"k{number}"}
     for attempt in itertools.count():
         try:
             answer = await penstock.http.post(
                 f"{penstock.edge(number + attempt)}/v1/runs",
-                json={"agent": "a", "message": "Hello"},
+                json={"agent": agent, "message": "Hello"},
                 headers=headers,
             )
         except httpx.HTTPError:
@@ -136,3 +146,171 @@ async def test_a_budget_holds_while_every_service_is_killed(
                     spent["tokens"] += data["input_tokens"] + data["output_tokens"]
         assert account.used == dict(spent)
         assert spent["tokens"] == sum(CALLS * (1100 + n) for n in range(ROOM))
+
+
+# 160 runs and the 40 runs of the steps of 20 workflows spend for ever, until budgets stop them:
+# some while services are killed, others when each service has been killed.
+RUNS = {"early": 80, "late": 80, "flow": 20}
+CALLS_OF = {"early": 4, "late": 12, "flow": 12}
+EVERY_S = 2.0
+SPENDERS = {"normalizer": 2, "connector": 2, "approvals": 2, "workflows": 2, "edge": 2}
+FLOW = """
+name: flow
+steps:
+  left: {run: {agent: inner, message: '"go"'}}
+  right: {run: {agent: inner, message: '"go"'}}
+"""
+WITHIN_S = 120.0  # the longest time from the call that crosses a limit to the cancel
+
+
+def limits(id: str, agents: list[str], **fields: Any) -> dict[str, Any]:
+    return {"id": id, "match": {"agent": agents}, "at": [{"share": 1.0, "do": "stop"}], **fields}
+
+
+SPENDING = [
+    *(limits(name, [name], per="run", limit={"model_calls": n}) for name, n in CALLS_OF.items()),
+    limits("all", ["*"], per="user", limit={"tokens": 10**9}, reserve="5000 tokens"),
+]
+
+
+class Spenders:
+    """An agent server whose agents call models for ever; a cancel ends a run."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[float]] = {}
+        self.cancelled_at: dict[str, float] = {}
+
+    def other(self, request: Request) -> tuple[int, Any]:
+        if request.path.endswith("/cancel"):
+            self.cancelled_at.setdefault(request.path.split("/")[-2], time.monotonic())
+        return 200, {}
+
+    async def spends(self, answer: Answer) -> None:
+        run_id = answer.request.form["run_id"]
+        calls = self.calls.setdefault(run_id, [])
+        await answer.head()
+        await answer.send(agno("RunStarted"))
+        while run_id not in self.cancelled_at:
+            counts = {"input_tokens": 100, "output_tokens": 10}
+            calls.append(time.monotonic())
+            await answer.send(agno("ModelRequestCompleted", model="m", **counts))
+            await asyncio.sleep(EVERY_S)
+        await answer.send(agno("RunCancelled"))
+        await answer.end()
+
+
+async def records_of(bus: Bus) -> dict[str, RunRecord]:
+    entries = await bus.bucket("runs").entries()
+    return {each.key: RunRecord.model_validate_json(each.value) for each in entries}
+
+
+async def calls_of_runs(bus: Bus) -> Counter[str]:
+    """Return the number of published model calls of each run."""
+    calls = Counter[str]()
+    async for each in direct.replay(bus, streams.EVENTS, "llm.usage.*"):
+        calls[orjson.loads(each.payload)["run_id"]] += 1
+    return calls
+
+
+async def runs_with_an_end(bus: Bus) -> set[str]:
+    return {
+        run_id_of(each.subject)
+        for type_ in TERMINAL
+        async for each in direct.replay(bus, streams.EVENTS, f"{type_}.*")
+    }
+
+
+async def accounts_of(bus: Bus) -> list[BudgetAccount]:
+    entries = await bus.bucket("budgets").entries("account.*")
+    return [BudgetAccount.model_validate_json(each.value) for each in entries]
+
+
+async def sums_of_accounts(bus: Bus) -> dict[str, int]:
+    """Return what ended runs have used of each account, by the run or `all`."""
+    return {
+        "all" if each.budget == "all" else each.subject: used
+        for each in await accounts_of(bus)
+        if (used := sum(each.used.values()))
+    }
+
+
+async def test_sums_equal_events_and_each_run_is_stopped_while_every_service_is_killed(
+    fresh_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spenders = Spenders()
+    quick = {"pod_ttl_s": 4, "pod_renew_s": 0.5, "reap_s": 0.5, "watch_s": 1, "max_legs": 200}
+    quick |= {"partition_ttl_s": 2, "partition_renew_s": 0.3}
+    async with misbehaving() as upstream, connected(fresh_nats.url) as bus:
+        upstream.script(spenders.spends)
+        upstream.other = spenders.other
+        agents: list[dict[str, Any]] = [
+            *(
+                {"id": id, "protocol": "agno", "url": upstream.url}
+                for id in ("early", "late", "inner")
+            ),
+            {"id": "flow", "protocol": "workflow"},
+        ]
+        budgets = CurrentBudgets(bus)
+        await budgets.apply({"version": 1, "budgets": SPENDING}, "root")
+        await define(bus, definition(FLOW))
+        async with deployment(
+            fresh_nats.url, tmp_path / "p", agents, SPENDERS, **quick
+        ) as penstock:
+            asked = [*Counter(RUNS).elements()]
+            starting = asyncio.gather(
+                *(answered(penstock, number, agent) for number, agent in enumerate(asked))
+            )
+            await upstream.called(40)
+            for service in SPENDERS:
+                await penstock.kill(penstock.of(service)[0])
+                await penstock.start(service)
+            assert len(spenders.cancelled_at) < 160, "runs spend while each service is killed"
+            assert None not in await starting
+
+            async def ended() -> bool:
+                records = await records_of(bus)
+                if not all(each.status in ENDED for each in records.values()):
+                    return False
+                # Records are written before the events.
+                return set(records) == await runs_with_an_end(bus)
+
+            await eventually(ended, 300, "the end of all runs")
+            records, spent = await records_of(bus), await calls_of_runs(bus)
+            of_agent = Counter(each.agent for each in records.values())
+            assert of_agent == {**RUNS, "inner": 2 * RUNS["flow"]}
+            for run_id, record in records.items():
+                for around in record.ancestors or ():
+                    spent[around] += spent[run_id]
+            wanted = {"all": 110 * sum(spent[r] for r in records if records[r].agent != "flow")}
+            wanted |= {r: spent[r] for r in records if records[r].agent != "inner"}
+
+            used = {name: count for name, count in wanted.items() if count}
+
+            async def equal() -> bool:
+                return await sums_of_accounts(bus) == used
+
+            with suppress(TimeoutError):
+                await eventually(equal, 120)
+            assert await sums_of_accounts(bus) == used, "sums that equal the events"
+    over = {r: spent[r] - CALLS_OF[records[r].agent] for r in wanted if r != "all"}
+    late_s = sorted(
+        at - spenders.calls[run_id][CALLS_OF[records[run_id].agent] - 1]
+        for run_id, at in spenders.cancelled_at.items()
+        if records[run_id].agent != "inner"
+    )
+    figures = {"p50_s": late_s[len(late_s) // 2], "latest_s": late_s[-1]}
+    report("budgets under kills", most_over=max(over.values()), **figures)
+    stopped = [r for r in over if records[r].status == "cancelled"]
+    assert len(stopped) > 40, "the others have lost their connector"
+    assert late_s[-1] < WITHIN_S
+    assert all(over[r] >= 0 for r in stopped), "none is stopped before its limit"
+    alone = [r for r in stopped if records[r].agent != "flow"]
+    unknown = [r for r in alone if spent[r] > len(spenders.calls[r])]
+    assert unknown == [], "all that is counted has begun before the cancel has arrived"
+    # an hour later by the clock of NATS
+    age_s = type(bus.clock).age_s
+    monkeypatch.setattr(type(bus.clock), "age_s", lambda self, at: 3600 + age_s(self, at))
+    async with connected(fresh_nats.url) as later:
+        await BudgetLedger(later, budgets, BudgetActions(later, "test")).sweep()
+        open_ = [each.runs for each in await accounts_of(later) if each.runs]
+        assert open_ == [], "nothing stays set aside"
