@@ -21,7 +21,7 @@ from penstock.dialects.a2a import EXTENSION
 from penstock.settings import AgentConfig
 from penstock.web.auth import identity_of, require
 from penstock.web.auth.grants import Permission
-from penstock.web.bodies import ignore_body, read_body, require_json
+from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
     JSON,
     OBJECT,
@@ -53,7 +53,7 @@ from penstock_edge.surfaces.a2a.request import (
 from penstock_edge.surfaces.a2a.tasks import Tasks, no_push
 from penstock_edge.surfaces.a2a.views import Call
 from penstock_edge.surfaces.agents import agent_by_id
-from penstock_edge.surfaces.bodies import document_of
+from penstock_edge.surfaces.bodies import document_of, json_body
 from penstock_edge.surfaces.errors import InvalidBody, shortened
 from penstock_edge.surfaces.surface import Surface
 
@@ -258,9 +258,9 @@ class Bindings:
 
     @serves(RPC, replace(RPC, path=f"{RPC.path}/", published=False))
     async def rpc(self, request: Request) -> ASGIApp:
-        require_json(request)
+        body = await json_body(self._edge, request)
         try:
-            document = document_of(await read_body(request, self._edge.settings.max_body_bytes))
+            document = document_of(body)
         except InvalidBody as error:
             raise Problem(400, error.detail, code=-32700) from error
         rpc_id = document.get("id") if isinstance(document, dict) else None
@@ -293,8 +293,7 @@ class Bindings:
         if method.example is None:
             await ignore_body(request)
         else:
-            require_json(request)
-            document = document_of(await read_body(request, self._edge.settings.max_body_bytes))
+            document = document_of(await json_body(self._edge, request))
         if isinstance(document, dict):
             ids = {name: path[part] for name, part in method.ids.items()}
             document = {**request.query_params, **document, **ids}

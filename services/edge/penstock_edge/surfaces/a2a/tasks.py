@@ -48,7 +48,7 @@ from penstock_edge.surfaces.a2a.request import (
 from penstock_edge.surfaces.a2a.views import STATES, Call, TaskObject, fold_form, task_of_record
 from penstock_edge.surfaces.bodies import workflow_input
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, next_leg
+from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, located, next_leg
 from penstock_edge.surfaces.query import cursor_of, when_busy_of
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.view import View
@@ -231,8 +231,11 @@ class Tasks:
             text = f"task {record.run_id} has ended; get the task"
             raise refusal("UNSUPPORTED_OPERATION", text)
         number = found.leg + (state in a2a.INTERRUPTED)
-        view = _rest(call, self._leg(record, number, last))
-        position = await locate(edge.bus, view, after, record)
+        # Events of the leg before may still follow its pause, such as the decision.
+        replays = not is_workflow(record)
+        view, position = await located(
+            edge, record, call.form(), after, number=number, after_event=last, replays=replays
+        )
         if after is not None:
             return await edge.stream(view, position)
         return await self._follow(call, found, last, view, position, record)
@@ -329,8 +332,7 @@ class Tasks:
     ) -> tuple[TaskObject, int]:
         """Fold the stored events before the stream sequence `end`; return the last one's, too."""
         bus, found, last = self._edge.bus, TaskObject(call.extended), 0
-        view = self._leg(record, 1).view(fold_form(found))
-        position = await locate(bus, view, None, record)
+        view, position = await located(self._edge, record, fold_form(found), None, number=1)
         encoding, turn = view.encoding(), self._edge.turns.for_caller(call.who)
         history = history_of(bus, view, None, position.start, turn)
         while batch := await history.before(end):
@@ -338,10 +340,6 @@ class Tasks:
                 await encode(bus, view, encoding, stored)
                 last = stored.sequence
         return found, last
-
-    def _leg(self, record: RunRecord, number: int, after: int = 0) -> Leg:
-        tree = self._edge.tree(record.run_id) if is_workflow(record) else None
-        return Leg(record.run_id, number, StartPosition(0, 0), tree, after)
 
     async def _run(self, call: Call, run_id: str) -> RunRecord:
         unknown = Problem(404, f"there is no task {shortened(run_id)}")

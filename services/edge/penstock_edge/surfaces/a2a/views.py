@@ -103,13 +103,9 @@ class Call:
         def write(fold: TaskFold) -> bytes:
             return self.wrapped(orjson.dumps(self.response(fold.task(history=history))))
 
-        return LegForm(
-            (self.version, f"extended={self.extended}", repr(self.rpc_id), f"object {history}"),
-            a2a.CHANNEL,
-            partial(TaskObject, self.extended, write),
-            lambda frame, cursor: frame.data,
-            lambda encoder: [write(encoder.fold)],
-        )
+        key = (self.version, f"extended={self.extended}", repr(self.rpc_id), f"object {history}")
+        encoder = partial(TaskObject, self.extended, write)
+        return LegForm.of_object(key, a2a.CHANNEL, encoder, lambda found: write(found.fold))
 
 
 @dataclass(slots=True)
@@ -133,9 +129,7 @@ class TaskObject(Encoder):
 
 
 def fold_form(found: TaskObject) -> LegForm[TaskObject]:
-    return LegForm(
-        (), a2a.CHANNEL, lambda: found, lambda frame, cursor: frame.data, lambda encoder: []
-    )
+    return LegForm.of_object((), a2a.CHANNEL, lambda: found, lambda _: b"")
 
 
 def task_of_record(record: RunRecord) -> JsonObject:
