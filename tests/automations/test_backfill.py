@@ -12,6 +12,7 @@ import httpx
 import pytest_asyncio
 
 from penstock.bus import streams
+from penstock.web.answers import cursor_of
 from support.drive.automations import rule, user, without_service
 from support.drive.automations_api import AutomationsApi, automations_api, caller
 from support.drive.waiting import eventually
@@ -85,8 +86,11 @@ async def test_who_may_backfill_and_what_is_refused(api: AutomationsApi) -> None
     assert stranger.status_code == 404
     for body in ({}, {"since": "yesterday"}, {"since": LONG_AGO, "limit": 1001}):
         assert (await api.ask("POST", "/mine/backfill", body=body)).status_code == 422
-    wrong = {"since": LONG_AGO, "after": "nonsense"}
-    assert (await api.ask("POST", "/mine/backfill", body=wrong)).status_code == 422
+    for after in ("nonsense", cursor_of(-1, 5), cursor_of(0, -1), cursor_of(0, 2**63)):
+        wrong = {"since": LONG_AGO, "after": after}
+        assert (await api.ask("POST", "/mine/backfill", body=wrong)).status_code == 422, after
+    beyond = {"since": LONG_AGO, "after": cursor_of(99, 1)}
+    assert (await api.ask("POST", "/mine/backfill", body=beyond)).json()["looked_at"] == 0
     timed = api.rule("timed") | {"schedule": {"cron": "0 8 * * *"}}
     del timed["subjects"]
     assert (await api.ask("POST", "", body=timed)).status_code == 201

@@ -499,3 +499,36 @@ async def test_a_job_that_cannot_be_read_is_a_dead_letter_and_not_repeated(
             return left == [None, None]
 
         await eventually(neither, what="that neither message is left")
+
+
+async def test_a_rule_has_retries_of_its_own(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:  # the service would make four attempts
+        for path, own in (("/once", []), ("/twice", [1])):
+            made.receiver.usual[path] = answers(500)
+            url, id_ = made.receiver.url(path), path[1:]
+            await made.apply(rule(id_, url, "lifecycle.started", retry_delays_s=own))
+        run = await made.run()
+        await run.open()
+        outcomes = await made.outcomes(run.run_id, 2)
+        attempts = {each.data["automation"]: each.data["attempts"] for each in outcomes}
+        assert attempts == {"once": 1, "twice": 2}
+
+
+async def test_the_headers_of_an_answer_are_recorded_without_secrets_and_cookies(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url) as made:
+        long = {f"x-{number}": "y" * 200 for number in range(9)}
+        made.receiver.usual["/hook"] = answers(
+            204, x_request_id="r1", set_cookie="session=1", x_echo="Bearer geheim", **long
+        )
+        webhook = {"auth": {"bearer": "geheim"}}
+        await made.apply(rule("h", made.receiver.url(), "lifecycle.started", webhook=webhook))
+        run = await made.run()
+        await run.open()
+        await made.outcomes(run.run_id, 1)
+        [attempt] = (await made.delivery("h", run.run_id, 1)).attempts
+        assert attempt.headers["x-request-id"] == "r1"
+        assert attempt.headers["x-echo"] == "(hidden)"
+        assert "set-cookie" not in attempt.headers
+        assert 3 < len(attempt.headers) < 9, "only the first KiB is kept"

@@ -26,7 +26,7 @@ from penstock_automations.rules.model import Rule
 from support.drive.automations import automations, rule
 from support.drive.repository import ROOT
 from support.fakes import apis
-from support.fakes.receiver import SECRET, echoes
+from support.fakes.receiver import SECRET, Received, answers, echoes
 from support.real.nats import NatsServer
 
 RUN_ID = "01a1f8c3-1007-77dc-be51-6f2ae3b9b92e"
@@ -275,3 +275,43 @@ async def test_an_answer_that_repeats_a_secret_of_the_url_is_recorded_without_it
         assert "geheim" not in record.dump().decode()
         assert record.request is not None
         assert (record.request.method, record.request.headers["x-tool"]) == ("PUT", "get_weather")
+
+
+async def test_github_gets_the_dispatch_of_the_example_over_http(nats_server: NatsServer) -> None:
+    async def api(writer: asyncio.StreamWriter, received: Received) -> None:
+        called = apis.Called("POST", received.path, received.headers, received.body)
+        status, body = apis.answer_of(called)
+        await answers(status, body)(writer, received)
+
+    [given] = [each for each in EXAMPLES if each["id"] == "dispatch-github"]
+    async with automations(nats_server.url) as made:
+        fields = with_values(given)["action"]["webhook"]
+        path = urlsplit(fields["url"]).path
+        made.receiver.usual[path] = api
+        fields = {**fields, "url": made.receiver.url(path), "secrets": [SECRET]}
+        await made.apply(rule("r", "", "lifecycle.completed", webhook=fields))
+        run = await made.run()
+        await run.open()
+        await run.complete()
+        [outcome] = await made.outcomes(run.run_id, 1)
+        assert (outcome.type, outcome.data["status_code"]) == ("automation.completed", 204)
+        [received] = made.receiver.requests
+        assert received.json["client_payload"] == {"run_id": run.run_id, "summary": "done"}
+
+
+async def test_a_get_is_sent_without_a_body() -> None:
+    got: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 X\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}/ping?x=1"
+        request = requested({"method": "GET", "url": "https://hook.example/"})
+        answer = await Sender(Guard(["127.0.0.1"])).send(url, request.headers, b"", 5, "GET")
+    assert isinstance(answer, Answer)
+    assert got[0].startswith(b"GET /ping?x=1 HTTP/1.1\r\n")
+    assert b"content-length" not in got[0].lower()

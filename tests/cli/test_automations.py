@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -259,3 +260,64 @@ async def test_deliveries_are_shown_and_made_again(penstock: Invoke, api: Automa
     none = await penstock("retry-now", "hook", "--all", "--since", "1h")
     assert none.stdout == "0 deliveries are tried now\n"
     assert (await penstock("retry-now", "hook")).exit_code == 2
+
+
+async def test_apply_with_prune_deletes_the_callers_rules_that_the_file_does_not_have(
+    penstock: Invoke, api: AutomationsApi, tmp_path: Path
+) -> None:
+    await api.make("old")
+    await api.make("of-bob", user="bob")
+    text = FILE.format(url=api.receiver.url())
+    kept = await penstock("apply", write(tmp_path, text))
+    assert "old" not in kept.output, "without --prune, other rules are not changed"
+    wrong = await penstock("apply", write(tmp_path, text.replace("llm.tool_call", "x")), "--prune")
+    assert wrong.exit_code == 1
+    assert "no rule is deleted" in wrong.stderr
+    none = await penstock("apply", write(tmp_path, "rules: []"), "--prune")
+    assert none.exit_code == 2
+    assert "--prune with a file without rules" in " ".join(re.split(r"[\s│]+", none.stderr))
+    pruned = await penstock("apply", write(tmp_path, text), "--prune")
+    assert pruned.exit_code == 0
+    assert pruned.stdout.splitlines() == [
+        "finished: unchanged",
+        "tools: unchanged",
+        "old: deleted, 0 waiting deliveries fail",
+    ]
+    left = (await api.ask("GET", "", ADMIN)).json()["automations"]
+    assert [each["id"] for each in left] == ["finished", "of-bob", "tools"]
+
+
+async def test_an_administrators_prune_deletes_no_rule_of_another_user(
+    penstock: Invoke, api: AutomationsApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FILE.format(url=api.receiver.url())
+    for id_ in ("of-bob", "tools"):  # one that the file changes, and one that it lacks
+        await api.make(id_, user="bob")
+    monkeypatch.setenv("PENSTOCK_TOKEN", token(sub="alice", scope=f"{USER} administer act-as"))
+    pruned = await penstock("apply", write(tmp_path, text), "--prune")
+    assert (pruned.exit_code, "tools: changed" in pruned.stdout) == (0, True)
+    assert (await api.ask("GET", "/of-bob", ADMIN)).status_code == 200
+
+
+async def test_a_change_of_a_file_is_tried_and_a_new_rule_backfilled(
+    penstock: Invoke, api: AutomationsApi, tmp_path: Path
+) -> None:
+    since = api.bus.clock.stamp()
+    for _ in range(3):
+        await api.completed()
+    text = FILE.format(url=api.receiver.url("/finished"))
+    path = write(tmp_path, text)
+    tried = await penstock("dry-run", "finished", "--since", since, "--file", path)
+    assert tried.stdout.splitlines()[0] == "3 events: 3 matched"
+    assert (await api.ask("GET", "/finished")).status_code == 404
+    unknown = await penstock("dry-run", "nope", "--file", path)
+    assert (unknown.exit_code, "has no rule nope" in unknown.stderr) == (2, True)
+    wrong = write(tmp_path, text.replace("[lifecycle.completed]", "[lifecycle.complete]"))
+    refused = await penstock("dry-run", "finished", "--since", since, "--file", wrong)
+    assert refused.exit_code == 2
+    assert f"{wrong}:4: finished: subjects.0: there are no events" in refused.stderr
+    assert (await penstock("apply", write(tmp_path, text))).exit_code == 0
+    for _ in range(2):
+        filled = await penstock("backfill", "finished", "--since", since)
+        assert filled.stdout == "3 events: 3 matched\n"
+    await api.receiver.count(3, "/finished")

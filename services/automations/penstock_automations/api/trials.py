@@ -47,12 +47,13 @@ from penstock_automations.api.common import (
 )
 from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.jobs.job import EventSource, Job, TriggerKind, TriggerSource
-from penstock_automations.matching.dry_run import MAX_EVENTS, Asked, Why, backfill, dry_run
+from penstock_automations.matching.dry_run import MAX_EVENTS, Asked, Place, Why, backfill, dry_run
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.secrets import HIDDEN
 from penstock_automations.triggers.firing import body_of_firing
 from penstock_automations.triggers.hook_request import body_of_request
 
+_NO_SEQUENCE: Final = 2**63  # greater than all sequences of a stream
 MAX_BACKFILLED: Final = 1000  # how many events one request to backfill looks at
 _NUMBER: Final[Json] = {"type": "number"}
 _COUNT: Final[Json] = {"type": "integer"}
@@ -238,8 +239,7 @@ class Trials:
     async def backfill(self, request: Request) -> Response:
         rule = await found_rule(request, self._store)
         body = await read_model(request, BackfillBody, MAX_BODY_BYTES)
-        begin = cursor_parts(body.after, int, int) if body.after is not None else None
-        place = (begin[0], begin[1]) if begin is not None else None
+        place = _place(body.after) if body.after is not None else None
         asked = Asked(time_of(body.since, "since"), body.limit, place)
         _check_events(rule)
         if not rule.matches_now:
@@ -296,6 +296,16 @@ class Trials:
                 **({"warnings": list(warnings)} if warnings else {}),
             }
         )
+
+
+def _place(cursor: str) -> Place:
+    """Return the place of a cursor. Raises Problem 422 for one that no answer has had."""
+    shard, sequence = cursor_parts(cursor, int, int)
+    if shard < 0 or not 0 <= sequence < _NO_SEQUENCE:
+        reason = "must be the `next` of an answer"
+        errors = [{"field": "after", "message": reason}]
+        raise Problem(422, f"after: {reason}", errors=errors)
+    return shard, sequence
 
 
 def _check_events(rule: CompiledRule) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -119,17 +119,17 @@ def apply(
             output.notice("no rule is deleted, because the file has mistakes")
         return FAILED
     if prune:
-        _prune(api, output, stored)
+        _prune(api, output, {rule.id for rule in rules})
     return DONE
 
 
-def _prune(api: Api, output: Output, stored: Sequence[Record | None]) -> None:
-    """Delete the rules of the owners of the stored rules that are none of these rules."""
-    ids = {each["id"] for each in stored if each is not None}
-    owners = {each["owner"]["user_id"] for each in stored if each is not None}
+def _prune(api: Api, output: Output, ids: Collection[str]) -> None:
+    """Delete the caller's own rules that have none of these ids. An administrator sees the rules of
+    all users, and deletes no other user's."""
+    me = api.call("GET", path_of("me"))["user_id"]
     found, _ = api.pages(ROOT, "automations", "after", sys.maxsize, {})
     for rule in found:
-        is_own = rule["source"] == "api" and rule["owner"]["user_id"] in owners
+        is_own = rule["source"] == "api" and rule["owner"]["user_id"] == me
         if is_own and rule["id"] not in ids:
             waiting = api.call("DELETE", _path(rule["id"]), repeat=False)["waiting"]
             text = f"{rule['id']}: deleted, {waiting} waiting deliveries fail"
