@@ -193,6 +193,53 @@ async def test_filters_are_in_the_address_and_stay_after_a_reload(
 
 
 @pytest.mark.console
+async def test_tags_and_texts_filter_the_list_also_as_runs_come(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    tags = {"team": f"pay {HOSTILE[:9]}", "env": "test"}
+    tagged = await started(http, "text of Quarterly numbers", tags=tags)
+    plain = await started(http, "text of quarterly weather")
+    async with page_at(f"{demo}/console/runs?text=QUARTERLY") as page:
+        await page.resize(1280)
+        await row_of(page, tagged, "env=test", "team=pay aU+202Ecod", "completed")
+        await row_of(page, plain, "completed")
+        await is_accessible(page, "tags")
+        await page.click(f"tr[data-run='{tagged}'] a.tag:last-of-type")
+        await page.until("location.search === '?text=QUARTERLY&tag=env%3Dtest'")
+        await page.until(f"!document.querySelector('tr[data-run=\"{plain}\"]')")
+        await row_of(page, tagged, "completed")
+        # A run that comes is shown if it fits, also with tags of its own beside.
+        other = await started(http, "text of quarterly", tags={"env": "live"})
+        later = await started(http, "text of quarterly", tags={"a": "b", "env": "test"})
+        await row_of(page, later, "a=b")
+        assert not await page.value(f"!!document.querySelector('tr[data-run=\"{other}\"]')")
+        await page.click("button.tag")
+        await row_of(page, other, "env=live")
+        await page.value("document.querySelector('#filter-tag').focus()")
+        await page.type("#filter-tag", "a=b")
+        await page.press("Enter")
+        await page.until("location.search === '?text=QUARTERLY&tag=a%3Db'")
+        await page.until(f"!document.querySelector('tr[data-run=\"{other}\"]')")
+        await page.send("Page.reload")
+        await row_of(page, later, "a=b")
+        is_clean(page, demo)
+
+
+@pytest.mark.console
+async def test_the_badge_of_a_run_that_waits_leads_to_its_decision(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "confirm by the badge")
+    approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
+    async with page_at(f"{demo}/console/runs?agent=tester") as page:
+        await row_of(page, run_id, "waits for a person")
+        await page.click(f"tr[data-run='{run_id}'] a.waits")
+        await page.until(f"location.pathname === '/console/inbox/{approval_id}'")
+        await page.until("!!document.querySelector('.chosen button.approve')")
+        is_clean(page, demo)
+
+
+@pytest.mark.console
 async def test_runs_of_steps_are_folded_under_their_run(demo: str, http: httpx.AsyncClient) -> None:
     run_id = await started(http, "+password = 1", "code_review")
     await has_status(http, run_id, "paused")
