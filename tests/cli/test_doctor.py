@@ -47,8 +47,10 @@ from support.drive.repository import ROOT
 from support.drive.waiting import eventually
 from support.fakes.clocks import ShiftedClock, forget_the_dead, libfaketime
 from support.fakes.issuer import JwksServer, Key
+from support.real import upstreams
 from support.real.deployment import Deployment
 from support.real.nats import NatsServer, password_of, write_passwords
+from support.real.servers import SharedRun
 
 HEALTHY = Facts(
     stored_bytes=10,
@@ -333,6 +335,25 @@ def test_null_in_a_file_of_values_removes_the_default_and_a_later_file_sets_it_a
     )
     files[1].write_text("- no mapping\n")
     assert values.read(chart, files).wrong == [f"{files[1]} has no mapping of values"]
+
+
+@pytest.mark.real
+async def test_a_provider_at_which_nobody_could_sign_in_is_found(
+    nats: str, test_run: SharedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = upstreams.shared(upstreams.OIDC, test_run).url
+    configuration = f"{provider}/.well-known/openid-configuration"
+    monkeypatch.setenv("PENSTOCK_OIDC_CLIENT_ID", "penstock")
+
+    async def auth(issuer: str) -> str:
+        monkeypatch.setenv("PENSTOCK_OIDC_ISSUER", issuer)
+        _, findings = await _in_thread("--nats", nats)
+        return wrong(findings).get("auth", "")
+
+    assert await auth(provider) == ""
+    told = f"{configuration}: its configuration is that of the issuer {provider!r}"
+    assert await auth(f"{provider}/") == told
+    assert "no answer" in await auth("http://127.0.0.1:9")
 
 
 async def test_keys_of_an_issuer_that_cannot_be_used_are_found(

@@ -199,8 +199,13 @@ def test_up_names_the_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_setting_of_authentication_has_a_name_that_its_error_says() -> None:
-    aliases = {field.validation_alias for field in AuthSettings.model_fields.values()}
-    assert aliases == {None, "ALLOW_UNAUTHENTICATED_SSE"}
+    aliases = {field.validation_alias for field in AuthSettings.model_fields.values()} - {None}
+    oidc = {f"PENSTOCK_OIDC_{each}" for each in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "SCOPES")}
+    assert aliases == {"ALLOW_UNAUTHENTICATED_SSE", "PENSTOCK_PUBLIC_URL", *oidc}
+    for name in ("PENSTOCK_OIDC_ISSUER", "PENSTOCK_PUBLIC_URL"):
+        told = finished(["-m", "penstock_cli", "token"], {name: "no address"})
+        assert told.returncode == 2
+        assert f"{name}: " in told.stderr
 
 
 def test_it_tells_its_version() -> None:

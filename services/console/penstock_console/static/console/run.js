@@ -12,7 +12,7 @@ import { follow, oncePerFrame } from "./live.js";
 import { focusOn, go, query } from "./place.js";
 import { Queue } from "./queue.js";
 import { Raw } from "./raw.js";
-import { ENDED } from "./run_list.js";
+import { ENDED, tagsOf } from "./run_list.js";
 import { State } from "./state.js";
 import { StepPanel } from "./step.js";
 import { Story } from "./story.js";
@@ -305,6 +305,7 @@ export class Run extends Component {
             <div><dt>Agent</dt><dd>${run.agent}</dd></div>
             <div><dt>User</dt><dd>${run.user_id}</dd></div>
             <div><dt>Session</dt><dd><a href=${`/console/runs?${new URLSearchParams({ session_id: run.session_id })}`}>${run.session_id}</a></dd></div>
+            ${tagsOf(run).length > 0 && html`<div><dt>Tags</dt><dd>${tagsOf(run).map((tag) => html`<a class="tag" href=${`/console/runs?${new URLSearchParams({ tag })}`}>${tag}</a> `)}</dd></div>`}
             <div><dt>Started</dt><dd><${Time} at=${run.created_at} day=${true} /></dd></div>
             <div><dt>Duration</dt><dd>${duration(until - Date.parse(run.created_at))}</dd></div>
             <div><dt>Legs</dt><dd>${String(run.legs ?? 0)}</dd></div>

@@ -149,6 +149,7 @@ class Forks(Handlers):
                 request=orjson.dumps([run_id, body], option=orjson.OPT_SORT_KEYS),
                 origin=Origin(depth=depth),
                 forked_from=ForkedFrom(run_id=run_id, sequence=at),
+                tags=first.record.tags,
                 taken_over=fork.taken_over,
             )
         )
