@@ -62,10 +62,11 @@ async def fork(
 async def test_a_fork_takes_over_the_steps_that_had_completed_at_its_point(
     edge: Client, bus: Bus, sequence: int | None, steps: list[str]
 ) -> None:
-    run = await told(bus)
+    run = await told(bus, tags={"team": "payments"})
     answer = await fork(edge, run, sequence=sequence)
     assert answer.status_code == 202, answer.text
     record = answer.json()
+    assert record["tags"] == {"team": "payments"}
     point = {"run_id": run.run_id, "sequence": sequence or 10}
     assert record["forked_from"] == point
     assert (record["agent"], record["message"]) == ("chain", "go")
