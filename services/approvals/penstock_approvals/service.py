@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -129,7 +130,9 @@ class ApprovalsService(Service):
         )
         self.consume(deadlines, self._on_due)
         self.consume(requests, self._approvals.on_event)
-        self.consume(CONSUMER, self._budget_ledger.on_event)
+        # An instance that is killed must not keep runs from being stopped.
+        of_budgets = replace(CONSUMER, ack_wait_s=ack_wait_s)
+        self.consume(of_budgets, self._budget_ledger.on_event)
         self.consume_replays(self._approvals.on_event)
 
     async def _on_due(self, stored: Stored) -> None:
