@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench console-check chaos chaos-long rolling faults mutations lock format clean
+.PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench console-check pictures chaos chaos-long rolling faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
@@ -170,6 +170,9 @@ rolling: setup upstreams ## Replace all pods under load as the chart says, as pr
 console-check: setup upstreams node ## Try the console at full size; pictures of its screens are in .penstock/pictures
 	@mkdir -p .penstock/pictures
 	@PENSTOCK_SHOTS=.penstock/pictures $(BIN)/python -m pytest tests/console -m "" -n 2 --dist loadfile -rs
+
+pictures: setup upstreams node ## Make the pictures of README.md and docs anew, from the real pages
+	@PENSTOCK_PICTURES=1 $(BIN)/python -m pytest tests/console/test_pictures.py -m "" -p no:xdist -q
 
 faults: setup upstreams ## One fault after another, each at its full length
 	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s \
