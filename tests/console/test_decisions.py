@@ -66,6 +66,7 @@ async def test_changed_arguments_are_shown_beside_those_that_were_asked_and_are_
         await page.resize(1280)
         await chosen(page, demo, approval_id)
         await page.click(".chosen .item button")
+        await page.until("!!document.querySelector('.edit textarea')")
         await page.type(".edit textarea", "{")
         await page.until("document.querySelector('.edit .bad')?.innerText.includes('no JSON')")
         assert await page.value("document.querySelector('.chosen button.approve').disabled")

@@ -45,7 +45,9 @@ async def test_a_stored_run_is_run_anew_and_none_of_its_tools_runs(
     for run_id in first.values():
         await decided(http, run_id)
     before = {agent: await state(http, run_id) for agent, run_id in first.items()}
-    tools = len(agno_server.tool_runs())
+    # Tests of other files call the same server's tools meanwhile.
+    tools = [each for each in agno_server.tool_runs() if "only once" in each["args"].values()]
+    assert len(tools) == 1
     agents = yaml.safe_load((test_run.folder / "console.yaml").read_text())["agents"]
     port = agents[-1]["url"].rsplit(":", 1)[1]
     options = ["--data", str(test_run.folder / "demo/data"), "--port", port, "--speed", "0"]
@@ -72,7 +74,8 @@ async def test_a_stored_run_is_run_anew_and_none_of_its_tools_runs(
                 for each in (known, found)
             )
             assert asks == asked
-        assert len(agno_server.tool_runs()) == tools
+        ran = [each for each in agno_server.tool_runs() if "only once" in each["args"].values()]
+        assert ran == tools
     finally:
         process.terminate()
     assert await process.ended() == 0

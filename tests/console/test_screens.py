@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
+from penstock.bus import Bus, BusSettings
+from penstock.bus.admin.permissions import OPERATOR, inbox_prefix
+from penstock.bus.state import deadletters
+from penstock_cli.local.embedded_nats import credentials, running
+from support.drive.dead_letters import a_cancel, buried, letter_about
 from support.drive.waiting import eventually
 from support.fakes.issuer import token
 from support.real.consoles import (
@@ -19,6 +27,7 @@ from support.real.consoles import (
     started,
 )
 from support.real.devtools import page_at
+from support.real.servers import SharedRun
 
 # The demo starts two agent servers, which takes long on a busy machine.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180), pytest.mark.console]
@@ -27,8 +36,9 @@ ROOT = token(sub="root", scope="administer read start decide automate workflow")
 
 
 async def test_an_administrator_sees_the_checks_and_what_waits_and_others_are_told_why_not(
-    asking: str,
+    asking: str, test_run: SharedRun
 ) -> None:
+    data = test_run.folder / "asking" / "data"
     async with page_at(f"{asking}/console/system") as page:
         await page.resize(1280)
         await sign_in(page, ROOT)
@@ -38,16 +48,53 @@ async def test_an_administrator_sees_the_checks_and_what_waits_and_others_are_to
         assert "run `penstock doctor` in a terminal" in shown
         assert "partitions are worked on" in shown
         assert "There are no dead letters." in shown
+        async with operator_of(data) as bus:
+            error = ValueError(f"<script>alert(1)</script> {'x' * 500}")
+            letter = await buried(bus, letter_about(a_cancel(), error=error))
+        await page.click(".system .bar button")
+        row = f"tr[data-letter='{letter.number}']"
+        await page.until(f"!!document.querySelector({json.dumps(row)})")
+        assert "<script>alert(1)</script>" in await page.text(row)
+        assert "there are 1 dead letters" in await page.text("main")
         await is_accessible(page, "system")
+        await page.click(f"{row} button")
+        await page.until(
+            f"document.querySelector({json.dumps(row)}).innerText.includes('replayed, as command.')"
+        )
+        await page.click(".system .bar button")
+        await page.until(f"!document.querySelector({json.dumps(f'{row} button')})")
+        async with operator_of(data) as bus:
+            assert await deadletters.drop(bus, letter)
         is_clean(page, asking)
     async with page_at(f"{asking}/console/system") as page:
         await sign_in(page, token(sub="eve"))
         await page.until("document.querySelector('.notice')?.innerText.includes('administer')")
 
 
+@asynccontextmanager
+async def operator_of(data: Path) -> AsyncIterator[Bus]:
+    """Connect as the operator to the NATS server of a `penstock up`."""
+    url, password = running(data), (credentials(data) / OPERATOR).read_text().strip()
+    assert url is not None
+    settings = BusSettings(
+        url, "test", user=OPERATOR, password=password, inbox_prefix=inbox_prefix(OPERATOR)
+    )
+    bus = await Bus.connect(settings, ensure=False)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
 async def test_costs_are_summed_by_what_the_address_says(asking: str) -> None:
     headers = {"authorization": f"Bearer {ROOT}"}
+    budget = {
+        **{"id": "of-root", "match": {"user": "root"}, "per": "user", "window": "day"},
+        **{"limit": {"tokens": 100}, "at": [{"share": 1.0, "do": "warn"}]},
+    }
     async with httpx.AsyncClient(base_url=asking, headers=headers, timeout=30) as http:
+        put = await http.put("/v1/budgets", json={"version": 1, "budgets": [budget]})
+        assert put.is_success, put.text
         await has_status(http, await started(http, "text that costs"), "completed")
 
         async def summed() -> bool:
@@ -58,6 +105,9 @@ async def test_costs_are_summed_by_what_the_address_says(asking: str) -> None:
         await page.resize(1280)
         await sign_in(page, ROOT)
         await page.until("document.querySelector('.sums tbody')?.innerText.includes('tester')")
+        await page.until("document.querySelector('.accounts')?.innerText.includes('of-root')")
+        assert " of 100" in await page.text(".accounts")
+        assert await page.value("!!document.querySelector('.accounts .share.is-full')")
         await is_accessible(page, "costs")
         await page.click("a[href='/console/costs?by=user']")
         await page.until("document.querySelector('.sums tbody')?.innerText.includes('root')")
@@ -83,10 +133,10 @@ async def test_a_rule_is_tried_on_past_events_and_a_delivery_shows_its_attempts(
 
         async def attempted() -> bool:
             await page.value("document.querySelector('nav.choices + button').click()")
-            return bool(await page.value("!!document.querySelector('tbody details')"))
+            return bool(await page.value("!!document.querySelector('.attempts-of')"))
 
         await eventually(attempted, 30)
-        await page.value("document.querySelector('tbody details summary').click()")
+        await page.click(".attempts-of")
         await page.until(
             "document.querySelector('.attempts')?.innerText.includes('cannot be resolved')"
         )
@@ -129,3 +179,55 @@ async def test_mistakes_of_a_definition_are_marked_at_their_lines(demo: str) -> 
         )
         [complaint] = page.logged
         assert "422" in complaint
+
+
+PLACES = {
+    "/": "Start",
+    "/console/runs": "Runs",
+    "/console/inbox": "Inbox",
+    "/console/workflows": "Workflows",
+    "/console/automations": "Automations",
+    "/console/costs": "Costs",
+    "/docs": "API",
+}
+
+
+async def test_every_screen_is_reached_by_the_keyboard_and_by_its_address(demo: str) -> None:
+    async with page_at(f"{demo}/console/runs") as page:
+        await page.resize(1280)
+        for place, name in PLACES.items():
+            await page.until("!!document.querySelector('h1')")
+            await page.value("document.activeElement?.blur(); scrollTo(0, 0)")
+            await page.value("document.querySelector('.brand').focus()")
+            for _ in range(len(PLACES) + 1):
+                await page.press("Tab")
+                if await page.value(f"document.activeElement.matches('nav a[href=\"{place}\"]')"):
+                    break
+            await page.press("Enter")
+            await page.until(f"location.pathname.startsWith({json.dumps(place)})")
+            await page.until(f"document.title === {json.dumps(f'{name} - Penstock')}")
+            # The heading has the focus, so that the screen is read from its beginning.
+            await page.until("document.activeElement.matches('h1')")
+            await page.send("Page.reload")
+            await page.until(f"document.title === {json.dumps(f'{name} - Penstock')}")
+        is_clean(page, demo)
+
+
+async def test_motion_is_reduced_and_times_have_utc_where_the_reader_needs_it(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "Tell me a slow story", "assistant")
+    async with page_at(f"{demo}/console/runs") as page:
+        motion = "getComputedStyle(document.querySelector('.is-running'), '::before').animationName"
+        await page.until("!!document.querySelector('.status.is-running')")
+        assert await page.value(motion) == "pulse"
+        reduced = {"name": "prefers-reduced-motion", "value": "reduce"}
+        await page.send("Emulation.setEmulatedMedia", features=[reduced])
+        assert await page.value(motion) == "none"
+        await page.send("Emulation.setTimezoneOverride", timezoneId="Asia/Tokyo")
+        await page.go(f"{demo}/console/runs/{run_id}")
+        await page.until("!!document.querySelector('.facts time')")
+        began = (await http.get(f"/v1/runs/{run_id}")).json()["created_at"]
+        assert f"({began[11:16]} UTC)" in await page.text(".facts time")
+        is_clean(page, demo)
+    await http.post(f"/v1/runs/{run_id}/cancel", json={})

@@ -147,11 +147,13 @@ class App extends Component {
   }
 
   componentDidMount() {
-    const moved = () => {
+    const moved = (event) => {
+      const isReplaced = event instanceof CustomEvent && event.detail.replace;
       const isOther = location.pathname !== this.state.path;
       const isOtherScreen = screenAt(location.pathname) !== screenAt(this.state.path);
       this.setState({ path: location.pathname, search: location.search, ...(isOtherScreen && { live: null }) }, () => {
-        if (isOther) focusOn("h1");
+        // An address that was replaced is the same place for the reader, who keeps the focus.
+        if (isOther && !isReplaced) focusOn("h1");
       });
     };
     addEventListener(MOVED, moved);

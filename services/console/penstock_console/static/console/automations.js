@@ -39,16 +39,17 @@ function stateOf(rule) {
   return rule.enabled ? html`<span class="status is-completed">on</span>` : html`<span class="status is-cancelled">off</span>`;
 }
 
-/** All attempts of a delivery with their answers, and the last request. */
-class Attempts extends Component {
+/** A delivery, and below it, if it is opened, all attempts with their answers and the last request. */
+class Delivery extends Component {
   constructor() {
     super();
-    this.state = { told: null, error: null };
+    this.state = { isOpen: false, told: null, error: null };
   }
 
-  async open(event) {
+  async open(isOpen) {
+    this.setState({ isOpen });
     const { rule, id } = this.props.delivery;
-    if (!event.target.open || this.state.told) return;
+    if (!isOpen) return;
     try {
       this.setState({ told: await get(`${path(rule)}/deliveries/${encodeURIComponent(id)}`), error: null });
     } catch (error) {
@@ -56,15 +57,26 @@ class Attempts extends Component {
     }
   }
 
-  render({ delivery }, { told, error }) {
-    return html`<details onToggle=${(event) => this.open(event)}>
-      <summary>${String(delivery.attempts)}<span class="unseen"> attempts of ${delivery.id}</span></summary>
-      ${error && html`<p class="bad">${error}</p>`}
-      ${told && html`<ol class="attempts">${told.all_attempts.map((each) => html`<li>
-        <${Time} at=${each.at} /> ${each.status ?? ""} ${duration(each.seconds * 1000)} ${each.text ?? ""}
-        ${each.answer && html`<p class="text">${each.answer}</p>`}</li>`)}</ol>
-      ${told.request && html`<p class="dim">The last request</p><${Tree} value=${told.request} />`}`}
-    </details>`;
+  render({ delivery, onAgain }, { isOpen, told, error }) {
+    const { id, last, status, type, attempts } = delivery;
+    const wait = status === "waiting";
+    return html`<tr>
+        <td><span class=${`status is-${LOOKS[status] ?? "queued"}`}>${status}</span>${delivery.waits_for && html` <span class="dim">for ${delivery.waits_for}</span>`}</td>
+        <td>${delivery.run_id ? html`<a href=${runPlace(delivery.run_id)}>${type}</a>` : type}${delivery.started_run_id && html` <a href=${runPlace(delivery.started_run_id)}>the run it started</a>`}</td>
+        <td><button type="button" class="quiet small attempts-of" aria-expanded=${isOpen} aria-label=${`${attempts} attempts of the delivery ${id}`}
+          onClick=${() => this.open(!isOpen)}>${isOpen ? "▾" : "▸"} ${String(attempts)}</button></td>
+        <td class="wide">${last && html`<${Time} at=${last.at} />`}</td>
+        <td class="name">${last ? `${last.status ?? ""} ${short(last.text || last.answer || "", 120)} (${duration(last.seconds * 1000)})` : ""}</td>
+        <td><button type="button" class="quiet small" aria-label=${`${wait ? "Try now" : "Replay"}: the delivery ${id}`}
+          onClick=${() => onAgain(delivery, wait ? "retry-now" : "replay")}>${wait ? "Try now" : "Replay"}</button></td>
+      </tr>
+      ${isOpen && html`<tr class="opened"><td colspan="6">
+        ${error && html`<p class="bad">${error}</p>`}
+        ${told && html`<ol class="attempts">${told.all_attempts.map((each) => html`<li>
+          <${Time} at=${each.at} /> ${each.status ?? ""} ${each.text ?? ""} (${duration(each.seconds * 1000)})
+          ${each.answer && html`<p class="text">${each.answer}</p>`}</li>`)}</ol>
+        ${told.request && html`<p class="dim">The last request</p><${Tree} value=${told.request} />`}`}
+      </td></tr>`}`;
   }
 }
 
@@ -84,19 +96,7 @@ function Deliveries({ deliveries, onAgain }) {
   return html`<table>
     <thead><tr><th scope="col">Outcome</th><th scope="col">Event</th><th scope="col">Attempts</th><th scope="col" class="wide">At</th><th scope="col">Last answer</th><th scope="col">Again</th></tr></thead>
     <tbody>
-      ${deliveries.map((each) => {
-        const { last } = each;
-        const wait = each.status === "waiting";
-        return html`<tr key=${`${each.id} ${each.replay ?? 0}`}>
-          <td><span class=${`status is-${LOOKS[each.status] ?? "queued"}`}>${each.status}</span>${each.waits_for && html` <span class="dim">for ${each.waits_for}</span>`}</td>
-          <td>${each.run_id ? html`<a href=${runPlace(each.run_id)}>${each.type}</a>` : each.type}${each.started_run_id && html` <a href=${runPlace(each.started_run_id)}>the run it started</a>`}</td>
-          <td data-label="attempts:"><${Attempts} delivery=${each} /></td>
-          <td class="wide">${last && html`<${Time} at=${last.at} />`}</td>
-          <td class="name">${last ? `${last.status ?? ""} ${short(last.text || last.answer || "", 120)} (${duration(last.seconds * 1000)})` : ""}</td>
-          <td><button type="button" class="quiet small" aria-label=${`${wait ? "Try now" : "Replay"}: the delivery ${each.id}`}
-            onClick=${() => onAgain(each, wait ? "retry-now" : "replay")}>${wait ? "Try now" : "Replay"}</button></td>
-        </tr>`;
-      })}
+      ${deliveries.map((each) => html`<${Delivery} key=${`${each.id} ${each.replay ?? 0}`} delivery=${each} onAgain=${onAgain} />`)}
     </tbody>
   </table>`;
 }

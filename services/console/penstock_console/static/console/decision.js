@@ -212,7 +212,7 @@ function Asked({ item, id, isOpen, ruling, previous, edit, setValue, setEdit }) 
     : isVoted
       ? [item.requested_args, html`A vote has changed these arguments.`]
       : previous
-        ? [previous.args, html`${sortedJson(previous.args) === sortedJson(args) ? "The same" : "Compared with the"} arguments as in the last approved call, by ${previous.by}, <${Time} at=${previous.at} />.`]
+        ? [previous.args, html`${sortedJson(previous.args) === sortedJson(args) ? "The same arguments as" : "Compared with those"} of the last approved call, by ${previous.by}, <${Time} at=${previous.at} />.`]
         : [undefined, null];
   const shown = edited ?? args;
   const compared = before === undefined ? {} : { before };

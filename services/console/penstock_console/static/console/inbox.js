@@ -165,7 +165,7 @@ export class Inbox extends Component {
         ${chosen
           ? html`<div class="chosen" key=${`${approvalId} ${chosen.digest}`}>
               <p class="crumbs narrow-only"><a href="/console/inbox">All that wait</a></p>
-              <p class="dim">${chosen.agent} asks for ${chosen.user_id}, <${Time} at=${chosen.requested_at} />.${" "}
+              <p class="dim">${chosen.agent} asks for ${chosen.user_id}, <${Time} at=${chosen.requested_at} day=${true} />.${" "}
                 <a href=${`/console/runs/${encodeURIComponent(chosen.run_id)}`}>The run</a></p>
               <${Decision} approval=${chosen} previous=${previous} alike=${alike} onDecided=${(record) => this.put([record])} />
               ${lines.length > 0 && html`<h2>The run's last lines</h2>

@@ -1,14 +1,14 @@
 // @ts-check
 // Where the reader is: the address, and links that change it without loading the page anew.
 
-/** The event on `window` after the address has changed. */
+/** The event on `window` after the address has changed. `detail` says whether it was replaced. */
 export const MOVED = "penstock-moved";
 
 /** Go to a path of the console. With `replace`, the place before is no step back. */
 export function go(path, { replace = false } = {}) {
   if (replace) history.replaceState(null, "", path);
   else history.pushState(null, "", path);
-  dispatchEvent(new Event(MOVED));
+  dispatchEvent(new CustomEvent(MOVED, { detail: { replace } }));
 }
 
 const OWN = /^\/(?:$|docs$|console(?:[/?]|$))/u;

@@ -87,12 +87,13 @@ export function Status({ status }) {
 const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
-/** A time in the zone of the reader, with UTC beside it. */
+/** A time in the zone of the reader, with UTC as its title; with `day` as a whole, and UTC beside it. */
 export function Time({ at, day = false }) {
   const date = new Date(at);
   if (Number.isNaN(date.getTime())) return "";
   const isToday = !day && date.toDateString() === new Date().toDateString();
-  const text = (isToday ? CLOCK : DAY).format(date);
+  const utc = day && date.getTimezoneOffset() !== 0 ? ` (${date.toISOString().slice(11, 16)} UTC)` : "";
+  const text = `${(isToday ? CLOCK : DAY).format(date)}${utc}`;
   return html`<time datetime=${date.toISOString()} title=${`${date.toISOString()} (UTC)`}>${text}</time>`;
 }
 
