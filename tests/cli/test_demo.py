@@ -185,7 +185,7 @@ async def test_the_receiver_shows_whether_a_webhook_is_signed_with_the_rules_sec
     try:
         async with httpx.AsyncClient(trust_env=False) as client:
             for each, status in ((secret, 204), (new_secret(), 401)):
-                headers = signed([each], id, time.time(), body)
+                headers = {**signed([each], "msg_1", time.time(), body), "penstock-delivery": id}
                 answer = await client.post(receiver.url, content=body, headers=headers)
                 assert answer.status_code == status
             assert (await client.post(receiver.url, content=body)).status_code == 401

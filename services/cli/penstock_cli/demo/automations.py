@@ -72,7 +72,8 @@ class Receiver:
         except (WebhookVerificationError, ValueError) as error:
             self._say(f"webhook refused, signature NOT valid: {error}")
             raise Problem(401, "the signature is not valid") from error
-        self._say(line(orjson.loads(body), request.headers["penstock-delivery"]))
+        delivery_id = request.headers.get("penstock-delivery", "unknown")
+        self._say(line(orjson.loads(body), delivery_id))
         return Response(status_code=204)
 
 
