@@ -8,7 +8,7 @@ MEMBERS := shared services/approvals services/automations services/cli services/
 	services/console services/edge services/normalizer services/workflows
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph openai a2a
-OLDER_UPSTREAMS := agno_older adk_older
+OLDER_UPSTREAMS := agno_older adk_older a2a_older
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ upstreams: $(UPSTREAMS:%=upstream-%) ## Make the environments of the real agent 
 upstream-%:
 	@deploy/venv.sh .penstock/venvs/$* deploy/upstreams/$*.txt
 
-upstreams-older: ## Make the environments of Agno 2.3 and ADK 1.16, for tests that are skipped without
+upstreams-older: ## Make the environments of Agno 2.3, ADK 1.16 and a2a-sdk 0.3, for tests that are skipped without
 	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(OLDER_UPSTREAMS)"
 
 node: ## Make the Node packages that some tests use, where there is Node

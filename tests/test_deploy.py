@@ -37,6 +37,7 @@ LOCKS = [
     "deploy/upstreams/bench_naive.txt",
     "deploy/upstreams/agno_older.txt",
     "deploy/upstreams/adk_older.txt",
+    "deploy/upstreams/a2a_older.txt",
 ]
 LAYERS = ("", "-run", "-dev")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -30,7 +30,7 @@ from support.real.a2a_client import (
     text_of,
 )
 from support.real.nats import NatsServer
-from support.real.upstreams import A2A_CLIENT, Upstream
+from support.real.upstreams import A2A_CLIENT, A2A_OLDER_CLIENT, Upstream
 
 PAGE = (ROOT / "docs/clients/a2a.md").read_text()
 WAIT_S = 60
@@ -98,6 +98,22 @@ async def test_the_javascript_program_decides_and_goes_on(
         shutil.which("node") or "node", "ask.mjs", url, f"confirm {title}", cwd=tmp_path
     )
     assert told.endswith("TASK_STATE_COMPLETED\n"), told
+    ran = [run for run in agno_server.tool_runs() if run["args"].get("title") == title]
+    assert len(ran) == 1
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(not A2A_OLDER_CLIENT.python.exists(), reason="make upstreams-older")
+async def test_the_client_of_0_3_reads_decides_subscribes_again_and_cancels(
+    penstock: Pipeline, agno_server: Upstream
+) -> None:
+    url, title = f"{penstock.http.base_url}/a2a/assistant", "older"
+    script = ROOT / "tests/clients/a2a/older.py"
+    told = await said(A2A_OLDER_CLIENT.python, script, url, title)
+    assert told.splitlines() == [
+        *("completed True", "completed True", "input-required", "completed"),
+        *("completed True", "canceled"),
+    ]
     ran = [run for run in agno_server.tool_runs() if run["args"].get("title") == title]
     assert len(ran) == 1
 

@@ -105,6 +105,8 @@ OIDC = Recipe(
 # No server: the environment of the official A2A client.
 A2A_CLIENT = Recipe("a2a", lambda python: [python], lambda folder: {})
 
+A2A_OLDER_CLIENT = replace(A2A_CLIENT, name="a2a_older")
+
 # The same apps on older servers (`make upstreams-older`).
 AGNO_OLDER = replace(
     AGNO,
