@@ -17,6 +17,7 @@ from penstock.doctor.facts import Facts
 from penstock.doctor.nats_facts import in_nats
 from penstock.web.answers import cursor_of, cursor_parts
 from penstock.web.auth import identity_of
+from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
     NULLABLE,
     OBJECT,
@@ -138,6 +139,7 @@ class System(Handlers):
     )
     async def replay(self, request: Request) -> ASGIApp:
         """Ask the normalizer, which may publish commands of all kinds."""
+        await ignore_body(request)
         wanted = request.path_params["number"]
         is_number = wanted.isascii() and wanted.isdecimal() and len(wanted) < MAX_DIGITS
         if not is_number or await deadletters.find(self._edge.bus, int(wanted)) is None:
