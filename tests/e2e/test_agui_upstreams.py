@@ -140,10 +140,10 @@ async def test_a_fork_knows_the_conversation_up_to_its_point_and_calls_no_tool_b
         return await run(penstock, "pydantic-ai-tool", made.message, **taken)
 
     # After the result, the agent answers by it. Before it, the agent calls the tool again.
-    answer = events[-1].data["content"]
+    answer = events[-1].data["summary"]
     after = await fork(result.sequence)
     assert all_of(after, "llm.tool_call") == []
-    assert after[-1].data["content"] == answer
+    assert after[-1].data["summary"] == answer
     assert after[0].data["forked_from"]["sequence"] == result.sequence
     again = await fork(result.sequence - 1)
     assert [call["tool"] for call in all_of(again, "llm.tool_call")] == ["get_weather"]
