@@ -64,6 +64,10 @@ def frames(count: int) -> Iterator[bytes]:
     yield frame(count, "lifecycle", "completed", summary="done")
 
 
+async def me(_: Request) -> JSONResponse:
+    return JSONResponse({"user_id": "alice", "scopes": ["read", "start"]})
+
+
 async def runs(_: Request) -> JSONResponse:
     return JSONResponse({"runs": [], "next": None})
 
@@ -93,6 +97,7 @@ def talker(count: int) -> Iterator[str]:
 
     files = [Route(each.operation.path, function_of(each.handler)) for each in file_routes()]
     api = [
+        Route("/v1/me", me),
         Route("/v1/runs", runs),
         Route("/v1/runs/{run_id}", record),
         Route("/v1/runs/{run_id}/events", stream),

@@ -188,7 +188,7 @@ async def test_a_workflow_is_forked_before_a_step_and_says_what_is_not_done_agai
         states = [(await http.get(path, params={"at": at})).json() for at in (last - 1, last)]
         assert [each["status"] for each in states] == ["running", "completed"]
         await page.click("#tab-raw")
-        await page.until("!!document.querySelector('.raw p + .dim, .raw .bytes')")
+        await page.until("document.querySelector('.story').innerText.includes('have the bytes')")
         assert await page.value("document.querySelectorAll('main img, main script').length") == 0
         assert "\u202e" not in await page.value("document.documentElement.outerHTML")
         is_clean(page, demo)
@@ -203,6 +203,10 @@ async def test_an_agents_run_is_forked_after_the_result_of_a_tool(
     ).json()["events"]
     result = next(each for each in events if each["event"]["action"] == "tool_result")
     async with page_at(f"{demo}/console/runs/{run_id}?at={result['sequence']}") as page:
+        await page.until("!!document.querySelector('.run-fork:not([disabled])')")
+        await page.click("#tab-raw")
+        await page.until("document.querySelector('.bytes')?.innerText.includes('RunCompleted')")
+        await page.go(f"{demo}/console/runs/{run_id}?at={result['sequence']}")
         await page.until("!!document.querySelector('.run-fork:not([disabled])')")
         await page.click(".run-fork")
         await page.until("document.activeElement.id === 'fork-sequence'")

@@ -50,7 +50,7 @@ export class Raw extends Component {
     return html`<div class="raw">
       <p class="dim"><a target="_blank" rel="noopener" href=${path}>All of it</a>${isCut ? ". Here is only the first MiB." : ""}</p>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
-      ${isRead && !text && html`<p class="dim">There are no bytes of an agent server: a workflow's steps have them, or they are no longer kept.</p>`}
+      ${isRead && !text && html`<p class="dim">There are no bytes of the agent server, or they are no longer kept.</p>`}
       <${Growing} className="text bytes" text=${text} />
     </div>`;
   }

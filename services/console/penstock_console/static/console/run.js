@@ -292,7 +292,7 @@ export class Run extends Component {
             ${tab === "events" && html`<${EventList} events=${events} runId=${runId} />`}
             ${tab === "state" && html`<${State} path=${this.path} at=${this.ownSequence(at)} />`}
             ${tab === "timeline" && html`<${Timeline} items=${transcript.items} now=${now} onChoose=${(item) => this.reveal(item)} />`}
-            ${tab === "raw" && html`<${Raw} path=${`${this.path}/events?dialect=raw`} />`}
+            ${tab === "raw" && (run.target === "workflows" ? html`<p class="dim">A workflow has no agent server: the runs of its steps have the bytes.</p>` : html`<${Raw} path=${`${this.path}/events?dialect=raw`} />`)}
             ${tab === "costs" && html`<${UsageTable} transcript=${transcript} />`}
             ${tab === "transcript" && html`<${Story} transcript=${transcript} isPast=${at !== null} />
               ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
