@@ -6,18 +6,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from typer.testing import CliRunner
 
+from penstock.events import CATALOGUE
 from penstock.settings import AgnoAgent, Config
 from penstock_automations.guard import Guard
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.draft import Draft
-from penstock_automations.rules.fields import TRIGGERS
+from penstock_automations.rules.fields import TRIGGERS, unknown_field
 from penstock_automations.rules.model import Rule
 from penstock_automations.triggers.firing import body_of_firing
 from penstock_automations.triggers.hook_request import body_of_request
 from penstock_cli.main import app
+from support.drive.repository import ROOT
 from support.fakes.receiver import SECRET
 
 URL = "https://hook.example/x"
@@ -200,3 +203,16 @@ def test_triggers_have_the_fields_that_conditions_are_checked_for() -> None:
     assert TRIGGERS["schedule.fired"].model_validate(fired).model_dump() == fired
     received = body_of_request({"a": 1}, "id", "2026-01-31T12:00:00Z", "push")
     assert TRIGGERS["hook.received"].model_validate(received).model_dump() == received
+
+
+def test_no_event_of_a_recorded_run_has_a_field_that_the_check_refuses() -> None:
+    looked_at = 0
+    for golden in (ROOT / "tests" / "golden").rglob("*.golden.jsonl"):
+        for line in golden.read_text("utf-8").splitlines():
+            draft = orjson.loads(line)
+            if not isinstance(draft, dict) or draft.get("type") not in CATALOGUE:
+                continue
+            looked_at += 1
+            for name in draft["data"]:
+                assert unknown_field(("event", "data", name), [draft["type"]]) is None, golden
+    assert looked_at > 500
