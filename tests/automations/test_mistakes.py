@@ -208,8 +208,8 @@ def test_triggers_have_the_fields_that_conditions_are_checked_for() -> None:
 def test_no_event_of_a_recorded_run_has_a_field_that_the_check_refuses() -> None:
     looked_at = 0
     for golden in (ROOT / "tests" / "golden").rglob("*.golden.jsonl"):
-        for line in golden.read_text("utf-8").splitlines():
-            draft = orjson.loads(line)
+        for line in golden.read_bytes().split(b"\n"):
+            draft = orjson.loads(line) if line.startswith(b"{") else None
             if not isinstance(draft, dict) or draft.get("type") not in CATALOGUE:
                 continue
             looked_at += 1
