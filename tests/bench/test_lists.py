@@ -273,18 +273,24 @@ async def measure(process: Process, paths: Iterable[str], watched: str, stored: 
             **{"ready s": process.begun_s, "then all lists once s": first_s},
             **{"resident MiB": process.resident_mib, "CPU s": cpu_s(process.pid)},
         )
-        took_ms: dict[str, float] = {}
+        cpu_ms: dict[str, float] = {}
         for path in paths:
             before = cpu_s(process.pid)
             took = await asks(alice, path, most=ASKED)
             p50, p99 = cuts(took)
-            took_ms[path] = p50
-            spent_ms = (cpu_s(process.pid) - before) / len(took) * 1000
+            cpu_ms[path] = spent_ms = (cpu_s(process.pid) - before) / len(took) * 1000
             report(f"{path}, {stored} stored", **{"p50 ms": p50, "p99 ms": p99, "CPU ms": spent_ms})
-        alone = cuts(await asks(bob, watched, SECONDS))
-        report(f"another user's {watched[:9]} alone", **{"p50 ms": alone[0], "p99 ms": alone[1]})
-        for path in FILTERED & took_ms.keys():
-            assert took_ms[path] < MOST_TIMES * alone[0], path
+        before = cpu_s(process.pid)
+        took = await asks(bob, watched, SECONDS)
+        one_ms = (cpu_s(process.pid) - before) / len(took) * 1000
+        alone = cuts(took)
+        report(
+            f"another user's {watched[:9]} alone",
+            **{"p50 ms": alone[0], "p99 ms": alone[1], "CPU ms": one_ms},
+        )
+        # By CPU: in a busy process, what takes long is interrupted more often.
+        for path in FILTERED & cpu_ms.keys():
+            assert cpu_ms[path] < MOST_TIMES * one_ms, path
         for path in BESIDE:
             if path not in paths:
                 continue
