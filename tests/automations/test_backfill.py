@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from penstock.bus import streams
@@ -133,7 +134,10 @@ async def backfilled(port: int, rule_id: str, page: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_each_past_event_has_one_delivery_over_kills(fresh_nats: NatsServer) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.chaos)])
+async def test_each_past_event_has_one_delivery_over_kills(
+    fresh_nats: NatsServer, kills: int
+) -> None:
     luck, tools = random.Random(3), 60
     async with without_service(fresh_nats.url) as made:
         run = await made.run("anonymous")
@@ -145,7 +149,7 @@ async def test_each_past_event_has_one_delivery_over_kills(fresh_nats: NatsServe
         await made.store.apply(
             rule("late", made.receiver.url(), "llm.tool_call"), user("anonymous")
         )
-        port, kills = free_port(), 3
+        port = free_port()
         filling = asyncio.create_task(backfilled(port, "late", 7))
         for number in range(kills + 1):
             async with automations_process(fresh_nats.url, port=port) as process:
