@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bus import subjects
 from penstock.bus.admin.migrate import reshard
-from penstock.bus.records import RunRecord
+from penstock.bus.records import Push, PushReply, PushRequest, RunRecord
 from penstock.bus.subjects import shard_of
 from penstock.runs import open_runs
 from penstock.settings import AgnoAgent, Config
@@ -67,3 +68,11 @@ async def test_rules_start_runs_and_decide_with_the_services_own_nats_user(
         ]
         assert sum(each.automations == ["next"] for each in records) == 3
         assert len(shards) == 1, "the runs of a session are in one shard"
+        run = await made.run()
+        await run.open()
+        push = Push(id="p", url=made.receiver.url("/push"))
+        request = PushRequest(user_id="u1", add=push)
+        answer = await made.bus.request(subjects.push(run.run_id), request.dump(), 10)
+        assert PushReply.model_validate_json(answer.data).status == 200
+        await made.receiver.count(1, "/push")
+        made.receiver.bad_signatures.clear()  # nobody knows the secret of this rule

@@ -79,8 +79,9 @@ class Pushes:
         """
         rule, _ = self._rules.read(rule_of(run_id, push), None)
         stream = events_for(run_id)
-        newest = await self._newest(run_id)
-        begins = {stream: newest.sequence - 1} if newest is not None else None
+        begins = await self._rules.store.ends()  # before the look, so that no event lies between
+        if (newest := await self._newest(run_id)) is not None:
+            begins[stream] = newest.sequence - 1
         record = await self._rules.make(
             rule.plain,
             owner,

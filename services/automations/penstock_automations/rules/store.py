@@ -146,7 +146,7 @@ class RuleStore:
         async def changes() -> dict[str, object]:
             return {
                 "paused": None,
-                "begins": await self._ends(),
+                "begins": await self.ends(),
                 "since": self._bus.clock.time(),
                 "updated_at": self._bus.clock.stamp(),
             }
@@ -187,7 +187,7 @@ class RuleStore:
         if earlier is not None and earlier.matches_now and rule.types <= earlier.types:
             # the changed rule continues where the earlier version stopped, so it misses no event
             return earlier.record.begins
-        return await self._ends()
+        return await self.ends()
 
     def _since(self, rule: Rule, earlier: CompiledRule | None) -> float:
         if earlier is not None and earlier.matches_now and rule.schedule is not None:
@@ -197,7 +197,8 @@ class RuleStore:
                 return earlier.record.since
         return self._bus.clock.time()
 
-    async def _ends(self) -> dict[str, int]:
+    async def ends(self) -> dict[str, int]:
+        """Return the last sequence of each stream of events. Raises BusError."""
         ends = {}
         for shard in range(self._bus.shards.made):
             stream = events_of(shard)
