@@ -9,8 +9,10 @@ import pytest
 
 from support.drive.waiting import eventually
 from support.fakes.issuer import token
+from support.real import up, upstreams
 from support.real.consoles import HOSTILE, SHOTS, SHOWN, is_accessible, is_clean, sign_in
 from support.real.devtools import Page, page_at
+from support.real.servers import SharedRun
 
 # The demo starts two agent servers, which takes long on a busy machine.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
@@ -151,9 +153,23 @@ async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: str) -
         is_clean(page, demo)
 
 
+@pytest.fixture
+def own_demo(test_run: SharedRun) -> str:
+    """Return the address of a demo whose connector no other test needs."""
+    return up.shared(
+        test_run,
+        "own-demo",
+        "--demo",
+        PENSTOCK_DEMO_AGNO_PYTHON=str(upstreams.AGNO.python),
+        PENSTOCK_DEMO_ADK_PYTHON=str(upstreams.ADK.python),
+    )
+
+
 @pytest.mark.console
-async def test_a_killed_connector_is_replaced_and_the_run_goes_on_without_a_gap(demo: str) -> None:
-    async with page_at(f"{demo}/") as page:
+async def test_a_killed_connector_is_replaced_and_the_run_goes_on_without_a_gap(
+    own_demo: str,
+) -> None:
+    async with page_at(f"{own_demo}/") as page:
         await ready(page, "assistant")
         await starts(page, LEFT, "assistant")
         state = f"document.querySelector('{LEFT} > .foot [role=status]').textContent"
@@ -167,7 +183,7 @@ async def test_a_killed_connector_is_replaced_and_the_run_goes_on_without_a_gap(
         told = await page.text(f"{LEFT} .item-message .text")
         assert told.startswith("Once upon a time")
         assert told.endswith("the wheel turned once.")
-        is_clean(page, demo)
+        is_clean(page, own_demo)
 
 
 async def test_elsewhere_nothing_can_be_ended(asking: str) -> None:
