@@ -83,6 +83,11 @@ async def test_the_list_is_filtered_and_newest_first(penstock: Pipeline) -> None
     assert await listed(agent="b") == [second.approval_id]
     assert await listed(run_id=first.run_id) == [first.approval_id]
     assert await listed(run_id=first.run_id, status="decided") == []
+    assert await listed(tool=first.items[0]["tool"]) == all_three
+    assert await listed(tool="other") == await listed(user_id="other") == []
+    assert await listed(rule="default", user_id=first.user_id) == all_three
+    asked_at = {"since": first.requested_at, "until": second.requested_at}
+    assert await listed(**asked_at) == [first.approval_id]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,8 @@ async def test_the_list_is_filtered_and_newest_first(penstock: Pipeline) -> None
         ("limit=1001", "limit"),
         ("limit=many", "limit"),
         ("sattus=pending", "sattus"),
+        ("since=yesterday", "since"),
+        ("until=2026-01-31T12:00:00", "until"),
     ],
 )
 async def test_a_list_that_cannot_be_is_refused_by_field(

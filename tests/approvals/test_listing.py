@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -293,6 +294,61 @@ async def test_filters_find_all_that_fits_however_rare(
     of_all = await pages(approvals, None, 1000, run_id=user, status="expired")
     assert of_all == [rare]
     assert len(flat(await pages(approvals, {user, other}, 7))) == 40
+
+
+@pytest.mark.parametrize("rows_at_once", [3, 20_000])
+async def test_tools_rules_users_and_times_are_filters_that_show_nobody_more(
+    bus: Bus, approvals: ApprovalList, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "SLICE", rows_at_once)
+    ann, bob, team, rule = owner(), owner(), owner(), owner()
+
+    def asking(*tools: str, rules: Sequence[str] = ()) -> dict[str, Any]:
+        rulings = [{"item_id": "i", "rule_id": each, "outcome": "ask"} for each in rules]
+        items = [{"item_id": "i", "kind": "confirmation", "tool": tool} for tool in tools]
+        return {"items": items, "rulings": rulings, "deciders": [deciders(roles=[team])]}
+
+    both = asking("pay", "read", rules=[rule, "default"])
+    made = [
+        await put(bus, user, number, **fields)
+        for number, (user, fields) in enumerate(
+            [
+                (ann, both | {"expires_at": at(99)}),
+                (bob, both | {"status": "decided"}),
+                *[(ann, asking("write", rules=["default"]))] * 8,
+                (bob, asking("pay", rules=["other"])),
+                (bob, both | {"items": [], "status": "decided", "expires_at": at(50)}),
+            ]
+        )
+    ]
+
+    async def found(who: Identity, limit: int = 2, **wanted: Any) -> list[int]:
+        numbers, after = [], None
+        while True:
+            page = await approvals.page(viewer_of(who), wanted, after, limit=limit)
+            numbers += [made.index(each.approval_id) for each in page.approvals]
+            if page.next is None:
+                return numbers
+            after = ListPosition.parse(page.next)
+
+    def time(second: int) -> datetime:
+        return datetime.fromisoformat(at(second))
+
+    of_team, root = caller(owner(), team), caller("root", scopes=["administer"])
+    for who in (of_team, root):
+        assert await found(who, rule=rule) == [0, 11, 1]
+        assert await found(who, rule=rule, tool="read") == [0, 1]
+        assert await found(who, rule=rule, tool="write") == []
+        assert await found(who, user_id=bob) == [11, 10, 1]
+        assert await found(who, user_id=bob, tool="pay", status="decided") == [1]
+        assert await found(who, user_id=bob, since=time(1), until=time(11)) == [10, 1]
+        assert await found(who, user_id=ann, until=time(4)) == [0, 3, 2]
+        assert await found(who, user_id=ann, since=time(8)) == [9, 8]
+        assert await found(who, user_id=ann, since=time(3), until=time(3)) == []
+    assert await found(of_team, tool="pay") == [0, 10, 1]
+    assert await found(caller(ann), tool="pay") == [0]
+    assert await found(caller(ann), user_id=bob) == await found(caller(bob), user_id=ann) == []
+    assert await found(caller(bob), rule=rule, agent="a") == [11, 1]
 
 
 async def test_a_cursor_of_another_user_shows_nothing_of_that_user(

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.bus import Bus, Message
+from penstock.bus.admin.permissions import OPERATOR
 from penstock.bus.read import direct
 from penstock.bus.streams import AUDIT
+from penstock.service import bus_settings
+from penstock.settings import Settings, read_settings
 from penstock_approvals.audit.chain import Entry, link, parse
 from penstock_approvals.audit.trail import Audit
+from penstock_cli.local.embedded_nats import EmbeddedNats, as_embedded
 from penstock_cli.main import app
 from support.drive.bus import connected
 from support.real.nats import NatsServer
@@ -130,6 +135,78 @@ def test_what_was_done_to_the_audit_is_named(nats: NatsServer, name: str) -> Non
     assert (one.exit_code, two.exit_code) == (1, 0)
 
 
+@pytest.mark.parametrize("name", [None, *CHANGES])
+def test_an_export_is_verified_without_a_server_as_the_audit_itself(
+    nats: NatsServer, tmp_path: Path, name: str | None
+) -> None:
+    filled(nats)
+    if name is not None:
+        tamper(nats, CHANGES[name][0])
+    exported, of_one = penstock(nats, "--export"), penstock(nats, "--export", "--run", ONE)
+    chains = [json.loads(line)["chain"] for line in exported.stdout.splitlines()]
+    found = [json.loads(line)["chain"] for line in of_one.stdout.splitlines()]
+    assert found == [chain for chain in chains if chain in (ONE, "anchor")]
+    server, there = penstock(nats, "--verify"), tmp_path / "audit.jsonl"
+    there.write_text(exported.stdout)
+    there_too = CliRunner().invoke(app, ["approvals", "audit", "--verify", "--from", str(there)])
+    assert (there_too.exit_code, there_too.stdout) == (server.exit_code, server.stdout)
+    assert server.exit_code == (name is not None)
+
+
+def test_a_byte_that_is_no_text_is_exported_and_found(nats: NatsServer, tmp_path: Path) -> None:
+    filled(nats)
+    tamper(
+        nats, lambda all_: [(all_[0][0], all_[0][1].replace(b"voted", b"vot\xff\xed")), *all_[1:]]
+    )
+    there = tmp_path / "audit.jsonl"
+    there.write_text(penstock(nats, "--export").stdout)
+    assert b"vot\xff\xed" in json.loads(there.read_text().splitlines()[0])["record"].encode(
+        errors="surrogateescape"
+    )
+    result = CliRunner().invoke(app, ["approvals", "audit", "--verify", "--from", str(there)])
+    assert (result.exit_code, f"run {ONE}, record 1" in result.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}\n", "no JSON\n", "[]\n", '{"chain":1,"sequence":1,"record":2}']
+)
+def test_a_file_that_is_no_export_is_not_intact(tmp_path: Path, text: str) -> None:
+    there = tmp_path / "audit.jsonl"
+    there.write_text(text)
+    result = CliRunner().invoke(app, ["approvals", "audit", "--verify", "--from", str(there)])
+    assert (result.exit_code, "line 1 of" in result.stderr) == (1, True)
+
+
+def test_the_audit_of_a_penstock_up_is_found_by_its_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server has an own port and own passwords, and the command's user may read the audit."""
+    for name in ("NATS_URL", "NATS_USER", "NATS_PASSWORD", "NATS_PASSWORDS", "AUDIT_KEY"):
+        monkeypatch.delenv(f"PENSTOCK_{name}", raising=False)
+
+    async def as_approvals(data: Path, url: str) -> None:
+        settings = as_embedded(read_settings(Settings), url, data)
+        await (await Bus.connect(bus_settings(settings, "test", OPERATOR))).close()
+        bus = await Bus.connect(bus_settings(settings, "test", "approvals"), ensure=False)
+        await Audit(bus).append(ONE, entry(0))
+        await bus.close()
+
+    async def serve() -> None:
+        nats = EmbeddedNats(Path(".penstock"))
+        await nats.start()
+        try:
+            await as_approvals(nats.data, nats.url)
+            for arguments, end in ((["--take-anchor"], ""), (["--verify"], "1 anchors: intact")):
+                command = ["approvals", "audit", *arguments]
+                result = await asyncio.to_thread(CliRunner().invoke, app, command)
+                assert (result.exit_code, end in result.stderr) == (0, True), result.output
+        finally:
+            await nats.stop()
+
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(serve())
+
+
 def test_an_audit_that_was_written_anew_is_found_by_the_anchor_that_was_kept(
     nats: NatsServer,
 ) -> None:
@@ -185,6 +262,9 @@ def test_an_audit_without_records_has_no_anchor(nats: NatsServer) -> None:
         ("an-approval", "--run", ONE),
         ("--take-anchor", "--anchor", "0"),
         ("--verify", "--run", "*"),
+        ("--export", "--verify"),
+        ("--export", "--from", "a-file"),
+        ("--verify", "--from", "no-such-file"),
     ],
 )
 def test_wrong_usage_is_refused(nats: NatsServer, arguments: tuple[str, ...]) -> None:

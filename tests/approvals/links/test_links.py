@@ -242,10 +242,35 @@ async def test_where_several_people_decide_a_link_names_one_of_them(penstock: Se
     path = f"/v1/approvals/{approval_id}/links"
     refused = await penstock.http.post(path, headers=ROOT, json={"role": "finance"})
     assert (refused.status_code, "2 people" in refused.text) == (422, True), refused.text
-    assert (await act(penstock, await linked(penstock, approval_id))).status_code == 303
+    used = await linked(penstock, approval_id)
+    assert (await act(penstock, used)).status_code == 303
+    assert (
+        "The request is still open. It needs 2 people; 1 so far."
+        in (await opened(penstock, used))[0]
+    )
     shown, _ = await opened(penstock, await linked(penstock, approval_id))
     assert "You have decided this" in shown
     assert (await record(penstock, approval_id)).status == "pending"
+
+
+async def test_the_page_shows_who_has_voted_and_the_remaining_time(penstock: Secured) -> None:
+    now = penstock.bus.clock.now()
+    for remaining, text in (
+        (timedelta(seconds=40), "in less than a minute"),
+        (timedelta(minutes=42, seconds=30), "in 42 min"),
+        (timedelta(hours=5, seconds=30), "in 5 h"),
+        (timedelta(days=2, hours=3, minutes=1), "in 2 d 3 h"),
+    ):
+        _, approval_id = await paused(penstock, need=2, expires_at=(now + remaining).isoformat())
+        shown, _ = await opened(penstock, await linked(penstock, approval_id))
+        assert f"UTC, {text}</dd>" in shown
+        assert "2 people; 0 so far: nobody" in shown
+    await act(penstock, await linked(penstock, approval_id))
+    shown, _ = await opened(penstock, await linked(penstock, approval_id, user="fred"))
+    assert "2 people; 1 so far: <bdi>grace</bdi>" in shown
+    assert "Others can decide by" not in shown
+    shown, _ = await opened(penstock, await linked(penstock, approval_id))
+    assert "2 people; 1 so far. Others can decide by" in shown
 
 
 async def test_an_answer_that_does_not_fit_is_kept_in_the_form(penstock: Secured) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -159,6 +159,15 @@ class Query(BaseModel):
     run_id: str | None = Field(None, description="Only approvals of this run")
     agent: str | None = Field(None, description="Only approvals of this agent")
     session_id: str | None = Field(None, description="Only approvals of this session")
+    user_id: str | None = Field(None, description="Only approvals of this user's runs")
+    tool: str | None = Field(None, description="Only approvals that ask for this tool")
+    rule: str | None = Field(None, description="Only approvals to which this rule was applied")
+    since: AwareDatetime | None = Field(
+        None, description="Only approvals that were requested at this time or later"
+    )
+    until: AwareDatetime | None = Field(
+        None, description="Only approvals that were requested before this time"
+    )
     waits_for: Literal["me"] | None = Field(
         None, description="Only pending approvals that the caller may decide and has not voted on"
     )

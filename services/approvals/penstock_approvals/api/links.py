@@ -227,10 +227,12 @@ class LinkRoutes:
         self, link: LinkRecord, problem: str | None = None, refused: form.Form | None = None
     ) -> View:
         record = await self._approvals.records.get(link.approval_id)
-        state = state_of(link, record, self._bus.clock.now())
+        now = self._bus.clock.now()
+        state = state_of(link, record, now)
         is_open = state is State.OPEN and record is not None
         lines = await last_lines(self._bus, record.run_id) if is_open and record else ()
-        return View(link, state, record, lines, problem, refused.fields() if refused else None)
+        entered = refused.fields() if refused else None
+        return View(link, state, record, now, lines, problem, entered)
 
     async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
         try:

@@ -20,10 +20,11 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, get_args
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from penstock import telemetry
 from penstock.bus import Bus, ObjectGone
@@ -50,15 +51,23 @@ READ_AT_ONCE: Final = 100  # How many records are read before other requests are
 # the rows of audiences that may decide pending approvals without a deadline.
 _PENDING: Final = f"main AND status = {STATUSES['pending']}"
 _TO_DECIDE: Final = f"decides AND status = {STATUSES['pending']} AND NOT urgent"
+
+
+class _Item(BaseModel):
+    """The part of an item that the index reads."""
+
+    tool: Any = None
+
+
 # The fields of a record that the index reads. The others may be large: a record with 340 kB of
 # small values is read in 6.8 ms as a whole, and in 2.7 ms without its items.
 _FIELDS: Final[dict[str, Any]] = {
     name: (ApprovalRecord.model_fields[name].annotation, ApprovalRecord.model_fields[name])
     for name in (
         *("user_id", "agent", "session_id", "run_id", "status", "requested_at", "expires_at"),
-        *("deciders", "escalations", "escalated", "votes"),
+        *("deciders", "escalations", "escalated", "votes", "policy", "rulings"),
     )
-}
+} | {"items": (list[_Item], [])}
 _read_fields: Callable[[bytes], Any] = create_model(
     "IndexedApproval", __config__=ConfigDict(extra="ignore"), **_FIELDS
 ).model_validate_json
@@ -70,6 +79,11 @@ _CONDITIONS: Final[Mapping[str, str]] = {
     "run_id": "run = :run_id",
     "agent": "agent = :agent",
     "session_id": "session = :session_id",
+    "tool": "instr(labels, :tool)",
+    "rule": "instr(labels, :rule)",
+    "user_id": "instr(labels, :user_id)",
+    "since": "age <= :since",
+    "until": "age > :until",
     "waits_for": "decides AND NOT EXISTS (SELECT 1 FROM approvals AS mine WHERE"
     " mine.key = approvals.key AND mine.owner = :waits_for AND mine.barred)",
 }
@@ -99,6 +113,23 @@ class ListPosition:
         """Return the place that a cursor contains. Raises Problem 422."""
         return cls(*cursor_parts(text, int, bool, int, int, int))
 
+
+def _label(kind: str, text: str) -> str:
+    """Return a text of 9 characters for a tool, a rule or a user. The rows contain labels, because
+    an approval can have several tools and rules. `kind` is no hexadecimal digit, so a label cannot
+    be found across the end of another one."""
+    return f"{kind}{number_of(text) & 0xFFFF_FFFF:08x}"
+
+
+# How a value of a selection is written in the rows, where it is not by its number.
+_CODES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "status": lambda status: STATUSES.get(status, -1),
+    "tool": partial(_label, "t"),
+    "rule": partial(_label, "r"),
+    "user_id": partial(_label, "u"),
+    "since": lambda time: -_ms(time),
+    "until": lambda time: -_ms(time),
+}
 
 Place = tuple[ListPosition, str]  # the place of an approval, and its key
 
@@ -140,19 +171,19 @@ _VIEWS: Final[Sequence[tuple[set[str], _View]]] = (
 class Selection:
     """The rows of one audience, or of all requesters if `owner` is None.
 
-    `wanted` has the required values of some of the fields `status`, `run_id`, `agent` and
-    `session_id`. With `waits_for`, only rows that this person may decide and has not voted on.
+    `wanted` has the required values of some of the filters of `ApprovalList.page`. With
+    `waits_for`, only rows that this person may decide and has not voted on.
     """
 
     owner: str | None
-    wanted: Mapping[str, str]
+    wanted: Mapping[str, Any]
     waits_for: str | None = None
 
     @property
     def values(self) -> dict[str, Any]:
         texts = {"owner": self.owner, "waits_for": self.waits_for, **self.wanted}
         return {
-            name: STATUSES.get(value, -1) if name == "status" else number_of(value)
+            name: _CODES.get(name, number_of)(value)
             for name, value in texts.items()
             if value is not None
         }
@@ -174,7 +205,8 @@ class ApprovalRows(IndexRows):
     `owner` is the number of the audience's name (see `number_of`). `main` marks the requester's
     row; each approval has exactly one such row. `decides` and `barred` are as in `Audience`.
     `closed` is the time at which an approval with a deadline ceased to be urgent, in Unix
-    nanoseconds by NATS's clock; it is 0 for all other approvals.
+    nanoseconds by NATS's clock; it is 0 for all other approvals. `labels` has the approval's tools,
+    rules and requester.
     """
 
     def __init__(self) -> None:
@@ -183,11 +215,12 @@ class ApprovalRows(IndexRows):
             "approvals",
             "CREATE TABLE approvals(key TEXT, owner INT, main INT, decides INT, barred INT,"
             " age INT, tie INT, status INT, agent INT, session INT, run INT, urgent INT,"
-            " deadline INT, closed INT, seq INT, UNIQUE(key, owner))",
-            f"CREATE INDEX approvals_by_age ON approvals({place}, agent, session, main)",
-            f"CREATE INDEX approvals_by_owner ON approvals(owner, {place})",
-            f"CREATE INDEX approvals_by_status ON approvals(owner, status, {place}, decides)",
-            f"CREATE INDEX approvals_by_agent ON approvals(owner, agent, {place})",
+            " deadline INT, closed INT, seq INT, labels TEXT, UNIQUE(key, owner))",
+            f"CREATE INDEX approvals_by_age ON approvals({place}, agent, session, main, labels)",
+            f"CREATE INDEX approvals_by_owner ON approvals(owner, {place}, labels)",
+            "CREATE INDEX approvals_by_status"
+            f" ON approvals(owner, status, {place}, decides, labels)",
+            f"CREATE INDEX approvals_by_agent ON approvals(owner, agent, {place}, labels)",
             "CREATE INDEX approvals_by_session ON approvals(session)",
             "CREATE INDEX approvals_by_run ON approvals(run)",
             "CREATE INDEX approvals_urgent ON approvals(deadline, age, tie) WHERE urgent",
@@ -212,7 +245,7 @@ class ApprovalRows(IndexRows):
         self.write("DELETE FROM approvals WHERE key = :key", [{"key": key} for key in rows])
         self.write(
             "INSERT INTO approvals VALUES (:key, :owner, :main, :decides, :barred, :age, :tie,"
-            " :status, :agent, :session, :run, :urgent, :deadline, :closed, :seq)",
+            " :status, :agent, :session, :run, :urgent, :deadline, :closed, :seq, :labels)",
             [row for some in rows.values() for row in some],
         )
 
@@ -243,7 +276,7 @@ class ApprovalRows(IndexRows):
         place = "(deadline, age, tie) > (:deadline, :age, :tie)"
         queries = [(view.urgent, ["urgent"])]
         if "status" not in selection.wanted:
-            queries.append((view.ended, ["closed", "closed > :since"]))
+            queries.append((view.ended, ["closed", "closed > :urgency_end"]))
         found: list[Place] = []
         for index, of_index in queries:
             where = " AND ".join([*of_index, place, *conditions])
@@ -268,6 +301,11 @@ class ApprovalRows(IndexRows):
         view, conditions = selection.view, selection.conditions
         values = _values(selection, after, limit)
         covered = [conditions.pop(name) for name in view.covers]
+        # The times bound the range of the index that is read, and the place is its beginning.
+        covered += [conditions.pop("since")] if "since" in conditions else []
+        if conditions.pop("until", None) is not None:
+            begin = max((after.age, after.tie), (values["until"], NEVER))
+            values |= {"age": begin[0], "tie": begin[1]}
         if selection.waits_for is not None:
             covered.append(_TO_DECIDE)
         where = " AND ".join(["(age, tie) > (:age, :tie)", *covered])
@@ -281,7 +319,7 @@ class ApprovalRows(IndexRows):
                 values |= {"last_age": to.age, "last_tie": to.tie}
                 further.append("(age, tie) <= (:last_age, :last_tie)")
         if "status" not in selection.wanted:
-            further.append("closed <= :since")
+            further.append("closed <= :urgency_end")
         rows = self.rows(
             f"SELECT age, tie, key {table} AND {' AND '.join(further)}"
             " ORDER BY age, tie LIMIT :limit",
@@ -310,6 +348,7 @@ class ApprovalRows(IndexRows):
             "deadline": deadline,
             "closed": 0 if pending or deadline == NEVER else self._closed(change),
             "seq": change.sequence,
+            "labels": "".join(_labels(record)),
         }
         return [
             {
@@ -331,7 +370,7 @@ class ApprovalRows(IndexRows):
 
 def _values(selection: Selection, after: ListPosition, limit: int) -> dict[str, Any]:
     place = {"deadline": after.deadline, "age": after.age, "tie": after.tie}
-    return selection.values | place | {"since": after.last_urgency_end_ns, "limit": limit}
+    return selection.values | place | {"urgency_end": after.last_urgency_end_ns, "limit": limit}
 
 
 class Page(NamedTuple):
@@ -352,20 +391,22 @@ class ApprovalList:
     async def page(
         self,
         viewer: Viewer,
-        wanted: Mapping[str, str],
+        wanted: Mapping[str, Any],
         after: ListPosition | None,
         *,
         limit: int,
     ) -> Page:
         """Return the page of the viewer's approvals that follows a place.
 
-        `wanted` has the required values of some of the fields `status`, `run_id`, `agent` and
-        `session_id`. Raises BusError.
+        `wanted` has the required values of some of the fields `status`, `run_id`, `agent`,
+        `session_id` and `user_id`; a `tool` and a `rule` of the approval; and the times `since`
+        which, and `until` which, it was requested. Raises BusError.
         """
         await self.index.caught_up()
         waits_for = viewer.waits_for
         if waits_for is not None:
             wanted = {"status": "pending", **wanted}
+        compared = {name: value for name, value in wanted.items() if name not in ("since", "until")}
         selections = [Selection(owner, wanted, waits_for) for owner in viewer.audiences]
         place = after or ListPosition(self.rows.last_urgency_end_ns(viewer.audiences))
         found: list[tuple[ListPosition, ApprovalRecord]] = []
@@ -377,7 +418,7 @@ class ApprovalList:
                 record = records.get(key)
                 if record is None or not viewer.shows(record):
                     continue
-                if all(getattr(record, name) == value for name, value in wanted.items()):
+                if all(value in _values_of(record, name) for name, value in compared.items()):
                     found.append((each, record))
             if len(places) < missing:
                 break
@@ -424,6 +465,24 @@ class ApprovalList:
         return records
 
 
+def _values_of(record: Any, name: str) -> Collection[Any]:
+    """Return the values of a record that a filter of this name is compared with."""
+    if name == "tool":
+        tools = (
+            each.tool if isinstance(each, _Item) else each.get("tool") for each in record.items
+        )
+        return {str(tool) for tool in tools if tool is not None}
+    if name == "rule":
+        rules = {each.rule_id for each in record.rulings}
+        return rules | ({record.policy.rule_id} if record.policy is not None else set())
+    return (getattr(record, name),)
+
+
+def _labels(record: Any) -> list[str]:
+    names = ("tool", "rule", "user_id")
+    return [_CODES[name](value) for name in names for value in _values_of(record, name)]
+
+
 def _report(key: str, reason: str) -> None:
     telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
     log.warning("approval %s is left out of the list: %s", key, reason)
@@ -432,9 +491,13 @@ def _report(key: str, reason: str) -> None:
 def _unix_ms(timestamp: object) -> int:
     """Return the time in Unix milliseconds; 0 for a value that is no time of RFC 3339."""
     try:
-        return int(datetime.fromisoformat(str(timestamp)).timestamp() * 1000)
+        return _ms(datetime.fromisoformat(str(timestamp)))
     except (ValueError, OverflowError):
         return 0
+
+
+def _ms(time: datetime) -> int:
+    return int(time.timestamp() * 1000)
 
 
 def _unix_ns(timestamp: str) -> int:

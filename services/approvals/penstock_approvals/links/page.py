@@ -21,6 +21,7 @@ from penstock.visible import TooLarge, members, text_of
 from penstock_approvals.inbox.last_lines import Line
 from penstock_approvals.links.form import MAX_NOTE, TYPED, VALUE, can_reject, name_to_type
 from penstock_approvals.links.store import LinkRecord, State
+from penstock_approvals.outcomes.automatic import is_late
 from penstock_approvals.policy.model import NEEDS_VALUE
 
 STYLE: Final = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -51,11 +52,12 @@ _OUTCOMES: Final = {"approved": "approved", "rejected": "rejected", "mixed": "de
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The content of a link's page. `problem` says why a form was refused."""
+    """The content of a link's page at the time `now`. `problem` says why a form was refused."""
 
     link: LinkRecord
     state: State
     record: ApprovalRecord | None
+    now: datetime
     lines: Sequence[Line] = ()
     problem: str | None = None
     form: Mapping[str, str] | None = None  # the values of the refused form
@@ -78,7 +80,7 @@ def page(view: View) -> str:
     body = (
         (_notice(view.problem) if view.problem else "")
         + f"<p>{_name(record.agent)} asks for a decision before it goes on.</p>"
-        + _facts(record, view.link)
+        + _facts(record, view)
         + items
         + _lines(view.lines)
         + _form(record, view.link, view.form or {})
@@ -111,22 +113,27 @@ def _unusable_text(view: View) -> tuple[str, str]:
     by = f" by {_name(decision.by)}" if decision is not None else ""
     at = f" on {_time(decision.at)}" if decision is not None else ""
     reason = f": {visible(record.reason)}" if record is not None and record.reason else ""
+    waits = ""
+    if record is not None and record.status == "pending":
+        deadline = _deadline(record, view.now)
+        waits = f" It needs {_approvals(record)}." if record.need > 1 else ""
+        waits += f" Others can decide by {deadline}." if deadline else ""
     mine = "approved" if link.used_for == "approve" else "rejected"
     texts: Mapping[State, tuple[str, str]] = {
         State.USED: (
             f"You have {mine} this",
-            f"This link was used, and works only once. The request is {outcome}{by}{at}.",
+            f"This link was used, and works only once. The request is {outcome}{by}{at}.{waits}",
         ),
         State.DECIDED: ("Already decided", f"The request was {outcome}{by}{at}."),
         State.WITHDRAWN: ("No longer needed", f"The request was withdrawn{reason}."),
         State.LATE: ("Too late", "The deadline of the request has passed."),
         State.EXPIRED: (
             "This link has expired",
-            "The request still waits for a decision. Ask for a new link.",
+            f"The request still waits for a decision.{waits} Ask for a new link.",
         ),
         State.VOTED: (
             "You have decided this",
-            "Your decision is counted. The request waits for the decisions of others.",
+            f"Your decision is counted. The request waits for the decisions of others.{waits}",
         ),
         State.CHANGED: (
             "The request has changed",
@@ -142,7 +149,8 @@ def _unusable_text(view: View) -> tuple[str, str]:
     return texts[view.state]
 
 
-def _facts(record: ApprovalRecord, link: LinkRecord) -> str:
+def _facts(record: ApprovalRecord, view: View) -> str:
+    link = view.link
     who = [_name(link.user)] if link.user else []
     who += [f"for the role {_name(link.role)}"] if link.role else []
     policy = record.policy
@@ -152,8 +160,8 @@ def _facts(record: ApprovalRecord, link: LinkRecord) -> str:
         ("Asked by", _name(record.user_id)),
         ("Agent", _name(record.agent)),
         ("Asked at", _time(record.requested_at)),
-        ("Decide by", _time(record.expires_at) if record.expires_at else ""),
-        ("Needs", f"{record.need} people; so far: {voted or 'nobody'}" if record.need > 1 else ""),
+        ("Decide by", _deadline(record, view.now)),
+        ("Needs", f"{_approvals(record)}: {voted or 'nobody'}" if record.need > 1 else ""),
         ("Rule", _name(policy.rule_id) if policy is not None and policy.version else ""),
         ("You decide as", " ".join(who)),
     ]
@@ -235,6 +243,23 @@ def _field(number: int, item: Mapping[str, Any], entered: str) -> str:
         label = f'<label for="{name}">Raise the limit by</label>'
         return f'{label}<select id="{name}" name="{name}">{options}</select>'
     return f'{label}<textarea id="{name}" name="{name}" rows="3">{visible(entered)}</textarea>'
+
+
+def _approvals(record: ApprovalRecord) -> str:
+    agreed = sum(not vote.void for vote in record.votes)
+    return f"{record.need} people; {agreed} so far"
+
+
+def _deadline(record: ApprovalRecord, now: datetime) -> str:
+    """Return the deadline, and the time until it when the page was loaded; nothing without a
+    deadline, or after it."""
+    if record.expires_at is None or is_late(record, now):
+        return ""
+    minutes = int((datetime.fromisoformat(record.expires_at) - now).total_seconds() // 60)
+    days, hours = minutes // 1440, minutes // 60 % 24
+    parts = [(days, "d"), (hours, "h"), (minutes % 60 if not days else 0, "min")]
+    remaining = " ".join(f"{number} {unit}" for number, unit in parts if number)
+    return f"{_time(record.expires_at)}, in {remaining or 'less than a minute'}"
 
 
 def _time(stamp: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,8 @@ from penstock_cli.commands.options import (
     Data,
     Limit,
     Nats,
+    Since,
+    Until,
     Url,
     client,
     connected,
@@ -43,13 +46,22 @@ def list_approvals(
         str | None, typer.Option(help="pending, decided, withdrawn, expired, or all.")
     ] = "pending",
     run: Annotated[str | None, typer.Option(help="Approvals of this run only.")] = None,
+    tool: Annotated[str | None, typer.Option(help="Those that ask for this tool only.")] = None,
+    rule: Annotated[str | None, typer.Option(help="Those of this rule of the policy only.")] = None,
+    user: Annotated[str | None, typer.Option(help="Those of this user's runs only.")] = None,
+    since: Since = None,
+    until: Until = None,
     mine: Annotated[
         bool, typer.Option("--mine", help="Only those that wait for your decision.")
     ] = False,
     limit: Limit = 100,
 ) -> None:
     """List the approvals that wait for a decision."""
-    filters = {"status": None if status == "all" else status, "run_id": run}
+    filters = {
+        "status": None if status == "all" else status,
+        **{"run_id": run, "tool": tool, "rule": rule, "user_id": user},
+        **{"since": since, "until": until},
+    }
     if mine:
         filters["waits_for"] = "me"
     found, more = api.approvals(limit, **filters)
@@ -148,16 +160,28 @@ def audit(
             "elsewhere. Speaks with NATS.",
         ),
     ] = False,
+    export: Annotated[
+        bool,
+        typer.Option(
+            "--export",
+            help="Write all records and anchors as lines of JSON, or with --run those of one run. "
+            "Speaks with NATS.",
+        ),
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("--from", help="With --verify: a file of --export instead of the server."),
+    ] = None,
     url: Url = DEFAULT_URL,
     nats: Nats = None,
     data: Data = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Show the audit of an approval, or verify that nobody has changed the audit."""
-    if sum([approval_id is not None, verify, take_anchor]) != 1:
-        raise typer.BadParameter("name an approval, or say --verify, or --take-anchor")
-    if not verify and (run or anchor):
-        raise typer.BadParameter("--run and --anchor go with --verify")
+    """Show the audit of an approval, export it, or verify that nobody has changed it."""
+    if sum([approval_id is not None, verify, take_anchor, export]) != 1:
+        raise typer.BadParameter("name an approval, or say --verify, --export or --take-anchor")
+    if not verify and (anchor or file or (run and not export)):
+        raise typer.BadParameter("--run, --anchor and --from go with --verify; --run with --export")
     if approval_id is not None:
         with connected(url, as_json) as (api, output):
             raise typer.Exit(
@@ -171,6 +195,10 @@ def audit(
     # The key comes from the environment and is no option, because other users of this machine can
     # read a command line.
     key = os.environ.get("PENSTOCK_AUDIT_KEY")
+    if file is not None:
+        raise typer.Exit(operations.verify_export(file, output, key, run, anchor))
+    if export:
+        operate(lambda bus: operations.export(bus, output, run), output, nats, data)
     if take_anchor:
         operate(lambda bus: operations.take_anchor(bus, output, key), output, nats, data)
     operate(lambda bus: operations.verify(bus, output, key, run, anchor), output, nats, data)

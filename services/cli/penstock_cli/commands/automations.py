@@ -7,13 +7,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from penstock_cli.commands.options import Limit, client, parse_since, parser
+from penstock_cli.commands.options import Limit, Since, Until, client, parse_time
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import NOT_FOUND, Api, ApiError, path_of
 from penstock_cli.terminal.output import Output, Record
@@ -34,26 +33,13 @@ Rule = Annotated[str, typer.Argument(help="The rule's id, see `penstock automati
 AnyRule = Annotated[
     str | None, typer.Argument(help="The rule's id. Without it, all your rules are meant.")
 ]
-_time = parser(lambda text: parse_since(text).astimezone(UTC).isoformat())
 FirstEvent = Annotated[
     str,
     typer.Option(
-        parser=_time, metavar="TIME", help="The first event: 15m, 2h, 3d, or an ISO 8601 time."
+        parser=parse_time, metavar="TIME", help="The first event: 15m, 2h, 3d, or an ISO 8601 time."
     ),
 ]
 RulesFile = Annotated[Path, typer.Argument(help="A YAML file with a list `rules`; - is the input.")]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        parser=_time,
-        metavar="TIME",
-        help="Only what began since: 15m, 2h, 3d, or an ISO 8601 time.",
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option(parser=_time, metavar="TIME", help="Only what began before, in the same forms."),
-]
 
 
 @app.command("list")

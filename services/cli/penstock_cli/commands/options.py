@@ -221,6 +221,21 @@ def read_input(text: str) -> dict[str, Any]:
     return found
 
 
+parse_time = parser(lambda text: parse_since(text).astimezone(UTC).isoformat())
+Since = Annotated[
+    str | None,
+    typer.Option(
+        parser=parse_time,
+        metavar="TIME",
+        help="Only what began since: 15m, 2h, 3d, or an ISO 8601 time.",
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        parser=parse_time, metavar="TIME", help="Only what began before, in the same forms."
+    ),
+]
 Tags = Annotated[
     list[Any] | None,
     typer.Option(

@@ -1,8 +1,11 @@
-"""Verify the audit of approvals over NATS, and take anchors."""
+"""Verify and export the audit of approvals over NATS, and take anchors."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 from penstock.bus import Bus, Stored
 from penstock.bus.read import direct
@@ -25,26 +28,74 @@ async def verify(
     `key` is the setting `audit_key`: with None, signatures are not verified. `anchor` is the hash
     of an anchor that the chain of anchors must have; None for any.
     """
-    if run_id is not None and not re.fullmatch(r"[\w-]+", run_id, re.ASCII):
-        output.notice(f"penstock: {run_id!r} is no run's id")
+    if not _is_run(run_id, output):
         return USAGE
     verifier = Verifier(keys_of(key), anchor, run_id)
-    if run_id is None:
-        async for stored in direct.replay(bus, AUDIT, ">"):
-            _take(verifier, stored)
-    else:
-        # The anchors are read before the run's records. If the anchors were read later, a new
-        # anchor could name a record that was written after the run's records were read. This record
-        # would then seem to be missing.
-        trail = Audit(bus)
-        found = await trail.stored(audit(ANCHOR)) + await trail.stored(audit(run_id))
-        for stored in sorted(found, key=lambda each: each.sequence):
-            _take(verifier, stored)
+    async for stored in _records(bus, run_id):
+        verifier.take(_chain(stored), stored.payload, stored.sequence)
     return _report(output, verifier)
 
 
-def _take(verifier: Verifier, stored: Stored) -> None:
-    verifier.take(stored.subject.partition(".")[2], stored.payload, stored.sequence)
+async def export(bus: Bus, output: Output, run_id: str | None) -> int:
+    """Write each record of all runs, or of one run, with the anchors, as a line of JSON; return the
+    exit code. `record` has the stored bytes, from which the hashes are computed."""
+    if not _is_run(run_id, output):
+        return USAGE
+    async for stored in _records(bus, run_id):
+        text = stored.payload.decode(errors="surrogateescape")
+        line = {"chain": _chain(stored), "sequence": stored.sequence, "record": text}
+        output.text(json.dumps(line))  # in ASCII, so that bytes that are no text are kept, too
+    return DONE
+
+
+def verify_export(
+    file: Path, output: Output, key: str | None, run_id: str | None, anchor: str | None
+) -> int:
+    """Verify what `export` has written, without a server; as `verify`."""
+    verifier = Verifier(keys_of(key), anchor, run_id)
+    number = 0
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                found = json.loads(line)
+                chain, sequence, text = found["chain"], found["sequence"], found["record"]
+                if run_id is None or chain in (ANCHOR, run_id):
+                    payload = text.encode(errors="surrogateescape")
+                    verifier.take(str(chain), payload, int(sequence))
+    except OSError as error:
+        output.notice(f"penstock: {file} cannot be read: {error.strerror}")
+        return USAGE
+    except (ValueError, LookupError, TypeError, AttributeError):
+        output.notice(f"penstock: line {number} of {file} is no line of `audit --export`")
+        return FAILED
+    return _report(output, verifier)
+
+
+def _is_run(run_id: str | None, output: Output) -> bool:
+    if run_id is None or re.fullmatch(r"[\w-]+", run_id, re.ASCII):
+        return True
+    output.notice(f"penstock: {run_id!r} is no run's id")
+    return False
+
+
+async def _records(bus: Bus, run_id: str | None) -> AsyncIterator[Stored]:
+    """Yield the records of all runs, or of one run, and the anchors, in the stream's order."""
+    if run_id is None:
+        async for stored in direct.replay(bus, AUDIT, ">"):
+            yield stored
+        return
+    # The anchors are read before the run's records. If the anchors were read later, a new anchor
+    # could name a record that was written after the run's records were read. This record would then
+    # seem to be missing.
+    trail = Audit(bus)
+    found = await trail.stored(audit(ANCHOR)) + await trail.stored(audit(run_id))
+    for stored in sorted(found, key=lambda each: each.sequence):
+        yield stored
+
+
+def _chain(stored: Stored) -> str:
+    return stored.subject.partition(".")[2]
 
 
 def _report(output: Output, verifier: Verifier) -> int:
