@@ -441,6 +441,8 @@ async def nobody_lives(penstock: Pipeline) -> bool:
 async def test_runs_cancelled_at_any_moment_end_once(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
+    """Every second cancel is of a budget: the leg notes it while the answer is still stored."""
+
     async def chatters(answer: Answer) -> None:
         await answer.head()
         while True:
@@ -448,22 +450,23 @@ async def test_runs_cancelled_at_any_moment_end_once(
             await asyncio.sleep(0.001)
 
     upstream.script(chatters)
-    moments = random.Random(7)
+    moments, budget = random.Random(7), {"id": "b"}
 
-    async def one(penstock: Pipeline) -> tuple[str, bool]:
+    async def one(penstock: Pipeline, budget: dict[str, Any] | None) -> tuple[str, Any, bool]:
         run_id = await penstock.start_run("adk", "hello")
         await asyncio.sleep(moments.random() * 0.08)
-        await penstock.cancel(run_id)
+        await penstock.cancel(run_id, budget=budget)
         end = await the_end(penstock, run_id)
 
         async def let_go() -> bool:
             held = await penstock.bus.bucket("claims").keys("active.>")
             return not any(run_id in key for key in held)
 
-        return end.type, await eventually(let_go, what="that nobody holds the run")
+        let = await eventually(let_go, what="that nobody holds the run")
+        return end.type, end.data.get("budget"), let
 
     async with pipeline(
         nats_server.url, agents(upstream), (NormalizerService, ConnectorService, ConnectorService)
     ) as penstock:
-        ends = await asyncio.gather(*(one(penstock) for _ in range(30)))
-    assert ends == [("lifecycle.cancelled", True)] * 30
+        ends = await asyncio.gather(*(one(penstock, each) for each in (None, budget) * 15))
+    assert ends == [("lifecycle.cancelled", each, True) for each in (None, budget) * 15]

@@ -119,9 +119,9 @@ class Pipeline:
         await self.bus.bucket("runs").create(run_id, record.dump())
         return StartCommand.model_validate(common)
 
-    async def cancel(self, run_id: str, by: str = "u1") -> None:
+    async def cancel(self, run_id: str, by: str = "u1", **more: Any) -> None:
         """Ask for the run's cancellation; `ended` waits for its end."""
-        await self.command("cancel", CancelCommand(run_id=run_id, by=by))
+        await self.command("cancel", CancelCommand(run_id=run_id, by=by, **more))
 
     async def command(
         self, kind: str, command: StartCommand | ContinueCommand | CancelCommand

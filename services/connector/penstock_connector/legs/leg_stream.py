@@ -131,7 +131,7 @@ class LegStream:
         # Readers of RAW parse the bytes of each connection separately. The new connection gets a
         # new name, so the bytes of two responses are never joined into one frame.
         self._cuts += 1
-        self._writer.raw.connection = f"{self._connection}.{self._cuts}"
+        await self._writer.raw.rename(f"{self._connection}.{self._cuts}")
         if again.produces_again:
             # the agent server produces the unfinished part of the response again
             self._progress.attempt += 1

@@ -43,8 +43,9 @@ class RawWriter:
     """Appends source frames of one run and writer to RAW, each once and in order.
 
     `write` returns when the frame is stored. While the bus is away, `write` waits, so the caller
-    stops reading its upstream. `connection` is unique to this object: it distinguishes the frames
-    of this object from the frames of a later writer.
+    stops reading its upstream. Several tasks may write: their frames are stored one after the
+    other. `connection` is unique to this object: it distinguishes the frames of this object from
+    the frames of a later writer.
     """
 
     bus: WritesRaw
@@ -54,6 +55,10 @@ class RawWriter:
     last: int = 0  # stream sequence of the writer's last frame
     index: int = 0  # how many frames this object has written
     _made_s: float = field(init=False)  # when this object was made, in Unix seconds of NATS's clock
+    # Without the lock, the frames of two tasks would conflict. The last frame that one task then
+    # reads may be older than the frame that the other task has stored meanwhile, so `_store` would
+    # raise HistoryLost.
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
         self._made_s = self.bus.clock.time()
@@ -83,34 +88,22 @@ class RawWriter:
             HistoryLost: RAW no longer has the last frame of this writer.
             BusError: the server refuses the message.
         """
-        self.index += 1
-        common = {
-            messages.LEG: str(leg),
-            messages.CONNECTION: self.connection,
-            messages.INDEX: str(self.index),
-            messages.RECEIVED: received or self.bus.clock.stamp(),
-            **(headers or {}),
-        }
-        subject = subjects.raw(self.run_id, self.writer)
-        size = fence.MAX_MESSAGE_BYTES
-        pieces = [payload[start : start + size] for start in range(0, len(payload), size)] or [b""]
-        if len(pieces) == 1:
-            batch = [Message(subject, payload, {**common, messages.KIND: kind})]
-        else:
-            batch = [
-                Message(
-                    subject,
-                    piece,
-                    {
-                        **common,
-                        messages.KIND: "part",
-                        messages.PART: f"{n}/{len(pieces)}",
-                        messages.WHOLE: kind,
-                    },
-                )
-                for n, piece in enumerate(pieces, 1)
-            ]
-        return await self._store(batch)
+        async with self._turn:
+            self.index += 1
+            common = {
+                messages.LEG: str(leg),
+                messages.CONNECTION: self.connection,
+                messages.INDEX: str(self.index),
+                messages.RECEIVED: received or self.bus.clock.stamp(),
+                **(headers or {}),
+            }
+            return await self._store(self._batch(kind, payload, common))
+
+    async def rename(self, connection: str) -> None:
+        """Write later frames with this connection. Waits for the writes that are under way: their
+        frames would otherwise look like those of another writer."""
+        async with self._turn:
+            self.connection = connection
 
     async def holds(self) -> bool:
         """Return False when another writer has taken the run over. Waits while the bus is away."""
@@ -132,6 +125,27 @@ class RawWriter:
             if clock.time() - clock.age_s(stored.stored_at) > self._made_s:
                 raise FenceConflict(f"run {self.run_id} was taken over")
         self.last = stored.sequence if stored else 0
+
+    def _batch(self, kind: str, payload: bytes, common: Mapping[str, str]) -> list[Message]:
+        """Return the frame as one message, or as its parts."""
+        subject = subjects.raw(self.run_id, self.writer)
+        size = fence.MAX_MESSAGE_BYTES
+        pieces = [payload[start : start + size] for start in range(0, len(payload), size)] or [b""]
+        if len(pieces) == 1:
+            return [Message(subject, payload, {**common, messages.KIND: kind})]
+        return [
+            Message(
+                subject,
+                piece,
+                {
+                    **common,
+                    messages.KIND: "part",
+                    messages.PART: f"{n}/{len(pieces)}",
+                    messages.WHOLE: kind,
+                },
+            )
+            for n, piece in enumerate(pieces, 1)
+        ]
 
     async def _store(self, batch: Sequence[Message]) -> int:
         pattern = subjects.raw_stored(self.run_id, self.writer)

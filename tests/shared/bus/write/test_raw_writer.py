@@ -88,6 +88,21 @@ async def test_of_two_writers_that_begin_at_once_one_is_refused(bus: Bus, run_id
     assert len(await stored_of(bus, run_id)) == 1
 
 
+async def test_two_tasks_may_write_at_once(bus: Bus, run_id: str) -> None:
+    """A leg notes a cancel by a budget while the agent's answer is still stored."""
+    writer = await writer_of(bus, run_id)
+    wrote: dict[int, bytes] = {}
+
+    async def write_on(task: int) -> None:
+        for number in range(50):
+            payload = b"%d/%d" % (task, number)
+            wrote[await writer.write("bytes", payload, leg=1)] = payload
+
+    await asyncio.gather(write_on(0), write_on(1))
+    assert {s.sequence: s.payload for s in await stored_of(bus, run_id)} == wrote
+    assert len(wrote) == 100
+
+
 @pytest.mark.parametrize(
     "size",
     [
@@ -175,18 +190,21 @@ class Deaf:
 async def test_a_frame_whose_acknowledgement_is_lost_is_stored_once(
     nats_server: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch, payload: bytes
 ) -> None:
+    """The frame keeps its connection's name if the writer gets another name meanwhile."""
     async with connected(nats_server.url, publish_timeout_s=0.5) as bus:
         writer = await writer_of(bus, run_id)
         await writer.write("open", leg=1)
         deaf = Deaf(bus, monkeypatch)
         writing = asyncio.create_task(writer.write("bytes", payload, leg=1))
         await deaf.heard.wait()
-        await writing
+        await asyncio.gather(writing, writer.rename("pod/1.1"))
         deaf.hear()
         await writer.write("end", leg=1)
         frames = [raw_frame(s) for s in await stored_of(bus, run_id)]
     assert b"".join(f.payload for f in frames) == payload
     assert [f.kind for f in frames if f.kind != "part"][-1] == "end"
+    assert {f.connection for f in frames[:-1]} == {"pod/1"}
+    assert frames[-1].connection == "pod/1.1"
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])

@@ -147,9 +147,6 @@ class Writing(RuleBasedStateMachine):
 
     @rule(one=writers, other=writers, size=st.sampled_from([5, 200]))
     def write_at_once(self, one: RawWriter, other: RawWriter, size: int) -> None:
-        if one is other:
-            return
-
         async def both() -> None:
             payloads = [self._payload(size), self._payload(size)]
             await asyncio.gather(*map(self._write, (one, other), payloads))
