@@ -31,6 +31,13 @@ _REASONS: Final = {
     "int_from_float": _INTEGER,
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
 }
 
 
@@ -70,7 +77,7 @@ def _again(error: Any) -> InitErrorDetails:
 def reason_of(error: Mapping[str, Any]) -> str:
     """Return the reason for one error of pydantic, without the field's name."""
     if error["type"] in _REASONS:
-        return _REASONS[error["type"]]
+        return _REASONS[error["type"]].format_map(error.get("ctx") or {})
     return re.sub("^Input should be ", "must be ", error["msg"].removeprefix("Value error, "))
 
 

@@ -260,6 +260,7 @@ async def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
     assert found.exit_code == 1
     assert found.stdout.splitlines() == [
         f'{bad}:3:10: version: must be a text: write "1" in quotes',
+        f"{bad}:5:12: steps.a.set: undeclared reference to 'nope' (known here: input, now)",
         f"{bad}:5:18: steps.a.neds: there is no field 'neds': did you mean \"needs\"?",
         f"{tmp_path / 'missing.yaml'}: file: cannot be read: No such file or directory",
     ]

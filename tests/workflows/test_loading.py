@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,123 @@ def test_a_mistake_is_named(name: str) -> None:
     found = told(text)
     assert any(reason in each for each in found), found
     assert all(each.startswith("line ") for each in found), "without a place"
+
+
+# Twenty mistakes of all stages: keys, fields, types, steps, schemas, and expressions.
+PLANTED = """\
+dsl: penstock/2
+name: a.b
+version: 1.0
+titel: x
+input: {type: object, properties: {n: {type: intger}}}
+steps:
+  plan:
+    run: {agent: a b, message: input.n + }
+  plan: {run: {agent: x, message: '"x"'}}
+  bad-name: {set: '1'}
+  check:
+    needs: [plan]
+    run: {agent: x, message: paln.output.text, sesion: own}
+  ask:
+    needs: [chekc]
+    approve: {show: 'check.output'}
+    output: result.decison
+    timeout: 5 parsecs
+    on_failure: contineu
+  both: {set: '1', wait: 5 s}
+  each:
+    for_each: {in: '"x"', limit: 1000}
+    set: nobody.x
+    retry: {attempts: 0}
+  one: {needs: [two], when: '"yes"', set: two.output}
+  two: {needs: [one], listen: {event: lifecycle.complete, where: event.x +}}
+output: summery.output
+"""
+FOUND = [
+    "line 1, column 6: dsl: must be 'penstock/1'",
+    "line 2, column 7: name: 'a.b' is not allowed: a name has letters",
+    'line 3, column 10: version: must be a text: write "1.0" in quotes',
+    "line 4, column 1: titel: there is no field 'titel': did you mean \"title\"?",
+    "line 5, column 46: input.properties.n.type: ",
+    "line 9, column 3: steps.plan: the key 'plan' is here twice",
+    "line 10, column 3: steps.bad-name: 'bad-name' is not allowed",
+    "line 13, column 30: steps.check.run.message: undeclared reference to 'paln.output.text': "
+    'did you mean "plan"?',
+    "line 13, column 48: steps.check.run.sesion: there is no field 'sesion': "
+    'did you mean "session"?',
+    "line 15, column 13: steps.ask.needs.0: there is no step 'chekc': did you mean \"check\"?",
+    "line 16, column 14: steps.ask.approve.title: is missing",
+    "line 18, column 14: steps.ask.timeout: '5 parsecs' is no duration",
+    "line 19, column 17: steps.ask.on_failure: there is no step 'contineu': "
+    'did you mean "continue"?',
+    "line 20, column 3: steps.both: a step has exactly one of",
+    "line 20, column 26: steps.both.wait: '5 s' is no duration",
+    "line 22, column 21: steps.each.for_each.in: gives STRING, must be a list",
+    "line 22, column 34: steps.each.for_each.limit: must be less than or equal to 100",
+    "line 23, column 10: steps.each.set: undeclared reference to 'nobody.x'",
+    "line 24, column 5: steps.each.retry: a step with set has no retry",
+    "line 24, column 23: steps.each.retry.attempts: must be greater than or equal to 1",
+    "line 25, column 16: steps.one.needs: the steps need each other: one -> two -> one",
+    "line 25, column 30: steps.one.when: gives STRING, must be true or false",
+    "line 26, column 39: steps.two.listen.event: there is no event lifecycle.complete: "
+    'did you mean "lifecycle.completed"?',
+    "line 26, column 75: steps.two.listen.where: Syntax error: the expression ends too early",
+    "line 27, column 9: output: undeclared reference to 'summery.output'",
+]
+
+
+def test_all_mistakes_of_a_document_are_named_in_one_pass_and_no_more() -> None:
+    found = told(PLANTED)
+    assert [line[: len(expected)] for line, expected in zip(found, FOUND, strict=True)] == FOUND
+
+
+def test_no_reason_is_a_text_of_pydantic_or_of_the_parser() -> None:
+    wrong: list[Any] = [
+        None,
+        1,
+        1.5,
+        True,
+        "",
+        "x" * 5000,
+        [],
+        [1],
+        {},
+        {"x": 1},
+        "1 +",
+        "(",
+        "a b",
+    ]
+    step = {
+        "run": {"agent": "x", "message": '""', "input": "1", "session": "own"},
+        "approve": {"title": '""', "show": "1", "policy": "x"},
+        "call": {"url": "https://x.invalid", "body": "1", "secret": "x"},
+        "for_each": {"in": "[]", "as": "x", "limit": 1},
+        "retry": {"attempts": 1, "backoff": "1s", "factor": 1, "codes": ["x"]},
+        **dict.fromkeys(("wait", "set", "needs", "when", "output", "timeout", "role"), "x"),
+        **dict.fromkeys(("description", "on_failure", "dispatch", "listen", "workflow"), "x"),
+    }
+    whole = dict.fromkeys(
+        ("dsl", "name", "version", "title", "topology_id", "input", "steps", "output"), "x"
+    )
+    head = {"dsl": "penstock/1", "name": "w", "version": "1", "steps": {"a": {"set": "1"}}}
+    documents = [head | {name: value} for name in (*whole, "concurrency") for value in wrong]
+    for name, field in step.items():
+        for value in wrong:
+            documents.append(head | {"steps": {"a": {name: value}}})
+            if isinstance(field, dict):
+                documents += [
+                    head | {"steps": {"a": {name: field | {inner: value}}}} for inner in field
+                ]
+    for document in documents:
+        try:
+            load_value(document)
+        except InvalidDefinition as error:
+            for problem in error.problems:
+                assert not re.search(
+                    r"[Ii]nput should|should |Value error|valid (?:string|integer|dictionary)"
+                    r"|<EOF>|IDENTIFIER|NUM_|expecting|mismatched|extraneous|INVALID_ARGUMENT",
+                    problem.reason,
+                ), (document, problem)
 
 
 TYPED = """input:

@@ -200,7 +200,7 @@ class Failed(Data, title="Workflow failed"):
         sequence=9,
         example={
             "run_id": WORKFLOW_RUN_ID,
-            "error": {"code": "step_failed", "message": "static_analysis failed."},
+            "error": {"code": "upstream_error", "message": "the step static_analysis failed: …"},
         },
     )
     run_id: str = Field(description="The id of the workflow's run.")

@@ -15,6 +15,22 @@ _UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
 _STATUS: Final = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]\s*$")
 # The end of the reason of an operation with an integer and a double.
 _MIXED_NUMBERS: Final = re.compile(r"'\((?:\w+, )?(?:int, double|double, int)\)'")
+# The texts of CEL's parser list all tokens that may follow, by their names in its grammar.
+_SYNTAX: Final = "Syntax error: "
+_SYNTAX_ERRORS: Final = (
+    (r"missing '(.+?)' at '<EOF>'", "the expression ends too early: a {0} is missing"),
+    (r"missing '(.+?)' at '(.+)'", "a {0} is missing before {1}"),
+    (r"mismatched input '<EOF>' expecting ':'", "the expression ends too early: a : is missing"),
+    (r"(?:mismatched|extraneous) input '<EOF>' .*", "the expression ends too early"),
+    (
+        r"(?:mismatched|extraneous) input '(.+?)' expecting <EOF>",
+        "before {0}, an operator is missing",
+    ),
+    (r"(?:mismatched|extraneous) input '(.+?)' expecting .*", "{0} cannot stand here"),
+    (r"no viable alternative at input '(.+)'", "after {0}, a name is missing"),
+    (r"token recognition error at: '([\"'].*)'", "the text {0} has no end, or a wrong escape"),
+    (r"token recognition error at: '(.+)'", "{0} is no sign of expressions"),
+)
 _MIXED_HINT: Final = "; write an integer as a double, as in 2.0 or double(n)"
 
 
@@ -59,8 +75,20 @@ def compile_error(text: str, ignored: re.Pattern[str] | None = None) -> Expressi
             continue
         hint = _MIXED_HINT if _MIXED_NUMBERS.search(reason) else ""
         position = Position(int(line), _column(max(int(column), 1), reason, shown or ""))
-        return ExpressionError(reason.removesuffix(" (in container '')") + hint, position)
+        return ExpressionError(
+            _in_words(_STATUS.sub("", reason).removesuffix(" (in container '')")) + hint, position
+        )
     return None
+
+
+def _in_words(reason: str) -> str:
+    """Return the reason; that of a syntax error in words that need no grammar."""
+    if not reason.startswith(_SYNTAX):
+        return reason
+    for pattern, words in _SYNTAX_ERRORS:
+        if (found := re.fullmatch(pattern, reason.removeprefix(_SYNTAX))) is not None:
+            return f"{_SYNTAX}{words.format(*(part.strip() for part in found.groups()))}"
+    return f"{_SYNTAX}this is no expression"
 
 
 def _column(column: int, reason: str, shown: str) -> int:

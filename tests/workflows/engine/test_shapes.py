@@ -247,7 +247,7 @@ def test_a_failed_step_ends_the_run_and_cancels_its_siblings() -> None:
         "lifecycle.failed a",
     ]
     error = world.events[-2][1]["error"]
-    assert error["code"] == "step_failed"
+    assert error["code"] == "upstream_error"
     assert error["message"] == "the step a failed: it broke"
     assert "workflow.step_started c" not in world.types
     world.check()

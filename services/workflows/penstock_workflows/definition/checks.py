@@ -61,9 +61,8 @@ def _check_graph(name: str, step: StepDefinition, steps: Collection[str]) -> Ite
         guess = did_you_mean(step.on_failure, ["fail", "continue", *steps])
         reason = f"there is no step {step.on_failure!r}{guess}"
         yield Problem((*path, "on_failure"), reason)
-    found = [kind for kind in KINDS if getattr(step, kind) is not None]
-    if len(found) != 1:
-        has = f"has {' and '.join(found)}" if found else "has none of them"
+    if len(step.kinds) != 1:
+        has = f"has {' and '.join(step.kinds)}" if step.kinds else "has none of them"
         reason = f"a step has exactly one of {', '.join(KINDS)}; this one {has}"
         yield Problem(path, reason, is_key=True)
 
@@ -71,7 +70,7 @@ def _check_graph(name: str, step: StepDefinition, steps: Collection[str]) -> Ite
 def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iterator[Problem]:
     path: Path = ("steps", name)
     for field, kinds in _ONLY.items():
-        if getattr(step, field) is not None and step.kind not in kinds:
+        if getattr(step, field) is not None and step.kind not in kinds and len(step.kinds) == 1:
             reason = f"a step with {step.kind} has no {field}; only {' and '.join(kinds)} have it"
             yield Problem((*path, field), reason, is_key=True)
     if step.for_each is not None and step.for_each.as_ in steps:
@@ -84,7 +83,10 @@ def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iter
 
 
 def misread(
-    reads: Iterable[ReadPath], definition: Definition, kind: StepKind | None
+    reads: Iterable[ReadPath],
+    definition: Definition,
+    input_schema: Mapping[str, Any],
+    kind: StepKind | None,
 ) -> Iterator[str]:
     """Yield an error text for each read of a field that cannot exist. `kind` is that of the
     expression's step; None for the workflow's `output`."""
@@ -99,8 +101,8 @@ def misread(
             known, owner = OF_STEP, "a step"
         elif variable == "result" and kind in _RUNS:
             known = OF_RESULT
-        elif variable == "input" and definition.input.get("additionalProperties") is False:
-            known = definition.input.get("properties", {})
+        elif variable == "input" and input_schema.get("additionalProperties") is False:
+            known = input_schema.get("properties", {})
         if known is not None and fields and fields[0] not in known:
             guess = did_you_mean(fields[0], known)
             listed = f" ({', '.join(known)})" if known and not guess else ""

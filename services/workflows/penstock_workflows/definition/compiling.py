@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import Final
+from typing import Any, Final
 
 from penstock.expressions import (
     ExpressionError,
@@ -27,6 +27,7 @@ from penstock_workflows.definition.model import (
     Listen,
     Run,
     StepDefinition,
+    StepKind,
     SubWorkflow,
     seconds,
 )
@@ -46,23 +47,27 @@ _STORED_TYPES: Final[Mapping[str, VariableType]] = {
 }
 
 
-def compile(definition: Definition, *, is_new: bool = False) -> compiled.Workflow:
+def compile(
+    definition: Definition, *, is_new: bool = False, unsure: Collection[Path] = ()
+) -> compiled.Workflow:
     """Return the compiled workflow.
 
     With `is_new`, the definition is checked for all mistakes. Otherwise only mistakes that prevent
-    compiling are errors, because a stored definition may be older than a check.
+    compiling are errors, because a stored definition may be older than a check. `unsure` are the
+    places of known mistakes, from which no further ones are concluded.
 
     Raises:
         InvalidDefinition: a step has no action or several, needs itself or an unknown step, or has
             a wrong expression.
     """
-    return _Compiler(definition, is_new).workflow()
+    return _Compiler(definition, is_new, {path[:3] for path in unsure}).workflow()
 
 
 @dataclass(slots=True)
 class _Compiler:
     definition: Definition
     is_new: bool
+    unsure: set[Path]
     problems: list[Problem] = field(default_factory=list)
     # the scopes, keyed by the names of their variables; kept because making a scope takes 0.2 ms
     scopes: dict[frozenset[str], Scope] = field(default_factory=dict)
@@ -82,37 +87,48 @@ class _Compiler:
         output = self._expression(
             ("output",), self.definition.output, "any", set(self.definition.steps)
         )
-        self._raise()
+        if self.problems:
+            raise InvalidDefinition(self.problems)
         timeout = self.definition.timeout
         return compiled.Workflow(self.definition, steps, output, _seconds(timeout))
 
     def _graph(self) -> dict[str, frozenset[str]]:
-        """Return the ancestors of each step. Raises InvalidDefinition if the steps need each
-        other."""
+        """Return the ancestors of each step, those that need no other first."""
         self.problems += check_graph(self.definition)
-        self._raise()
         if self.is_new:
             self.problems += check(self.definition)
-        self._raise()
+        self.unsure |= {each.path[:3] for each in self.problems}
         graph = {name: self._needs(name) for name in self.definition.steps}
-        try:
-            order = tuple(TopologicalSorter(graph).static_order())
-        except CycleError as error:
-            [first, *others] = reversed(error.args[1])
-            reason = f"the steps need each other: {' -> '.join([first, *others])}"
-            if len(others) == 1:
-                reason = f"the step {first} needs itself"
-            raise InvalidDefinition([Problem(("steps", first, "needs"), reason)]) from None
+        while True:
+            try:
+                order = tuple(TopologicalSorter(graph).static_order())
+                break
+            except CycleError as error:
+                [first, *others] = reversed(error.args[1])
+                reason = f"the steps need each other: {' -> '.join([first, *others])}"
+                if len(others) == 1:
+                    reason = f"the step {first} needs itself"
+                place: Path = ("steps", first, "needs")
+                self.problems.append(Problem(place, reason))
+                self.unsure.add(place)
+                graph[first] = ()
         ancestors: dict[str, frozenset[str]] = {}
         for name in order:
             ancestors[name] = frozenset(graph[name]).union(*(ancestors[n] for n in graph[name]))
-        return ancestors
+        return {name: self._readable(name, found) for name, found in ancestors.items()}
+
+    def _readable(self, name: str, ancestors: frozenset[str]) -> frozenset[str]:
+        """Return the ancestors of a step; all other steps if it cannot be told whom it needs."""
+        if all(("steps", each, "needs") not in self.unsure for each in (name, *ancestors)):
+            return ancestors
+        return frozenset(self.definition.steps) - {name}
 
     def _handles(self, name: str) -> tuple[str, ...]:
         return tuple(n for n, step in self.definition.steps.items() if step.on_failure == name)
 
     def _needs(self, name: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*self.definition.steps[name].needs, *self._handles(name)]))
+        needs = [n for n in self.definition.steps[name].needs if n in self.definition.steps]
+        return tuple(dict.fromkeys([*needs, *self._handles(name)]))
 
     def _step(self, name: str, step: StepDefinition, ancestors: frozenset[str]) -> compiled.Step:
         path: Path = ("steps", name)
@@ -124,7 +140,8 @@ class _Compiler:
             for_each = compiled.ForEach(in_, step.for_each.as_, step.for_each.limit)
         when = self._expression((*path, "when"), step.when, "boolean", ancestors)
         output = self._expression((*path, "output"), step.output, "any", {*inside, "result"})
-        action = self._action(path, step, inside)
+        actions = [self._action(path, step, kind, inside) for kind in step.kinds]
+        action = actions[0] if actions else compiled.Set(self._scope(ancestors).compile("null"))
         dispatch = self._dispatch(path, step, inside)
         found = compiled.Step(
             name=name,
@@ -157,8 +174,10 @@ class _Compiler:
             if type_ is not None:
                 self.output_types[step.name, "output"] = type_
 
-    def _action(self, path: Path, step: StepDefinition, names: Collection[str]) -> compiled.Action:
-        match getattr(step, step.kind):
+    def _action(
+        self, path: Path, step: StepDefinition, kind: StepKind, names: Collection[str]
+    ) -> compiled.Action:
+        match getattr(step, kind):
             case Run() as run:
                 message = self._required((*path, "run", "message"), run.message, "text", names)
                 given = self._expression((*path, "run", "input"), run.input, "object", names)
@@ -177,7 +196,7 @@ class _Compiler:
                 seen = {*names, "event"}
                 where = self._expression((*path, "listen", "where"), listen.where, "boolean", seen)
                 action = compiled.Listen(listen.event, where)
-            case str() as text if step.wait is not None:
+            case str() as text if kind == "wait":
                 action = compiled.Wait(seconds(text))
             case text:
                 action = compiled.Set(self._required((*path, "set"), text, "any", names))
@@ -214,7 +233,8 @@ class _Compiler:
         if not self.is_new:
             return found
         step = self.definition.steps.get(str(path[1])) if len(path) > 1 else None
-        reasons = misread(found.reads, self.definition, step.kind if step is not None else None)
+        kind = step.kind if step is not None else None
+        reasons = misread(found.reads, self.definition, self._input, kind)
         self.problems += [Problem(path, reason) for reason in reasons]
         return found
 
@@ -224,7 +244,7 @@ class _Compiler:
             # A stored definition may be older than the types of fields.
             fields: dict[ReadPath, VariableType] = {}
             if self.is_new:
-                fields |= types_of_fields(self.definition.input, ("input",))
+                fields |= types_of_fields(self._input, ("input",))
                 fields |= {
                     path: type_ for path, type_ in self.output_types.items() if path[0] in names
                 }
@@ -244,9 +264,10 @@ class _Compiler:
         guess = did_you_mean(name, known) or f" (known here: {', '.join(known)})"
         return f"{reason}{guess}"
 
-    def _raise(self) -> None:
-        if self.problems:
-            raise InvalidDefinition(self.problems)
+    @property
+    def _input(self) -> dict[str, Any]:
+        """The schema of the input, without what it says if it has mistakes."""
+        return {} if any(path[0] == "input" for path in self.unsure) else self.definition.input
 
 
 def _quotes(text: str, gives: ValueType) -> str:

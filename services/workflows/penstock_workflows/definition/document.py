@@ -57,11 +57,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed document: its value, and the places of all values and object keys in the text."""
+    """A parsed document: its value, the places of all values and object keys in the text, and the
+    keys that are there twice."""
 
     value: Any
     values: Mapping[Path, Place]
     keys: Mapping[Path, Place]
+    problems: Sequence[Problem] = ()
 
     def located(self, problem: Problem) -> Problem:
         places = self.keys if problem.is_key else self.values
@@ -77,7 +79,7 @@ def read_document(content: bytes) -> Document:
     """Return the value of a document in YAML or JSON.
 
     Raises:
-        InvalidDefinition: the document is no YAML or JSON, is too large, or has a key twice.
+        InvalidDefinition: the document is no YAML or JSON, or is too large.
     """
     if len(content) > MAX_BYTES:
         raise _invalid(f"the document has more than {MAX_BYTES} bytes", None)
@@ -153,9 +155,7 @@ class _Reader:
         after = next(events)
         if not isinstance(after, yaml.StreamEndEvent):
             raise _invalid("a file has one document", _start(after))
-        if self.problems:
-            raise InvalidDefinition(self.problems)
-        return Document(value, self.values, self.keys)
+        return Document(value, self.values, self.keys, self.problems)
 
     def _value(self, events: Iterator[Any], event: Any, path: Path) -> Any:
         where = _start(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,13 +14,8 @@ from penstock.validation import did_you_mean, fields_at, reason_of
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.compiling import compile
 from penstock_workflows.definition.document import Document, read_document
-from penstock_workflows.definition.model import (
-    PATTERNS,
-    Definition,
-)
-from penstock_workflows.definition.problems import InvalidDefinition, Path, Problem
-
-MAX_PROBLEMS: Final = 20
+from penstock_workflows.definition.model import DSL, PATTERNS, Definition
+from penstock_workflows.definition.problems import MAX_PROBLEMS, InvalidDefinition, Path, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +48,13 @@ def load(content: bytes) -> Loaded:
         InvalidDefinition: the document cannot be read, or has mistakes, each with its position.
     """
     document = read_document(content)
+    problems = list(document.problems)
     try:
         loaded = load_value(document.value)
     except InvalidDefinition as error:
-        located = sorted(map(document.located, error.problems), key=_place)
-        raise InvalidDefinition(located[:MAX_PROBLEMS]) from None
+        problems += map(document.located, error.problems)
+    if problems:
+        raise InvalidDefinition(sorted(problems, key=_place))
     return Loaded(loaded.workflow, loaded.value, document)
 
 
@@ -69,8 +66,75 @@ def load_value(value: Any) -> Loaded:
         definition = Definition.model_validate(value)
     except ValidationError as error:
         found = [_problem(each) for each in error.errors(include_url=False)]
-        raise InvalidDefinition(found[:MAX_PROBLEMS]) from None
+        raise InvalidDefinition([*found, *_further(value, found)]) from None
     return Loaded(compile(definition, is_new=True), value, None)
+
+
+# What stands in for a wrong value, so that the rest can be compiled. A value that has none is left
+# out.
+_OF_STEP: Final[Mapping[str, Any]] = {
+    "run": {"agent": "x", "message": '""'},
+    "workflow": {"workflow": "x"},
+    "approve": {"title": '""'},
+    "call": {"url": "https://x.invalid"},
+    "listen": {"event": "lifecycle.completed"},
+    "for_each": {"in": "[]"},
+    "retry": {"attempts": 1},
+    "wait": "1s",
+    "set": "null",
+}
+_OF_DEFINITION: Final[Mapping[str, Any]] = {
+    "dsl": DSL,
+    "name": "x",
+    "version": "1",
+    "steps": {"x": {"set": "null"}},
+}
+
+
+def _further(value: dict[str, Any], found: Sequence[Problem]) -> list[Problem]:
+    """Return the mistakes that the compiler finds beside those of the model, each of which is in
+    another place."""
+    if len(found) > MAX_PROBLEMS:
+        return []
+    for problem in sorted(found, key=lambda each: each.is_key):  # first what is inside a wrong key
+        value = _mended(value, problem)
+    try:
+        compile(Definition.model_validate(value), is_new=True, unsure=[each.path for each in found])
+    except ValidationError:
+        return []  # two mistakes hid a third one, which the next check names
+    except InvalidDefinition as error:
+        return [each for each in error.problems if each.path not in {one.path for one in found}]
+    return []
+
+
+def _mended(value: Any, problem: Problem) -> Any:
+    """Return the definition with a stand-in for the wrong value, or without it."""
+    path = problem.path
+    if problem.is_key:
+        return _replaced(value, path, None)
+    match path:
+        case (*_, int()):
+            return _replaced(value, path, "x")
+        case ("steps", _):
+            return _replaced(value, path, {"set": "null"})
+        case ("steps", _, *places):
+            stand_in: Any = _OF_STEP
+        case places:
+            stand_in = _OF_DEFINITION
+    for place in places:
+        stand_in = stand_in.get(place) if isinstance(stand_in, Mapping) else None
+    return _replaced(value, path, stand_in)
+
+
+def _replaced(value: Any, path: Path, new: Any) -> Any:
+    """Return a copy of the value with `new` at the path, or with nothing there if `new` is None."""
+    [key, *rest] = path
+    if isinstance(value, list):
+        return [new if at == key else each for at, each in enumerate(value)]
+    if rest:
+        return {**value, key: _replaced(value[key], tuple(rest), new)}
+    others = {name: each for name, each in value.items() if name != key}
+    return others if new is None else {**others, key: new}
 
 
 def digest_of(value: Any) -> str:

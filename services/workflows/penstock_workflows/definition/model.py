@@ -278,8 +278,13 @@ class StepDefinition(Part):
     )
 
     @property
+    def kinds(self) -> list[StepKind]:
+        """The actions of the step. A step that has not exactly one is refused."""
+        return [kind for kind in KINDS if getattr(self, kind) is not None]
+
+    @property
     def kind(self) -> StepKind:
-        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+        return next(iter(self.kinds), "set")
 
 
 class Definition(Part):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from penstock.expressions import Position
 
 Path: TypeAlias = tuple[str | int, ...]
+MAX_PROBLEMS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,12 @@ class Problem:
 
 
 class InvalidDefinition(ValueError):
-    """A definition has mistakes, which `problems` lists."""
+    """A definition has mistakes, which `problems` lists, at most `MAX_PROBLEMS` of them."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+        found = tuple(problems)
+        if len(found) > MAX_PROBLEMS:
+            reason = f"there are more mistakes than these {MAX_PROBLEMS}"
+            found = (*found[:MAX_PROBLEMS], replace(found[MAX_PROBLEMS], reason=reason))
+        self.problems = found
         super().__init__("; ".join(map(str, self.problems)))

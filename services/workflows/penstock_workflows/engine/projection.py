@@ -216,8 +216,7 @@ def _on_end(before: State, record: records.End, values: Mapping[str, Json]) -> I
         case "failed":
             error = record.error or {"code": "internal", "message": "the run failed"}
             if before.plan is not None:
-                told = error if record.step is None else {**error, "code": "step_failed"}
-                yield "workflow.failed", {"run_id": run_id, "error": told}, None
+                yield "workflow.failed", {"run_id": run_id, "error": error}, None
             data = {"error": error["message"], "code": error["code"]}
             if record.step is not None:
                 data["step"] = record.step
