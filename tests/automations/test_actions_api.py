@@ -13,7 +13,7 @@ from support.drive.automations_api import ADMIN, AutomationsApi, automations_api
 from support.drive.secured import bearer
 from support.real.nats import NatsServer
 
-RUN = {"run": {"agent": "assistant", "message": "Hi {{ event.data.summary }}"}}
+RUN = {"run": {"agent": "assistant", "message": "Hi {{ event.run_id }}"}}
 DECIDE = {"decide": {"decision": "approve"}}
 BARE = bearer("alice", scope="read automate")
 

@@ -91,9 +91,13 @@ async def test_a_rule_with_a_schedule_shows_its_next_times(api: AutomationsApi) 
 @pytest.mark.parametrize(
     ("trigger", "field", "reason"),
     [
-        ({"schedule": {"cron": "* * * * * *"}}, "schedule", "five fields"),
-        ({"schedule": {"cron": "61 * * * *"}}, "schedule", "Bad minute"),
-        ({"schedule": {**MORNING, "timezone": "Mars/Olympus"}}, "schedule", "no time zone"),
+        ({"schedule": {"cron": "* * * * * *"}}, "schedule.cron", "five fields"),
+        ({"schedule": {"cron": "61 * * * *"}}, "schedule.cron", "Bad minute"),
+        (
+            {"schedule": {**MORNING, "timezone": "Mars/Olympus"}},
+            "schedule.timezone",
+            "no time zone",
+        ),
         ({"hook": {"tokens": ["short"]}}, "hook.tokens.0", "24"),
         ({"schedule": MORNING, "hook": {}}, "subjects", "exactly one trigger"),
         ({}, "subjects", "exactly one trigger"),

@@ -123,7 +123,8 @@ async def test_the_state_of_a_session_is_changed_as_the_adk_server_changes_it(
     for body in ({"stateDelta": {"colour": "blue"}}, {"state_delta": {"size": 3}}):
         answer = await edge.patch(session, json=body)
         assert answer.status_code == 200, answer.text
-        assert told(answer) == told(await direct.get(session))
+        # The order of the state's keys depends on whether the app had a state before.
+        assert answer.json() == (await direct.get(session)).json()
     state = answer.json()["state"]
     assert (state["colour"], state["size"]) == ("blue", 3)
     missing, theirs = await edge.patch(session, json={}), await direct.patch(session, json={})
