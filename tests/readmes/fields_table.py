@@ -8,7 +8,13 @@ from pydantic import BaseModel
 
 from penstock.expressions.value import MAX_CHARACTERS
 
-_PLAIN = {"string": "text", "integer": "number", "number": "number", "array": "list"}
+_PLAIN = {
+    "string": "text",
+    "integer": "number",
+    "number": "number",
+    "array": "list",
+    "boolean": "true or false",
+}
 
 
 def table(model: type[BaseModel]) -> str:
@@ -24,7 +30,7 @@ def table(model: type[BaseModel]) -> str:
 
 
 def _default(value: Any) -> str:
-    if value in (None, "", [], {}):
+    if value is False or value in (None, "", [], {}):
         return ""
     return "" if isinstance(value, dict) else f"`{value}`"
 

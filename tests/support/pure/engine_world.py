@@ -160,6 +160,11 @@ class World:
         assert self.state is not None
         return self.state
 
+    def run_until_idle(self) -> None:
+        """Handle all inputs that are on their way. No time passes."""
+        while self.inputs:
+            self.take(self.inputs.pop(0))
+
     def ring(self) -> bool:
         """Let time pass to the next timer; False if the run is over or there is none."""
         if not self.timers or self.state is None or self.state.end is not None:
@@ -267,8 +272,12 @@ def check_state(state: State | None, *, is_partial: bool = False) -> None:
         under_way = sum(step == name for step, _ in state.open)
         assert loop.begun - loop.ended == under_way
         assert loop.ended == sum(result is not None for result in loop.results)
-    if state.stop is not None or state.end is not None:
+    if state.end is not None:
         assert [*state.open, *state.ready, *state.loops] == []
+    elif state.stop is not None:
+        assert state.plan is not None
+        names = {*(step for step, _ in state.open), *state.ready, *state.loops}
+        assert all(state.plan.step(name).always for name in names)
     elif state.paused is not None:
         assert 0 < len(state.open) == state.people_waiting
     if state.stop is None and state.end is None and not is_partial:

@@ -16,6 +16,7 @@ from penstock_workflows.engine.records import (
     Record,
     Scheduled,
     Started,
+    Stop,
     Waiting,
 )
 from penstock_workflows.engine.state import Result
@@ -61,6 +62,9 @@ def definitions(draw: Any, *, fails: bool) -> dict[str, Any]:
                 step["when"] = f'{needs[0]}.status != "{wanted}"'
         if draw(st.integers(0, 2)) == 0:
             step["for_each"] = {"in": "[1, 2, 3]", "limit": draw(st.integers(1, 3))}
+        may_be_always = not step.keys() & {"for_each", "approve", "listen"}
+        if fails and may_be_always and draw(st.integers(0, 2)) == 0:
+            step["always"] = True
         step["on_failure"] = (
             "continue" if not fails else draw(st.sampled_from(["continue", "fail"]))
         )
@@ -109,10 +113,18 @@ def check_journal(journal: list[Record], definition: dict[str, Any]) -> None:
     begun: Counter[Any] = Counter()
     ended: Counter[Any] = Counter()
     children: Counter[str] = Counter()
+    steps = definition["steps"]
+    stop: Stop | None = None
     for record in journal:
         match record:
+            case Stop():
+                assert stop is None
+                stop = record
             case Scheduled() | Waiting() | ForEachStarted():
-                needs = definition["steps"][record.step].get("needs", ())
+                needs = steps[record.step].get("needs", ())
+                if stop is not None:
+                    assert steps[record.step].get("always")
+                    needs = [name for name in needs if steps[name].get("always")]
                 assert done.issuperset(needs), f"{record.step} began before its needs were done"
                 if not isinstance(record, ForEachStarted):
                     begun[record.step, record.index, record.attempt] += 1
@@ -123,6 +135,9 @@ def check_journal(journal: list[Record], definition: dict[str, Any]) -> None:
                 ended[record.step, record.index] += 1
                 if record.index is None:
                     done.add(record.step)
+    always = {name for name, step in steps.items() if step.get("always")}
+    is_late = stop is not None and journal[-1].at >= (stop.always_due or 0)
+    assert is_late or always <= done, "an `always` step was left out"
     assert not begun or max(begun.values()) == 1
     assert not ended or max(ended.values()) == 1
     assert not children or max(children.values()) == 1

@@ -27,6 +27,8 @@ _ONLY: Final[Mapping[str, Collection[StepKind]]] = {
     "timeout": ("run", "workflow", "approve", "call", "listen"),
     "dispatch": _RUNS,
     "role": _AGENTS,
+    # People, events and lists could keep a run that was cancelled.
+    "always": ("run", "workflow", "call", "wait", "set"),
 }
 
 
@@ -70,9 +72,11 @@ def _check_graph(name: str, step: StepDefinition, steps: Collection[str]) -> Ite
 def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iterator[Problem]:
     path: Path = ("steps", name)
     for field, kinds in _ONLY.items():
-        if getattr(step, field) is not None and step.kind not in kinds and len(step.kinds) == 1:
+        if getattr(step, field) and step.kind not in kinds and len(step.kinds) == 1:
             reason = f"a step with {step.kind} has no {field}; only {' and '.join(kinds)} have it"
             yield Problem((*path, field), reason, is_key=True)
+    if step.for_each is not None and step.always:
+        yield Problem((*path, "always"), "a step with for_each has no always", is_key=True)
     if step.for_each is not None and step.for_each.as_ in steps:
         reason = f"the step {step.for_each.as_!r} has this name: choose another name"
         yield Problem((*path, "for_each", "as"), reason)

@@ -139,7 +139,8 @@ class Step:
     `handles` runs only if one of the steps in `handles` has failed. `ancestors` are the needs, the
     needs of the needs, and so on. The expressions in `action`, `output` and `dispatch` can use the
     loop variable. `output` can also use the variable `result`. `on_failure` is the name of the step
-    that handles a failure, unless it is `fail` or `continue`.
+    that handles a failure, unless it is `fail` or `continue`. With `always`, the step begins also
+    in a run that has stopped.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Step:
     on_failure: str
     dispatch: Dispatch | None
     role: Role | None
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)

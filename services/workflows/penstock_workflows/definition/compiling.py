@@ -70,7 +70,7 @@ class _Compiler:
     unsure: set[Path]
     problems: list[Problem] = field(default_factory=list)
     # the scopes, keyed by the names of their variables; kept because making a scope takes 0.2 ms
-    scopes: dict[frozenset[str], Scope] = field(default_factory=dict)
+    scopes: dict[tuple[frozenset[str], bool], Scope] = field(default_factory=dict)
     # the steps that have completed whenever a step that needs them begins: none is skipped, and the
     # failure of one ends the workflow
     certain: set[str] = field(default_factory=set)
@@ -159,6 +159,7 @@ class _Compiler:
             on_failure=step.on_failure,
             dispatch=dispatch,
             role=step.role,
+            always=step.always,
         )
         self._learn(found)
         return found
@@ -223,7 +224,8 @@ class _Compiler:
     ) -> ValueExpression:
         """Return the compiled expression; for a wrong text, add a problem and return a
         placeholder."""
-        scope = self._scope(frozenset(names))
+        step = self.definition.steps.get(str(path[1])) if len(path) > 1 else None
+        scope = self._scope(frozenset(names), has_types=step is None or not step.always)
         try:
             found = scope.compile(text, gives)
         except ExpressionError as error:
@@ -232,24 +234,27 @@ class _Compiler:
             return scope.compile("null")
         if not self.is_new:
             return found
-        step = self.definition.steps.get(str(path[1])) if len(path) > 1 else None
         kind = step.kind if step is not None else None
         reasons = misread(found.reads, self.definition, self._input, kind)
         self.problems += [Problem(path, reason) for reason in reasons]
         return found
 
-    def _scope(self, names: frozenset[str]) -> Scope:
-        found = self.scopes.get(names)
+    def _scope(self, names: frozenset[str], *, has_types: bool = True) -> Scope:
+        """Return the scope of expressions that use these steps. Without `has_types`, these may not
+        have ended, so that their outputs are null."""
+        found = self.scopes.get((names, has_types))
         if found is None:
             # A stored definition may be older than the types of fields.
             fields: dict[ReadPath, VariableType] = {}
             if self.is_new:
                 fields |= types_of_fields(self._input, ("input",))
                 fields |= {
-                    path: type_ for path, type_ in self.output_types.items() if path[0] in names
+                    path: type_
+                    for path, type_ in self.output_types.items()
+                    if path[0] in names and has_types
                 }
             found = Scope({"input": "any", "now": "time", **dict.fromkeys(names, "any")}, fields)
-            self.scopes[names] = found
+            self.scopes[names, has_types] = found
         return found
 
     def _explained(self, reason: str, names: Collection[str]) -> str:

@@ -71,7 +71,9 @@ def as_text(workflow: Workflow) -> str:
                 notes.append(f"when {' '.join(step.when.text.split())}")
             if step.handles:
                 notes.append(f"if {' or '.join(step.handles)} failed")
-            elif step.on_failure != "fail":
+            if step.always:
+                notes.append("always")
+            if not step.handles and step.on_failure != "fail":
                 notes.append(f"on failure {step.on_failure}")
             lines.append(f"{number:3}. {step.name:{width}}  {'; '.join(notes)}")
     return "\n".join(lines)

@@ -271,6 +271,11 @@ class StepDefinition(Part):
         "see `<step>.error`. The name of a step: as `continue`, and that step runs, which is "
         "skipped otherwise.",
     )
+    always: bool = Field(
+        False,
+        description="Carry out the step also after the workflow has failed or was cancelled. The "
+        "status of steps that had not ended then is `cancelled`.",
+    )
     dispatch: Dispatch | None = Field(None, description="For whom the step is work.")
     role: Literal["global_supervisor", "team_supervisor", "worker"] | None = Field(
         None,

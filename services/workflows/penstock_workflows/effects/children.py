@@ -70,7 +70,10 @@ class Children:
                         workflow_depth=child.workflow_depth,
                         workflow_places=child.places,
                         root_run_id=command.get("root_run_id") or state.run_id,
-                        ancestors=(*command.get("ancestors", ()), state.run_id),
+                        # A stop of one of these keeps the child from beginning.
+                        ancestors=()
+                        if child.always
+                        else (*command.get("ancestors", ()), state.run_id),
                     ),
                     tags=command.get("tags"),
                     traceparent=context_of(state, child.child),

@@ -15,6 +15,7 @@ from penstock_workflows.engine.ending import (
     complete_run,
     end_loop,
     end_step,
+    end_stopped,
     fail_step,
     not_storable,
     skip,
@@ -33,10 +34,10 @@ def advance(draft: Draft) -> None:
     order of their list. A decision that is used up begins nothing more, and is partial.
     """
     state, positions = draft.state, draft.plan.positions
-    while not draft.is_over:
+    while draft.may_begin:
         before = len(draft.records)
         for name in sorted({*state.ready, *state.loops}, key=positions.__getitem__):
-            if draft.is_over:
+            if not draft.may_begin:
                 return
             if draft.is_used_up:
                 draft.is_partial = True
@@ -47,15 +48,20 @@ def advance(draft: Draft) -> None:
                 _begin_step(draft, name)
         if len(draft.records) == before:
             break
-    if not (draft.is_over or state.open or state.loops or state.ready):
-        complete_run(draft)
+    if draft.may_begin and not (state.open or state.loops or state.ready):
+        if state.stop is None:
+            complete_run(draft)
+        else:
+            end_stopped(draft)
 
 
 def _begin_step(draft: Draft, name: str) -> None:
     step, results = draft.plan.step(name), draft.state.results
     if step.for_each is None and not _has_room(draft, step):
         return
-    if step.handles and not any(results[each].outcome == "failed" for each in step.handles):
+    if step.handles and not any(
+        each in results and results[each].outcome == "failed" for each in step.handles
+    ):
         skip(draft, name)
         return
     try:
@@ -101,7 +107,10 @@ def begin(draft: Draft, step: Step, index: int | None = None, attempt: int = 1) 
             f"the run has begun {limits.MAX_BEGUN} steps, items and further attempts, "
             "and may begin no more"
         )
-        stop_run(draft, "failed", step=(step.name, index), error=_limit_exceeded(message))
+        if draft.is_over:
+            fail_step(draft, (step.name, index), _limit_exceeded(message))
+        else:
+            stop_run(draft, "failed", step=(step.name, index), error=_limit_exceeded(message))
         return
     if attempt == 1 and (end := forking.end_to_take_over(draft.state, step, index)) is not None:
         take_over(draft, end)

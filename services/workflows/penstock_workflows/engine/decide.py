@@ -89,7 +89,7 @@ def decide(
 def _decision(draft: Draft) -> Decision:
     # Something may be left to begin even if the input changes nothing: the process that made the
     # last decision may have ended before it made the rest of a partial decision.
-    if not draft.is_over:
+    if draft.state.end is None:
         _announce_resumption(draft)
         advance(draft)
         if not draft.is_partial:
@@ -275,10 +275,12 @@ def _on_timer(draft: Draft, due: inputs.TimerInput) -> None:
     timer = Timer.parse(due.timer)
     if timer is None:
         return
-    if timer.kind == "stop":
+    if timer.kind == "always":
         end_stopped(draft, now=True)
         return
-    if draft.is_over:
+    if timer.kind == "stop":
+        if draft.state.stop is not None:  # the clock of the bus may be a little behind the timer
+            draft.now_ms = max(draft.now_ms, draft.state.stop.due)
         return
     if timer.kind == "run":
         seconds = draft.plan.workflow.timeout_s
@@ -373,6 +375,10 @@ def _on_failure(draft: Draft, failure: inputs.FailInput) -> None:
         stop_run(draft, "failed", error=failure.error)
     elif child is None:
         end_stopped(draft, now=True)
+    if child is not None and child in draft.state.keys:  # of an `always` step
+        key = draft.state.keys[child]
+        ended = {"status": _ENDED[type_].removeprefix("lifecycle.")}
+        fail_step(draft, key, failure.error, child=ended)
     if child is not None and child in draft.state.abandoned_children:
         _end_abandoned_child(draft, child, _ENDED[type_])
 

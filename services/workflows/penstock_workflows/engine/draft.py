@@ -84,8 +84,17 @@ class Draft:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run stops or has ended, so that no step may begin or end."""
+        """Whether the run stops or has ended, so that only `always` steps may begin or end."""
         return self.state.stop is not None or self.state.end is not None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the steps in `state.ready` may begin. Those of a stopped run wait for the ends of
+        its cancelled children, but not beyond its grace time."""
+        stop = self.state.stop
+        if stop is None or self.state.end is not None:
+            return self.state.end is None
+        return not self.state.abandoned_children or self.at >= stop.due
 
     @property
     def is_used_up(self) -> bool:
@@ -152,6 +161,8 @@ class Draft:
                     "error": result.error,
                     "status": result.outcome,
                 }
+            elif name in names and state.stop is not None:
+                scope[name] = {"output": None, "error": None, "status": "cancelled"}
         of_run = self.run_steps - state.steps - self.steps
         of_slice = MAX_STEPS if self.slice_steps is None else self.slice_steps - self.steps
         allowed = max(min(MAX_STEPS, of_run, of_slice), 0)

@@ -37,18 +37,34 @@ def effects_of(before: State, record: Record) -> Iterator[Effect]:
             if not isinstance(record, records.Ended):
                 yield from _opening(before, record)
         case records.Stop():
-            for entry in before.open.values():
-                yield from _closing(entry)
-                yield from _cancelling(before, entry, record.reason or "stopped", record.by)
-            if before.abandoned_children or any(
-                isinstance(entry.waits, records.Scheduled) for entry in before.open.values()
-            ):
-                yield StartTimer(str(Timer("stop")), record.due)
+            yield from _stopping(before, record)
         case records.End():
-            if _run_timer(before) is not None:
-                yield CancelTimer(str(Timer("run")))
-            if before.stop is not None and before.stop.due:
-                yield CancelTimer(str(Timer("stop")))
+            yield from _ending(before)
+
+
+def _stopping(before: State, stop: records.Stop) -> Iterator[Effect]:
+    stopped = [each for each in before.open.values() if not _is_always(before, each)]
+    for entry in stopped:
+        yield from _closing(entry)
+        yield from _cancelling(before, entry, stop.reason or "stopped", stop.by)
+    if before.abandoned_children or any(
+        isinstance(entry.waits, records.Scheduled) for entry in stopped
+    ):
+        yield StartTimer(str(Timer("stop")), stop.due)
+    if stop.always_due is not None:
+        yield StartTimer(str(Timer("always")), stop.always_due)
+
+
+def _ending(before: State) -> Iterator[Effect]:
+    if _run_timer(before) is not None:
+        yield CancelTimer(str(Timer("run")))
+    if before.stop is not None and before.stop.due:
+        yield CancelTimer(str(Timer("stop")))
+    if before.stop is not None and before.stop.always_due is not None:
+        yield CancelTimer(str(Timer("always")))
+    for entry in before.open.values():  # the `always` steps whose time is over
+        yield from _closing(entry)
+        yield from _cancelling(before, entry, "timeout")
 
 
 def open_effects(state: State) -> Iterator[Effect]:
@@ -66,6 +82,8 @@ def open_effects(state: State) -> Iterator[Effect]:
         yield timer
     if state.stop is not None:
         yield StartTimer(str(Timer("stop")), state.stop.due)
+        if state.stop.always_due is not None:
+            yield StartTimer(str(Timer("always")), state.stop.always_due)
     for entry in state.open.values():
         yield from _opening(state, entry.waits)
 
@@ -96,7 +114,13 @@ def start_child(state: State, child: str) -> StartChild | None:
         step_id=step_id(*key),
         workflow_depth=state.depth + 1,
         places=max(1, state.places // state.concurrency),
+        always=_is_always(state, state.open[key]),
     )
+
+
+def _is_always(state: State, entry: Open) -> bool:
+    assert state.plan is not None
+    return state.plan.step(entry.step).always
 
 
 def _run_timer(state: State) -> StartTimer | None:

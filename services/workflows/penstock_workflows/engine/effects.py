@@ -17,7 +17,8 @@ class StartChild:
     """Start a step's child: a run of the agent or the workflow `name`, as `kind` says.
 
     The service starts the child only after EVENTS has the `workflow.step_started` of the step.
-    `places` is how many runs below the child may be under way at once.
+    `places` is how many runs below the child may be under way at once. With `always`, the child
+    begins although a workflow around it has stopped.
     """
 
     child: str
@@ -30,6 +31,7 @@ class StartChild:
     step_id: str
     workflow_depth: int
     places: int
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)

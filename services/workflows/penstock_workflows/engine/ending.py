@@ -173,20 +173,29 @@ def stop_run(
     reason: str | None = None,
     budget: JsonObject | None = None,
 ) -> None:
-    """Begin no further step, cancel all children, and end the run when its children have ended."""
+    """Begin no further step, cancel all children, and end the run when its children have ended.
+    The steps with `always` are excepted. A run that stops already goes on stopping."""
+    if draft.is_over:
+        return
     if step is None:
         step = _first_open(draft)
     name, index = step or (None, None)
     due = draft.at + limits.STOP_MS
-    draft.write(records.Stop(draft.at, status, due, name, index, error, by, reason, budget))
+    last = None
+    if any(one.always and one.name not in draft.state.results for one in draft.plan.steps):
+        last = due + limits.ALWAYS_MS
+    draft.write(records.Stop(draft.at, status, due, name, index, error, by, reason, budget, last))
     end_stopped(draft)
 
 
 def end_stopped(draft: Draft, *, now: bool = False) -> None:
-    """End a stopped run whose children have ended; with `now`, do not wait for them."""
+    """End a stopped run whose children and `always` steps have ended; with `now`, do not wait for
+    them."""
     state = draft.state
     stop = state.stop
-    if stop is None or state.end is not None or (state.abandoned_children and not now):
+    if stop is None or state.end is not None:
+        return
+    if not now and (state.open or state.ready or not draft.may_begin):
         return
     draft.write(
         records.End(
@@ -197,7 +206,7 @@ def end_stopped(draft: Draft, *, now: bool = False) -> None:
             by=stop.by,
             reason=stop.reason,
             budget=stop.budget,
-            confirmed=not state.abandoned_children and not state.unconfirmed,
+            confirmed=not (state.abandoned_children or state.unconfirmed or state.open),
         )
     )
 

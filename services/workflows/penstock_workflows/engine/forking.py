@@ -3,7 +3,8 @@
 A step of a fork that ended in the first run before the fork's point is not done again: the fork
 takes its end over. This holds only if every step before it has ended in the fork as in the first
 run. Otherwise its output could rest on something that is not so in the fork. An `approve` step is
-never taken over, since a decision allows one run: people are asked again.
+never taken over, since a decision allows one run: people are asked again. Nor is an `always` step:
+each run that begins something cleans up itself.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def end_to_take_over(state: State, step: Step, index: int | None) -> Ended | Non
     """Return the end that the step, or the item, has in the first run; None if the fork must do
     it again, or the run is no fork."""
     end = state.first_ends.get((step.name, index))
-    if end is None or end.outcome != "completed" or step.kind == "approve":
+    if end is None or end.outcome != "completed" or step.kind == "approve" or step.always:
         return None
     if index is not None:
         known = (state.started.first or {})["items"].get(step.name, ())

@@ -6,8 +6,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Final, Literal
 
-TimerKind = Literal["timeout", "retry", "wait", "run", "stop"]
-_KINDS: Final = frozenset({"timeout", "retry", "wait", "run", "stop"})
+TimerKind = Literal["timeout", "retry", "wait", "run", "stop", "always"]
+_KINDS: Final = frozenset({"timeout", "retry", "wait", "run", "stop", "always"})
 
 
 def step_id(step: str, index: int | None) -> str:

@@ -23,6 +23,8 @@ MAX_PLACES: Final = 2000
 # The longest time, in milliseconds, that a stopped run waits for the ends of its cancelled
 # children.
 STOP_MS: Final = 30_000
+# The longest time, in milliseconds, that the `always` steps of a stopped run may take.
+ALWAYS_MS: Final = 600_000
 # The time between an approval's deadline and the timer of the approval's step, in milliseconds. The
 # approvals service itself ends an approval at the deadline. The timer ends the step if the service
 # sends nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -34,6 +34,10 @@ class Plan:
 
     def step(self, name: str) -> Step:
         return self.workflow.steps[name]
+
+    @property
+    def steps(self) -> Collection[Step]:
+        return self.workflow.steps.values()
 
     def names_in(self, expression: ValueExpression) -> frozenset[str]:
         """Return all words of an expression, which include the variables that it uses."""

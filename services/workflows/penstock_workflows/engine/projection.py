@@ -259,7 +259,9 @@ def _transitions(before: State, key: Key) -> Iterator[_Event]:
         return
     step = _step(before, key[0])
     for needed in step.needs:
-        reason = f"{needed}_{_REASONS[before.results[needed].outcome]}"
+        result = before.results.get(needed)
+        outcome = result.outcome if result is not None else "cancelled"
+        reason = f"{needed}_{_REASONS.get(outcome, outcome)}"
         data = {
             "run_id": before.run_id,
             "from_step": needed,
@@ -269,7 +271,7 @@ def _transitions(before: State, key: Key) -> Iterator[_Event]:
         yield "workflow.transition", data, None
 
 
-_REASONS: Final = {"completed": "complete", "failed": "failed", "skipped": "skipped"}
+_REASONS: Final = {"completed": "complete"}
 
 
 def _step_started(before: State, key: Key, attempt: int, child: records.Scheduled | None) -> _Event:

@@ -211,10 +211,11 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """No further step begins, and all children must be cancelled.
+    """No further step begins but those with `always`, and all other children must be cancelled.
 
-    The run ends with `status` when its children have ended, at the latest at `due`. `step` is the
-    step that failed, or the first step that was open.
+    The `always` steps begin when the cancelled children have ended, at the latest at `due`. The run
+    ends with `status` after them, at the latest at `always_due`; None if none of them is left.
+    `step` is the step that failed, or the first step that was open.
     """
 
     at: int
@@ -226,6 +227,7 @@ class Stop:
     by: str | None = None
     reason: str | None = None
     budget: JsonObject | None = None  # the numbers of a budget that is used up
+    always_due: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from penstock_workflows.definition import Step
 from penstock_workflows.engine import limits, records
 from penstock_workflows.engine.plan import Plan, plan_of_json
 from penstock_workflows.engine.records import Json, JsonObject, Record
@@ -101,7 +102,7 @@ class State:
       have begun and are not done.
     - `results`: the steps that are done.
     - `abandoned_children`: cancelled children whose end is not known yet.
-    - `stop`: if it is set, no further step begins. `end`: if it is set, the run has ended.
+    - `stop`: if it is set, only steps with `always` begin. `end`: if it is set, the run has ended.
     """
 
     started: records.Started
@@ -312,8 +313,18 @@ def _on_ended(state: State, record: records.Ended) -> None:
 def _make_ready(state: State, done: str) -> None:
     assert state.plan is not None
     for name in state.plan.followers[done]:
-        if all(needed in state.results for needed in state.plan.step(name).needs):
+        if _can_begin(state, state.plan.step(name)):
             state.ready[name] = None
+
+
+def _can_begin(state: State, step: Step) -> bool:
+    """Return whether a step that has not begun has nothing to wait for. In a stopped run, a step
+    with `always` waits only for other such steps, and no other step can begin."""
+    if state.stop is None:
+        return all(needed in state.results for needed in step.needs)
+    assert state.plan is not None
+    always = (name for name in step.needs if state.plan.step(name).always)
+    return step.always and all(name in state.results for name in always)
 
 
 def _on_cancelled_child_ended(state: State, record: records.CancelledChildEnded) -> None:
@@ -330,11 +341,18 @@ def _on_resumed(state: State, record: records.Resumed) -> None:
 
 
 def _on_stop(state: State, record: records.Stop) -> None:
+    assert state.plan is not None
     state.stop = record
     for entry in list(state.open.values()):
-        _close(state, entry, child_ended=False)
-    state.ready.clear()
+        if not state.plan.step(entry.step).always:
+            _close(state, entry, child_ended=False)
     state.loops.clear()
+    begun = state.results.keys() | {name for name, _ in state.open}
+    state.ready = {
+        step.name: None
+        for step in state.plan.steps
+        if step.name not in begun and _can_begin(state, step)
+    }
 
 
 def _on_spent(state: State, record: records.Spent) -> None:
@@ -344,6 +362,8 @@ def _on_spent(state: State, record: records.Spent) -> None:
 def _on_end(state: State, record: records.End) -> None:
     state.end = record
     state.ready.clear()
+    for entry in list(state.open.values()):
+        _close(state, entry, child_ended=False)
 
 
 _FOLDS: Final[Mapping[type, Callable[[State, Any], None]]] = {
