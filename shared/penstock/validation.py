@@ -75,7 +75,8 @@ def _again(error: Any) -> InitErrorDetails:
 
 
 def reason_of(error: Mapping[str, Any]) -> str:
-    """Return the reason for one error of pydantic, without the field's name."""
+    """Return the reason for one error of pydantic, which has its context, without the field's
+    name."""
     if error["type"] in _REASONS:
         return _REASONS[error["type"]].format_map(error.get("ctx") or {})
     return re.sub("^Input should be ", "must be ", error["msg"].removeprefix("Value error, "))

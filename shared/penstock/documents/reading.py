@@ -74,7 +74,7 @@ def checked(
         document = model.model_validate(value)
         mistakes: list[Found] = list(further(document))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
+        found = error.errors(include_url=False, include_input=False)
         mistakes = [(each["loc"], reason_of(each)) for each in found]
     if mistakes:
         raise InvalidDocument(
