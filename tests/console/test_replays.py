@@ -26,14 +26,17 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
 
 async def state(http: httpx.AsyncClient, run_id: str) -> dict[str, Any]:
+    """Return the run's state after its last event. The run's record has ended before this event is
+    stored, so that who has read the event finds the record ended."""
+
+    async def found() -> dict[str, Any] | None:
+        read: dict[str, Any] = (await http.get(f"/v1/runs/{run_id}/state")).json()
+        return read if read["status"] == "completed" else None
+
     await has_status(http, run_id, "completed")
-    found: dict[str, Any] = (await http.get(f"/v1/runs/{run_id}/state")).json()
-    return found
+    return await eventually(found, 60)
 
 
-# In about one of four runs, the last pieces of ADK's second leg are missing from the replayed run.
-# The cause is not known yet, so `make test` leaves the test to `make console-check`.
-@pytest.mark.console
 async def test_a_stored_run_is_run_anew_and_none_of_its_tools_runs(
     demo: str,
     http: httpx.AsyncClient,
