@@ -35,7 +35,7 @@ async def published(url: str, frames: bytes) -> list[Stored]:
     bus = await Bus.connect(BusSettings(url=url))
     settings = NormalizerSettings(nats_url=url, partition_ttl_s=2, partition_renew_s=0.3)
     normalizer = NormalizerService(Context(Config(), settings, bus, pod_name("normalizer")))
-    await normalizer.run()
+    await normalizer.start()
     try:
         run_id = str(uuid_utils.uuid7())
         writer = RawWriter(bus, run_id, "upstream", "pod/1")

@@ -62,7 +62,7 @@ class Edges:
         self._stack.push_async_callback(bus.close)
         given = {"enable_adk_canonical_stream": True, **settings}
         edge = EdgeService(Context(config, EdgeSettings(**given), bus, "edge-test"))
-        await edge.run()
+        await edge.start()
         server = Server(edge.routes, "127.0.0.1", 0, auth=auth, ws_ping_s=edge.ws_ping_s)
         await server.start()
         self._stack.push_async_callback(server.stop)

@@ -96,8 +96,10 @@ async def serve(
             services.append(service_type(replace(context, alone=alone)))
             probed[number] = services[number]
         for service in services:
-            await service.run()
+            await service.start()
         servers = await _serve_routes(services, settings, auth_config, stack, has_options)
+        for service in services:
+            service.mark_ready()
         _run_until_closed("measure", measure(services), stack)
         _run_until_closed("measure-turns", measure_turns(), stack)
         on_ready()

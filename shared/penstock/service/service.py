@@ -71,7 +71,7 @@ class Service(ABC):
         self.draining = False
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._consumptions: list[Consumption] = []
-        self._started = False
+        self._is_ready = False
 
     @abstractmethod
     async def start(self) -> None: ...
@@ -89,15 +89,16 @@ class Service(ABC):
         await self.stop_consuming()
         await self.cancel(*self._loops)
 
-    async def run(self) -> None:
-        await self.start()
-        self._started = True
+    def mark_ready(self) -> None:
+        """Let the probes say that the service takes work. Its port must be open: whoever reads this
+        sends requests."""
+        self._is_ready = True
         log.info("%s is ready as %s", self.name, self.context.pod)
 
     @property
     def not_ready(self) -> list[str]:
         """Why the service takes no work, as texts for operators; empty while it takes work."""
-        reasons = [] if self._started else ["it has not started yet"]
+        reasons = [] if self._is_ready else ["it has not started yet"]
         return reasons + [DRAINING] * self.draining + self.bus.not_ready
 
     @property

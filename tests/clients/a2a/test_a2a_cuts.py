@@ -47,7 +47,7 @@ async def site(nats_server: NatsServer) -> AsyncIterator[tuple[Bus, Official]]:
         stack.push_async_callback(bus.close)
         config = Config.model_validate({"agents": [AGENT]})
         edge = EdgeService(Context(config, EdgeSettings(), bus, "edge-cuts"))
-        await edge.run()
+        await edge.start()
         stack.push_async_callback(edge.stop)
         server = Server(edge.routes, "127.0.0.1", 0)
         await server.start()

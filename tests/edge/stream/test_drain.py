@@ -101,7 +101,7 @@ async def serve(nats_server: NatsServer) -> AsyncIterator[Serve]:
             stack.push_async_callback(bus.close)
             given = EdgeSettings(enable_adk_canonical_stream=True, **settings)
             service = EdgeService(Context(CONFIG, given, bus, "edge-test"))
-            await service.run()
+            await service.start()
             server = Server(service.routes, "127.0.0.1", 0)
             await server.start()
             stack.push_async_callback(server.stop)

@@ -158,7 +158,7 @@ async def test_a_websocket_client_that_sends_something_gets_an_error(
 
 async def test_an_edge_that_shuts_down_says_so(bus: Bus, session_id: str) -> None:
     service = EdgeService(Context(Config(agents=[]), EdgeSettings(), bus, "edge-test"))
-    await service.run()
+    await service.start()
     server = Server(service.routes, "127.0.0.1", 0)
     await server.start()
     edge = Client(base_url=f"http://127.0.0.1:{server.port}")

@@ -48,7 +48,7 @@ class Counting(Service):
 async def service(fresh_nats: NatsServer) -> AsyncIterator[Counting]:
     async with connected(fresh_nats.url, repairs=True) as bus:
         service = Counting(bus)
-        await service.run()
+        await service.start()
         yield service
         await service.stop()
 
@@ -72,7 +72,7 @@ async def test_a_service_that_stops_gives_back_what_it_has_not_finished(
     await service.has(run_id)
     await service.stop()
     other = Counting(service.bus)
-    await other.run()
+    await other.start()
     await other.has(run_id)
     await other.stop()
     assert service.runs == [run_id]

@@ -72,7 +72,7 @@ class Instances:
         own = WorkflowsService.settings_type(**self._given)
         service = WorkflowsService(replace(context, settings=own))
         self._running.add(service)
-        await service.run()
+        await service.start()
         if dies_at is not None:
             self.let_die(service, dies_at)
         return service

@@ -47,7 +47,7 @@ async def normalizer(url: str, **settings: Any) -> AsyncIterator[NormalizerServi
     async with bus_to(url, **login("normalizer")) as bus:
         own = NormalizerSettings(nats_url=url, **{**FAST, **settings})
         service = NormalizerService(Context(Config(), own, bus, pod_name("normalizer")))
-        await service.run()
+        await service.start()
         try:
             yield service
         finally:

@@ -294,7 +294,7 @@ async def pipeline(
         for service_type in services:
             started.append(service_type(await connect(service_type, common, config)))
         for service in started:
-            await service.run()
+            await service.start()
         # If a service has several instances, the first one serves HTTP.
         serving = {each.name: each for each in reversed(started)}.values()
         server = Server([route for each in serving for route in each.routes], "127.0.0.1", 0)
