@@ -74,7 +74,7 @@ def split(budget: Budget, text: Any, between: Any, limit: Any = -1) -> list[str]
     most = limit - 1 if limit > 0 else len(text)
     budget.take(min(most, len(text) if not between else text.count(between)))
     if between:
-        return text.split(between, most)  # type: ignore[no-any-return]
+        return list(text.split(between, most))
     return [*text[:most], *([text[most:]] if text[most:] else [])]
 
 
