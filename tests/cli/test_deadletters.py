@@ -198,7 +198,7 @@ def test_an_unknown_dead_letter_is_an_error(
 def test_a_replay_puts_back_once_and_the_list_shows_it(
     nats: NatsServer, penstock: Invoke, service: str
 ) -> None:
-    found = with_letter(nats, letter_about(subject := a_cancel(), service=service))
+    found = with_letter(nats, letter_about(subject := a_cancel(service=service), service=service))
     number = str(found.number)
     first, second = penstock("replay", number), penstock("replay", number)
     assert (first.exit_code, second.exit_code) == (0, 0)
@@ -213,7 +213,7 @@ def test_a_replay_puts_back_once_and_the_list_shows_it(
 def test_a_replay_of_all_tells_of_each_and_fails_when_one_cannot(
     nats: NatsServer, penstock: Invoke, service: str
 ) -> None:
-    cancel = with_letter(nats, letter_about(a_cancel(), service=service))
+    cancel = with_letter(nats, letter_about(a_cancel(service=service), service=service))
     frame = with_letter(nats, letter_about(f"rawp.1.{new_run_id()}.x", service=service))
     result = penstock("replay", "--all", "--service", service, "--json")
     assert result.exit_code == 1

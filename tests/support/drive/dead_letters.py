@@ -46,9 +46,9 @@ async def buried(bus: Bus, letter: DeadLetter) -> Letter:
     return await the_letter(bus, letter.service, letter.run_id)
 
 
-def a_cancel(run_id: str | None = None) -> str:
+def a_cancel(run_id: str | None = None, service: str = "connector") -> str:
     """Return the subject of a cancel command."""
-    return f"command.connector.cancel.{run_id or new_run_id()}"
+    return f"command.{service}.cancel.{run_id or new_run_id()}"
 
 
 async def stored_command(bus: Bus, subject: str) -> int:

@@ -193,8 +193,8 @@ USERS: Final = (
         # The normalizer processes the server's advisories, so it makes dead letters for all
         # services and subscribers.
         ["raw.*.normalizer", "deadletter.*.*"],
-        # The normalizer replays the dead letters that edges ask for. It publishes what the letters
-        # contain, so an edge cannot make up a command.
+        # The normalizer replays the dead letters that edges ask for. It publishes a command only
+        # from a letter of the service that takes the command, so an edge cannot make one up.
         [f"command.connector.{kind}.*" for kind in CONNECTOR_COMMANDS],
         [f"command.workflows.{kind}.*" for kind in WORKFLOW_COMMANDS],
         [replay_of(service, "*") for service in sorted(TAKE_BACK)],

@@ -69,6 +69,12 @@ async def _message(bus: Buckets, letter: DeadLetter) -> Message:
     if tokens[0] in ("raw", "rawp"):
         raise CannotReplay(await _why_no_frame(bus, letter))
     if tokens[0] == "command" and len(tokens) == 4:
+        if tokens[1] != letter.service:
+            # Whoever took an edge over could otherwise write a letter with a command of its own.
+            raise CannotReplay(
+                f"{letter.service} wrote it about a command to {tokens[1]}, which it never takes: "
+                "find out who wrote it, then drop it"
+            )
         check = _CHECKS.get(tokens[2])
         if check is not None:
             await check(bus, letter)

@@ -193,9 +193,11 @@ def _mark(entry: Entry | None) -> Mark | None:
 
 async def _letter(bus: HasJetStream, stored: Stored) -> DeadLetter:
     try:
-        return DeadLetter.model_validate_json(await objects.unwrap(bus, stored.payload))
+        letter = DeadLetter.model_validate_json(await objects.unwrap(bus, stored.payload))
     except (ValidationError, ObjectGone):
         return _plain(stored)
+    # A service may only write to its own subject. What the letter says may be made up.
+    return letter.model_copy(update={"service": stored.subject.split(".")[1]})
 
 
 def _plain(stored: Stored) -> DeadLetter:

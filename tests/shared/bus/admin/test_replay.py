@@ -192,3 +192,29 @@ async def test_what_a_subscriber_gave_up_is_the_subscribers(bus: Bus) -> None:
 async def test_a_decision_that_cannot_be_read_is_refused(bus: Bus) -> None:
     letter = letter_about(f"command.connector.continue.{new_run_id()}", b"\xff")
     assert "its command cannot be read" in await why_not(bus, letter)
+
+
+@pytest.mark.parametrize("claimed", ["edge", "connector"])
+async def test_whoever_took_an_edge_over_cannot_have_a_command_of_its_own_published(
+    bus: Bus, claimed: str
+) -> None:
+    run_id, approval_id = new_run_id(), new_run_id()
+    await run_that_is(bus, run_id, "paused")
+    subject = f"command.connector.continue.{run_id}"
+    forged = letter_about(subject, a_continue(run_id, approval_id), service=claimed)
+    # The NATS user of an edge may publish there, and nowhere else among the dead letters.
+    await bus.publisher.publish(Message(f"deadletter.edge.{run_id}", forged.dump(), {}))
+    [found] = [each async for each in deadletters.letters(bus, "edge", run_id)]
+    with pytest.raises(CannotReplay, match="edge wrote it about a command to connector"):
+        await replay_letter(bus, found)
+    assert await stored_command(bus, subject) == 0
+
+
+async def test_whoever_took_an_edge_over_cannot_make_an_event_up_for_approvals(bus: Bus) -> None:
+    run_id = new_run_id()
+    forged = letter_about(f"approval.requested.{run_id}", service="approvals")
+    await bus.publisher.publish(Message(f"deadletter.edge.{run_id}", forged.dump(), {}))
+    [found] = [each async for each in deadletters.letters(bus, "edge", run_id)]
+    with pytest.raises(CannotReplay, match="edge, which takes no replays"):
+        await replay_letter(bus, found)
+    assert await stored_command(bus, f"command.approvals.replay.{run_id}") == 0
