@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,8 +15,10 @@ import pytest
 
 from penstock.settings import AuthSettings
 from penstock.web.auth import oidc
+from penstock.web.auth.jwks import JwksFailure
 from penstock_edge.settings import EdgeSettings
 from support.fakes.guarded_server import Guarded
+from support.fakes.issuer import JwksServer
 from support.real import upstreams
 from support.real.servers import SharedRun
 
@@ -307,6 +310,77 @@ async def test_a_provider_that_does_not_answer_is_told() -> None:
         assert response.status_code == 303
         assert response.headers["location"] == refused("unavailable", "/console/inbox")
         assert (await guarded.http.get("/v1/login")).json()["oidc"]["end"] is None
+
+
+async def test_strangers_who_sign_in_cannot_flood_a_provider_that_is_unwell() -> None:
+    provider = JwksServer("/.well-known/openid-configuration")
+    provider.answering.clear()
+    async with AsyncExitStack() as stack:
+        await provider.start()
+        stack.push_async_callback(provider.stop)
+        issuer = provider.url.removesuffix("/.well-known/openid-configuration")
+        guarded = Guarded(**settings(issuer, jwks_timeout_s=0.2))
+        await guarded.start(stack)
+        begun = [guarded.http.get("/v1/oidc/login") for _ in range(5)]
+        found = await asyncio.gather(*begun, guarded.http.get("/v1/login"))
+        assert {each.headers["location"] for each in found[:5]} == {refused("unavailable", "/")}
+        assert found[5].json()["oidc"]["end"] is None
+        assert provider.reads == 1
+
+
+@pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/token"])
+async def test_a_provider_whose_answer_never_ends_keeps_nobody_waiting(path: str) -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        config = json.dumps(configuration(issuer)).encode()
+        head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+        writer.write(head if asked == path else head + config)
+        while asked == path and not writer.is_closing():
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+        writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    issuer = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, AsyncExitStack() as stack:
+        guarded = Guarded(**settings(issuer, jwks_timeout_s=0.3))
+        await guarded.start(stack)
+        async with asyncio.timeout(10), Browser(guarded) as browser:
+            begun = await browser.http.get("/v1/oidc/login")
+            if path == "/token":
+                [state] = parse_qs(urlsplit(begun.headers["location"]).query)["state"]
+                begun = await browser.http.get(f"/v1/oidc/callback?state={state}&code=c")
+        assert begun.headers["location"] == refused("unavailable", "/")
+
+
+def configuration(issuer: str, /, **changes: Any) -> dict[str, Any]:
+    names = {"authorization_endpoint": "auth", "token_endpoint": "token", "jwks_uri": "keys"}
+    return {"issuer": issuer} | {name: f"{issuer}/{at}" for name, at in names.items()} | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"issuer": "https://other.example"},
+        {"issuer": "https://issuer.example/realms/b/"},
+        {"issuer": None},
+        {"jwks_uri": ["https://issuer.example/keys"]},
+        {"token_endpoint": "file:///etc/passwd"},
+        {"authorization_endpoint": "https://issuer.example/\r\nset-cookie: a=b"},
+        {"authorization_endpoint": "https://issuer.example/\u00e9\u4e16"},
+        {"end_session_endpoint": "javascript:alert(1)"},
+        {"code_challenge_methods_supported": ["plain"]},
+        {"code_challenge_methods_supported": 256},
+        {"token_endpoint_auth_methods_supported": {"client_secret_basic": 1}},
+    ],
+    ids=json.dumps,
+)
+def test_a_configuration_that_is_wrong_or_of_another_is_refused(changes: dict[str, Any]) -> None:
+    issuer = "https://issuer.example/realms/b"
+    assert oidc.provider_of(json.dumps(configuration(issuer)).encode(), issuer).takes_basic
+    body = json.dumps(configuration(issuer, **changes)).encode()
+    with pytest.raises(JwksFailure):
+        oidc.provider_of(body, issuer)
 
 
 async def test_how_to_sign_in_is_public(browser: Browser, provider: str) -> None:

@@ -79,7 +79,8 @@ def token(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> str:
 class JwksServer:
     """Publish `keys`. `status`, `body` and `location` change the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "/jwks") -> None:
+        self._path = path
         self.keys: list[Key] = []
         self.status = 200
         self.body: bytes | None = None
@@ -87,12 +88,12 @@ class JwksServer:
         self.reads = 0
         self.answering = asyncio.Event()
         self.answering.set()
-        self._server = Server(routes("/jwks", self._answer), "127.0.0.1", 0)
+        self._server = Server(routes(path, self._answer), "127.0.0.1", 0)
 
     @property
     def url(self) -> str:
         """The URL of the keys."""
-        return f"http://127.0.0.1:{self._server.port}/jwks"
+        return f"http://127.0.0.1:{self._server.port}{self._path}"
 
     async def _answer(self, request: Request) -> Response:
         self.reads += 1

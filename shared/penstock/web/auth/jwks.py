@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 import httpx
@@ -67,7 +68,6 @@ class Jwks:
         self._algorithms = tuple(algorithms)
         self._cache_s = cache_s
         self._refetch_s = refetch_s
-        self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(timeout=timeout_s, follow_redirects=False)
         self._keys: KeySet = {}
         self._read_at = float("-inf")
@@ -129,11 +129,10 @@ class Jwks:
 
     async def _read(self) -> bool:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                self._keys = usable_keys(await self._fetch(), self._algorithms)
-        except (JwksFailure, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            self._keys = usable_keys(await self._fetch(), self._algorithms)
+        except JwksFailure as error:
             at = f" at {self._url}" if isinstance(self._url, str) else ""
-            log.warning("the issuer's keys%s cannot be read: %s", at, error or "timeout")
+            log.warning("the issuer's keys%s cannot be read: %s", at, error)
             self._retry_at = self._now() + RETRY_S
             return False
         self._read_at = self._now()
@@ -145,16 +144,37 @@ class Jwks:
 
 
 async def fetched(http: httpx.AsyncClient, url: str) -> bytes:
-    """Return the issuer's document at this URL. Raises JwksFailure or httpx.HTTPError."""
-    body = b""
-    async with http.stream("GET", url) as response:
-        if response.status_code != httpx.codes.OK:
-            raise JwksFailure(f"it answers with status {response.status_code}")
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > MAX_BYTES:
-                raise JwksFailure(f"it has more than {MAX_BYTES} bytes")
+    """Return the issuer's document at this URL. Raises JwksFailure."""
+    status, body = await answer_of(http, "GET", url)
+    if status != httpx.codes.OK:
+        raise JwksFailure(f"it answers with status {status}")
     return body
+
+
+async def answer_of(
+    http: httpx.AsyncClient,
+    method: str,
+    url: str,
+    data: Mapping[str, str] | None = None,
+    auth: httpx.BasicAuth | None = None,
+) -> tuple[int, bytes]:
+    """Return the status and the body of an issuer's answer. Raises JwksFailure for no answer, one
+    that is too large, and one that takes longer as a whole than `http` waits for a piece of it."""
+    body = b""
+    try:
+        request = http.build_request(method, url, data=data)
+        async with asyncio.timeout(http.timeout.read):
+            response = await http.send(request, auth=auth, stream=True)
+            async with aclosing(response):
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > MAX_BYTES:
+                        raise JwksFailure(f"it has more than {MAX_BYTES} bytes")
+    except TimeoutError as error:
+        raise JwksFailure(f"no answer in {http.timeout.read} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise JwksFailure(f"no answer: {error or type(error).__name__}") from error
+    return response.status_code, body
 
 
 def usable_keys(body: bytes, algorithms: Sequence[str]) -> KeySet:

@@ -9,6 +9,7 @@ Sources: OpenID Connect Core 1.0 and Discovery 1.0, RFC 7636 (PKCE), RFC 9207 an
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -17,17 +18,18 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
 import httpx
 import jwt
 import orjson
+from pydantic import BaseModel, Field, ValidationError
 
 from penstock.web.auth import cookies
 from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.csrf import Csrf
-from penstock.web.auth.jwks import JwksFailure, fetched
+from penstock.web.auth.jwks import RETRY_S, JwksFailure, answer_of, fetched
 from penstock.web.auth.jwt import Verifier
 from penstock.web.problems import Problem
 
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 CALLBACK: Final = "/v1/oidc/callback"
 FLOW_S: Final = 600.0  # seconds that a person has for a sign-in
 CACHE_S: Final = 3600.0
+Url = Annotated[str, Field(pattern=r"^https?://[!-~]+$")]
 # A path of this server: no second slash or backslash, with which it would name another host.
 _OWN_PLACE: Final = re.compile(r"/(?![/\\])[!\"$-\[\]-~]{0,1000}", re.ASCII)
 
@@ -52,57 +55,75 @@ class SignInRefused(Exception):
         self.place = place
 
 
-class Provider(NamedTuple):
-    """What a provider's configuration says about it."""
+class Provider(BaseModel):
+    """What a provider's configuration says about it. Browsers are sent to some of the URLs."""
 
-    authorization_endpoint: str
-    token_endpoint: str
-    jwks_uri: str
-    end_session_endpoint: str | None
-    takes_basic: bool  # whether the client's secret goes into the header Authorization
+    issuer: str
+    authorization_endpoint: Url
+    token_endpoint: Url
+    jwks_uri: Url
+    end_session_endpoint: Url | None = None
+    code_challenge_methods_supported: list[str] | None = None
+    token_endpoint_auth_methods_supported: list[str] | None = None
+
+    @property
+    def takes_basic(self) -> bool:
+        """Whether the client's secret goes into the header Authorization."""
+        methods = self.token_endpoint_auth_methods_supported
+        return methods is None or "client_secret_basic" in methods
 
 
 class Discovery:
-    """Reads the configuration of a provider, and remembers it for an hour."""
+    """Reads the configuration of a provider, and remembers it for an hour.
+
+    Anybody may begin a sign-in. So all callers share one read, and after one that has failed, none
+    is made for `RETRY_S`: otherwise strangers could flood a provider that is already unwell.
+    """
 
     def __init__(self, issuer: str) -> None:
         self.url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
         self._issuer = issuer
-        self._provider: Provider | None = None
-        self._read_at = float("-inf")
+        self._read: Provider | JwksFailure | None = None
+        self._read_again_at = float("-inf")
+        self._reading = asyncio.Lock()
 
     async def provider(self, http: httpx.AsyncClient) -> Provider:
-        """Return the configuration. Raises JwksFailure or httpx.HTTPError if it cannot be read."""
-        if self._provider is None or time.monotonic() - self._read_at > CACHE_S:
-            self._provider = provider_of(await fetched(http, self.url), self._issuer)
-            self._read_at = time.monotonic()
-        return self._provider
+        """Return the configuration. Raises JwksFailure if it cannot be read."""
+        async with self._reading:
+            if time.monotonic() >= self._read_again_at:
+                self._read = await self._fetch(http)
+                is_usable = isinstance(self._read, Provider)
+                self._read_again_at = time.monotonic() + (CACHE_S if is_usable else RETRY_S)
+        if not isinstance(self._read, Provider):
+            raise JwksFailure(str(self._read))
+        return self._read
 
     async def jwks_url(self, http: httpx.AsyncClient) -> str:
         return (await self.provider(http)).jwks_uri
+
+    async def _fetch(self, http: httpx.AsyncClient) -> Provider | JwksFailure:
+        try:
+            return provider_of(await fetched(http, self.url), self._issuer)
+        except JwksFailure as failure:
+            return failure
 
 
 def provider_of(body: bytes, issuer: str) -> Provider:
     """Parse the configuration of a provider. Raises JwksFailure for a configuration that is of
     another issuer, or lacks what a sign-in needs."""
     try:
-        document = orjson.loads(body)
-        authorization, token, jwks = (
-            document[name] for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")
-        )
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise JwksFailure(f"its configuration is not that of a provider: {error!r}") from error
-    if document.get("issuer") != issuer:
+        provider = Provider.model_validate_json(body)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise JwksFailure(
+            f"its configuration is not that of a provider: {'; '.join(wrong)}"
+        ) from error
+    if provider.issuer != issuer:
         # Otherwise one provider could speak for another (OpenID Connect Discovery 1.0, 4.3).
-        raise JwksFailure(f"its configuration is that of the issuer {document.get('issuer')!r}")
-    if not all(isinstance(each, str) for each in (authorization, token, jwks)):
-        raise JwksFailure("its configuration has an endpoint that is no URL")
-    if "S256" not in document.get("code_challenge_methods_supported", ["S256"]):
+        raise JwksFailure(f"its configuration is that of the issuer {provider.issuer!r}")
+    if "S256" not in (provider.code_challenge_methods_supported or ["S256"]):
         raise JwksFailure("it does not support PKCE with S256")
-    methods = document.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
-    end = document.get("end_session_endpoint")
-    end = end if isinstance(end, str) else None
-    return Provider(authorization, token, jwks, end, "client_secret_basic" in methods)
+    return provider
 
 
 class Flow(NamedTuple):
@@ -209,8 +230,8 @@ class SignIn:
     async def _provider(self, place: str) -> Provider:
         try:
             return await self._discovery.provider(self._http)
-        except (JwksFailure, httpx.HTTPError, httpx.InvalidURL) as error:
-            text = f"the provider's configuration cannot be read: {error or type(error).__name__}"
+        except JwksFailure as error:
+            text = f"the provider's configuration cannot be read: {error}"
             raise SignInRefused("unavailable", place, text) from error
 
     def _flow(self, sealed: str | None) -> Flow | None:
@@ -234,22 +255,23 @@ class SignIn:
             basic = httpx.BasicAuth(quote(client, safe=""), quote(secret, safe=""))
         else:
             form |= {"client_id": client} | ({"client_secret": secret} if secret else {})
-        request = self._http.build_request("POST", provider.token_endpoint, data=form)
         try:
-            answer = await self._http.send(request, auth=basic)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            text = f"no ID token: {error or type(error).__name__}"
-            raise SignInRefused("unavailable", flow.place, text) from error
+            url = provider.token_endpoint
+            status, answer = await answer_of(self._http, "POST", url, form, basic)
+        except JwksFailure as error:
+            raise SignInRefused("unavailable", flow.place, f"no ID token: {error}") from error
         body: Any = None
         try:
-            body = orjson.loads(answer.content)
+            body = orjson.loads(answer)
             token = body["id_token"]
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             said = body.get("error") if isinstance(body, dict) else None
-            text = f"no ID token: status {answer.status_code}, {str(said)[:100]!r}"
-            reason: Reason = "unavailable" if answer.is_server_error else "not_accepted"
+            text = f"no ID token: status {status}, {str(said)[:100]!r}"
+            reason: Reason = (
+                "unavailable" if httpx.codes.is_server_error(status) else "not_accepted"
+            )
             raise SignInRefused(reason, flow.place, text) from error
-        if not answer.is_success or not isinstance(token, str):
+        if not httpx.codes.is_success(status) or not isinstance(token, str):
             raise SignInRefused("not_accepted", flow.place, "the answer has no ID token")
         return token
 
