@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from penstock.bus.records import ForkedFrom, TakenOver
 from penstock_workflows.journal.journal import Journals
 from support.drive.dying import instances
-from support.drive.pipeline import PIPELINE, Pipeline, types
+from support.drive.pipeline import PIPELINE, Event, Pipeline, types
 from support.drive.workflows import (
     CountingServer,
     counting,
@@ -97,6 +98,67 @@ async def test_a_fork_calls_no_completed_step_again_and_outlives_its_first_run(
         assert types(events) == ["lifecycle.started", "lifecycle.failed"]
         assert "no longer kept" in events[-1].data["error"]
         assert server.calls["1 a"] == 1
+
+
+# The inner workflow asks, and does what was allowed; `later` is what the outer one does then.
+GATE = """
+name: gate
+steps:
+  before: {run: {agent: worker, message: 'input.id + " before"'}}
+  ask: {needs: [before], approve: {title: '"Go on?"'}}
+  act: {needs: [ask], run: {agent: worker, message: 'input.id + " act"'}}
+output: ask.output.decision
+"""
+BEHIND = """
+name: behind
+steps:
+  part: {workflow: {workflow: gate, input: input}}
+  later: {needs: [part], run: {agent: worker, message: 'input.id + " later"'}}
+  end: {needs: [later], run: {agent: worker, message: 'input.id + " end fails-once"'}}
+"""
+
+
+async def test_a_decision_in_a_nested_workflow_allows_no_fork(
+    nats_server: NatsServer, server: CountingServer
+) -> None:
+    async with workflows(nats_server.url, server) as penstock:
+        for text in (GATE, BEHIND):
+            await define(penstock.bus, definition(text))
+
+        async def until_pause(run_id: str) -> list[Event]:
+            return await penstock.events_until(run_id, lambda e: e.type == "lifecycle.paused")
+
+        async def decide(run_id: str, decision: str) -> str:
+            """Decide in the run's nested run, and return the id of this one."""
+            outer = await until_pause(run_id)
+            [nested] = [e.data["child_run_id"] for e in outer if e.type == "workflow.step_started"]
+            approval = (await until_pause(nested))[-1].data["approval_id"]
+            assert (await penstock.decide(approval, decision)).status == 200
+            return str(nested)
+
+        first = await start_workflow(penstock.bus, "behind", {"id": "1"})
+        inner = await decide(first, "approve")
+        assert (await penstock.ended(first, 60))[-1].type == "lifecycle.failed"
+        # A new version of the nested workflow has no part in the fork.
+        newer = {"version": "2", "steps": {"z": {"set": "1"}}, "output": "z.output"}
+        await define(penstock.bus, {**definition(GATE), **newer})
+        called = Counter({f"1 {each}": 1 for each in ("before", "act", "later")})
+        for decision, end, ends in (("reject", "failed", 1), ("approve", "completed", 2)):
+            again = await start_workflow(
+                penstock.bus,
+                "behind",
+                {"id": "1"},
+                forked_from=ForkedFrom(run_id=first, sequence=5),
+                taken_over=TakenOver(steps=["step_part", "step_later"]),
+                version="1",
+                workflow="behind",
+            )
+            nested = await decide(again, decision)
+            assert (await penstock.ended(again, 60))[-1].type == f"lifecycle.{end}"
+            forked = (await penstock.ended(nested))[0].data["forked_from"]
+            assert forked == {"run_id": inner, "sequence": forked["sequence"]}
+            assert forked["sequence"] == (await penstock.ended(inner))[-1].sequence
+            assert server.calls == called + Counter({"1 end fails-once": ends})
 
 
 @pytest.mark.chaos

@@ -11,7 +11,7 @@ import pytest
 from penstock_workflows.engine import forking
 from penstock_workflows.engine.effects import StartChild
 from penstock_workflows.engine.inputs import ApprovalInput
-from penstock_workflows.engine.records import Started
+from penstock_workflows.engine.records import Ended, Started
 from support.pure.engine_world import (
     RUN_ID,
     Ending,
@@ -101,13 +101,14 @@ def test_a_fork_of_a_fork_names_the_run_that_did_the_step() -> None:
     first.run()
     second = forked(first, script=breaking("third"))
     taken = second.journal[1]
+    assert isinstance(taken, Ended)
     other = World(CHAIN)
     other.journal = [
         replace(each, run_id="another") if isinstance(each, Started) else each
         for each in second.journal
     ]
     third = forking.ends_of(other.journal, {"step_a"})["ends"]
-    assert third == [{**third[0], "taken_from": taken.taken_from}]  # type: ignore[union-attr]
+    assert third == [{**third[0], "taken_from": taken.taken_from}]
 
 
 def test_what_follows_a_step_that_ends_in_another_way_is_done_again() -> None:
@@ -174,7 +175,8 @@ def test_a_step_whose_approval_says_something_else_is_done_again(
     item: dict[str, Any], again: list[str]
 ) -> None:
     def decide(world: World, **item: Any) -> None:
-        [approval] = world.state.keys  # type: ignore[union-attr]
+        assert world.state is not None
+        [approval] = world.state.keys
         world.take(decided(approval, **item))
         world.inputs = [each for each in world.inputs if not isinstance(each, ApprovalInput)]
         world.run()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock import start_fields
 from penstock.bus import Bus, Message, Retry, subjects
-from penstock.bus.records import CancelCommand, RunRecord, Target
+from penstock.bus.records import CancelCommand, ForkedFrom, RunRecord, TakenOver, Target
 from penstock.runs.start import AncestorStopped, Origin, Start, Starter
 from penstock.settings import AgentConfig, Config, WorkflowAgent
 from penstock.web.auth.identity import RunUser
@@ -76,6 +76,7 @@ class Children:
                         else (*command.get("ancestors", ()), state.run_id),
                     ),
                     tags=command.get("tags"),
+                    **_forking(child),
                     traceparent=context_of(state, child.child),
                 )
             )
@@ -127,7 +128,18 @@ class Children:
             raise Problem(404, self._config.no_agent(child.name))
         if not isinstance(agent, WorkflowAgent):
             start_fields.accepted_input(agent.protocol, agent.accepts, child.input)
+        elif child.version is not None:
+            return agent.model_copy(update={"version": child.version})
         return agent
+
+
+def _forking(child: StartChild) -> dict[str, Any]:
+    if child.fork is None:
+        return {}
+    return {
+        "forked_from": ForkedFrom(run_id=child.fork["run_id"], sequence=child.fork["sequence"]),
+        "taken_over": TakenOver(steps=child.fork["steps"]),
+    }
 
 
 def _failed(child: StartChild, code: str, text: str) -> ChildInput:

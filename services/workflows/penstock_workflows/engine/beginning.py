@@ -149,6 +149,13 @@ class _Attempt:
             return None
         return self.draft.of_step(field, expression, self.step, self.index)
 
+    def fork(self) -> dict[str, Any]:
+        """Return what the record of a child has if the child is a fork."""
+        fork = None
+        if self.number == 1:
+            fork = forking.fork_of_child(self.draft.state, self.step, self.index)
+        return {} if fork is None else {"fork": fork, "version": fork["version"]}
+
     def dispatch(self) -> dict[str, Any]:
         """Return whom clients see as those who do the task of a child."""
         dispatch = self.step.dispatch
@@ -184,6 +191,7 @@ def _begin_run(attempt: _Attempt, action: compiled.Run) -> None:
             input=attempt.value("input", action.input),
             session=action.session,
             child=attempt.draft.new_id(),
+            **attempt.fork(),
             **attempt.dispatch(),
             **attempt.common,
         )
@@ -197,8 +205,8 @@ def _begin_workflow(attempt: _Attempt, action: compiled.SubWorkflow) -> None:
             name=action.workflow,
             message="",
             input=attempt.value("input", action.input),
-            version=action.version,
             child=attempt.draft.new_id(),
+            **{"version": action.version, **attempt.fork()},
             **attempt.dispatch(),
             **attempt.common,
         )

@@ -115,6 +115,7 @@ def start_child(state: State, child: str) -> StartChild | None:
         workflow_depth=state.depth + 1,
         places=max(1, state.places // state.concurrency),
         always=_is_always(state, state.open[key]),
+        fork=waits.fork,
     )
 
 

@@ -18,7 +18,7 @@ class StartChild:
 
     The service starts the child only after EVENTS has the `workflow.step_started` of the step.
     `places` is how many runs below the child may be under way at once. With `always`, the child
-    begins although a workflow around it has stopped.
+    begins although a workflow around it has stopped. `fork` is as in `records.Scheduled`.
     """
 
     child: str
@@ -32,6 +32,7 @@ class StartChild:
     workflow_depth: int
     places: int
     always: bool = False
+    fork: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class Scheduled:
     """A step's child must be started. `child` is the id of the child's run.
 
     `name` is the agent or the workflow. At the time `timeout` (milliseconds since 1970), the
-    attempt fails with the code `timeout`.
+    attempt fails with the code `timeout`. `fork` says of which run the child is a fork
+    (`forking.fork_at_end`).
     """
 
     at: int
@@ -81,6 +82,7 @@ class Scheduled:
     worker: str | None = None
     task: str | None = None
     timeout: int | None = None
+    fork: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)

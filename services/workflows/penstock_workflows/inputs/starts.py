@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from penstock_workflows.definition import InvalidDefinition
 from penstock_workflows.engine import forking
 from penstock_workflows.engine.inputs import CancelInput, StartInput
 from penstock_workflows.engine.plan import plan_of_json
+from penstock_workflows.engine.records import Record
 from penstock_workflows.journal.journal import Journals
 
 MAX_SHOWN_CHARACTERS: Final = 50_000  # the greatest length of the message in lifecycle.started
@@ -77,14 +79,35 @@ class Starts:
         if command.forked_from is None or command.taken_over is None:
             return None
         first_run = command.forked_from.run_id
-        journal, _ = await self._journals.read(first_run)
-        if not journal:
-            raise Problem(410, f"the journal of the run {first_run} is no longer kept")
-        first = forking.ends_of(journal, frozenset(command.taken_over.steps))
+        journal, steps = await self._journal(first_run), frozenset(command.taken_over.steps)
+        first = forking.ends_of(journal, steps, await self._asking(journal, steps))
         for digest in forking.references(first):
             value = await self._journals.value(first_run, digest)
             await self._journals.store_value(command.run_id, digest, value)
         return first
+
+    async def _asking(
+        self, journal: Sequence[Record], steps: Collection[str] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Return the forks of the nested workflows in which people were asked, by their runs. In
+        these, people must be asked again, also where a nested workflow is inside of another."""
+        found: dict[str, dict[str, Any]] = {}
+        for start in forking.completed_children(journal, steps):
+            agent = self._config.agent(start.name)
+            if start.kind == "run" and not isinstance(agent, WorkflowAgent):
+                continue
+            nested = await self._journal(start.child)
+            if forking.asks(nested) or await self._asking(nested):
+                record = await self._bus.bucket("runs").load(start.child, RunRecord)
+                sequence = record.sequence if record is not None else 0
+                found[start.child] = forking.fork_at_end(nested, sequence)
+        return found
+
+    async def _journal(self, run_id: str) -> list[Record]:
+        journal, _ = await self._journals.read(run_id)
+        if not journal:
+            raise Problem(410, f"the journal of the run {run_id} is no longer kept")
+        return journal
 
 
 def unstarted_input_of(

@@ -67,8 +67,9 @@ class Forks(Handlers):
             method="GET",
             summary="What a fork of a run would take over",
             description="Nothing is started. `reason` says why a fork is not possible. People are "
-            "asked again in the steps `asks_again`. `later_steps` and `later_tools` are what the "
-            "run had not completed at the event, and the fork may do again.",
+            "asked again in the steps `asks_again`, and in nested workflows. `later_steps` and "
+            "`later_tools` are what the run had not completed at the event, and the fork may do "
+            "again.",
             answers={
                 200: json(
                     "What it would take over",
@@ -105,8 +106,9 @@ class Forks(Handlers):
             summary="Begin a run after an event of an ended run",
             description="The new run belongs to the caller, and `forked_from` names the first run "
             "and the event. A workflow takes over the steps that had completed by then "
-            "(`taken_from` in their events), and asks for every approval again. An agent's run "
-            "begins with the conversation up to the event. 409 says why a run cannot be forked.",
+            "(`taken_from` in their events), and asks for every approval again, also in nested "
+            "workflows, which are forked, too. An agent's run begins with the conversation up to "
+            "the event. 409 says why a run cannot be forked.",
             answers={
                 200: json("The first run of the same idempotency key", RunRecord),
                 202: json("The run", RunRecord),
