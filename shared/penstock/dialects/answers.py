@@ -1,7 +1,8 @@
 """Reads a client's answer to an item of an approval.
 
 The answer to a confirmation is yes or no, or `{"approved": bool, "reason"?: str, "editedArgs"?:
-object}`. The answer to any other item is a value. The status `cancelled` is a rejection.
+object}`. The answer to any other item is a value. The status `cancelled` is a rejection, and the
+status `approved` says that the answer is a yes or no, which is the value of no item.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ class UnclearAnswer(ValueError):
 def decided(item: JsonObject, answer: JsonObject) -> JsonObject:
     """Return `{item_id, decision, note, value}`, which the approvals service takes unchanged, for
     an `item` of `approval.requested` and an `answer` with `status` and `payload`. Raise
-    `UnclearAnswer` for an answer to a confirmation that is neither yes nor no."""
+    `UnclearAnswer` for an answer to a confirmation that is neither yes nor no, and for a yes where
+    a value is needed."""
     payload = answer.get("payload")
     fields = payload if isinstance(payload, dict) else {}
     note = next((fields[name] for name in _NOTES if isinstance(fields.get(name), str)), None)
     if answer.get("status") == "cancelled":
         return _decision(item, "reject", note)
     if item["kind"] not in CONFIRMATIONS:
+        if answer.get("status") == "approved":
+            raise UnclearAnswer(f"item {item['item_id']}: needs a value, which a yes is not")
         return _decision(item, "approve", None, payload)
     yes = payload if isinstance(payload, bool) else _yes_or_no(fields)
     if yes is None:

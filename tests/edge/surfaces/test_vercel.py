@@ -274,6 +274,17 @@ async def test_the_output_of_a_call_that_asks_for_it_is_the_answer(
         assert waits.decided == [{"item_id": "c1", **decided}]
 
 
+async def test_a_no_to_a_question_for_a_value_rejects_it_and_a_yes_is_no_value(
+    edge: Client, paused: MakePaused
+) -> None:
+    waits = await paused({**CALL, "kind": "external"})
+    yes = await edge.post("/vercel/assistant", json=answer(waits, ("c1", True)))
+    assert (yes.status_code, waits.decided) == (422, [])
+    no = answer(waits, ("c1", False), reason="not now")
+    async with Stream(edge, "POST", "/vercel/assistant", json=no):
+        assert waits.decided == [{"item_id": "c1", "decision": "reject", "note": "not now"}]
+
+
 async def test_an_output_that_does_not_fit_what_is_asked_is_422_and_decides_nothing(
     edge: Client, paused: MakePaused
 ) -> None:

@@ -60,18 +60,19 @@ class Part(_Described):
         said, asked = obj(self.approval), obj(obj(self.metadata).get("penstock")).get("asked")
         if self.type != "dynamic-tool" and not self.type.startswith("tool-"):
             return None
+        status = "resolved"
         match self.state:
             case "approval-responded":
                 asked = {**obj(said.get("descriptor")), "id": said.get("id")}
                 payload = {key: said.get(key) for key in ("approved", "reason")}
+                status = "cancelled" if said.get("approved") is False else "approved"
             case "output-available" if asked is not None:
                 payload = self.output
             case "output-error" if asked is not None:
-                payload = {"reason": self.error}
+                payload, status = {"reason": self.error}, "cancelled"
             case _:
                 return None
         question = validated(Question, asked, *where)
-        status = "cancelled" if self.state == "output-error" else "resolved"
         return ClientAnswer(question.id, {"status": status, "payload": payload}, question.digest)
 
 
