@@ -73,7 +73,8 @@ DOCUMENT = Document(
         otherwise(
             "OA17",
             "A completion asks its client to run tools",
-            "The agent runs them. A pause is a text with a one-time link.",
+            "The agent runs its tools itself. Where its run waits for a decision, the completion "
+            "ends with a text and a one-time link.",
             _LINK,
             _SAYS,
         ),

@@ -1,4 +1,4 @@
-"""The five tables, the index of all existing tests, and the page that is made from both."""
+"""The tables, the index of all existing tests, and the page that is made from both."""
 
 from __future__ import annotations
 
@@ -164,7 +164,8 @@ def _counts(name: str, rows: Sequence[Row]) -> str:
 
 
 def _anchor(document: Document) -> str:
-    return document.name.replace(".", "")
+    """Return the heading's anchor on GitHub."""
+    return re.sub(r"[^\w -]", "", document.name.lower()).replace(" ", "-")
 
 
 def _section(document: Document) -> Iterator[str]:
@@ -178,11 +179,12 @@ def _section(document: Document) -> Iterator[str]:
     for row in document.rows:
         statement = f"{row.statement}. {row.note}" if row.note else row.statement
         yield f"| {row.id} | {_cell(statement)} | {row.verdict.value} | {_links(row.tests)} |"
-    yield ""
-    yield "These are the document's own examples:"
-    yield ""
-    yield "| example | used by |"
-    yield "|---|---|"
+    if document.examples:
+        yield ""
+        yield "These are the document's own examples:"
+        yield ""
+        yield "| example | used by |"
+        yield "|---|---|"
     for each in document.examples:
         yield f"| {_cell(each.name)} | {_links(each.tests)} |"
     if document is DOCUMENTS[-1]:

@@ -103,7 +103,7 @@ async def test_the_javascript_program_decides_and_goes_on(
 
 
 @pytest.mark.chaos
-@pytest.mark.skipif(not A2A_OLDER_CLIENT.python.exists(), reason="make upstreams-older")
+@pytest.mark.skipif(not A2A_OLDER_CLIENT.python.exists(), reason="run `make upstreams-older`")
 async def test_the_client_of_0_3_reads_decides_subscribes_again_and_cancels(
     penstock: Pipeline, agno_server: Upstream
 ) -> None:

@@ -85,7 +85,9 @@ class Terms(Strict):
         [], description="The arguments that a decider may change, such as `args.memo` or `args.*`."
     )
     danger: bool = Field(
-        False, description="Console, links and terminal have a person type the tool's name first."
+        False,
+        description="Console, links and terminal have a person type the tool's name first. No API "
+        "checks this.",
     )
 
     @model_validator(mode="after")
