@@ -269,6 +269,29 @@ def test_a_long_text_and_a_large_result_are_refused() -> None:
         value("a", a="\x01" * 100_000)
 
 
+ALIKE = {"a": "x" * 500_000 + "1", "b": "x" * 500_000 + "2"}
+
+
+@pytest.mark.parametrize("of", ["sort()", "min()", "max()"])
+def test_many_comparisons_of_long_texts_are_too_much(of: str) -> None:
+    texts = [*ALIKE.values()] * 20_000
+    with pytest.raises(ExpressionError, match="takes more than 200000 steps"):
+        SCOPE.compile(f"a.{of}.size()").evaluate({**DATA, "a": texts})
+
+
+def test_the_last_position_in_a_long_text_is_found_quickly() -> None:
+    part = "xy" + "x" * 100_000
+    begin = time.process_time()
+    assert value("a.lastIndexOf(b)", a="x" * 200_000, b=part) == -1
+    assert value("a.lastIndexOf(b)", a="x" * 9 + part + part + "y", b=part) == 9 + len(part)
+    assert time.process_time() - begin < 0.2
+
+
+def test_a_sum_of_durations_out_of_range_is_an_error() -> None:
+    with pytest.raises(ExpressionError, match="longer than 292 years"):
+        value("a.map(e, duration('87600000h')).sum()", a=[1] * 300)
+
+
 def test_data_that_is_nested_deep_is_refused() -> None:
     deep: Any = []
     for _ in range(5000):

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial, reduce
 from typing import Any
 
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.library import operators
 from penstock.expressions.library.values import (
+    CHARACTERS_PER_STEP,
     ELEMENTS_PER_STEP,
     KEYS_PER_STEP,
     Budget,
@@ -35,7 +37,7 @@ def total(budget: Budget, values: Any) -> Any:
     if not values:
         return 0
     if all(isinstance(each, timedelta) for each in values):
-        return sum(values, timedelta())
+        return reduce(partial(operators.add, budget), values)
     for each in values:
         if not is_number(each):
             raise ExpressionError(f"sum takes numbers or durations, not {kind_of(each)}")
@@ -50,7 +52,7 @@ def extreme(name: str, choose: Callable[..., Any]) -> Function:
         budget.take(len(values))
         if not values:
             raise ExpressionError(f"{name} takes a list that is not empty")
-        _check_comparable(name, values)
+        _check_comparable(budget, name, values)
         return choose(values)
 
     return find
@@ -74,8 +76,9 @@ def extreme_of(name: str, choose: Function) -> Function:
 def sort(budget: Budget, values: Any) -> list[Any]:
     """Return the elements in ascending order. Texts are in the order of their code points."""
     _check("sort", values)
-    budget.take(len(values) * max(1, len(values).bit_length()) // KEYS_PER_STEP)
-    _check_comparable("sort", values)
+    times = max(1, len(values).bit_length())
+    budget.take(len(values) * times // KEYS_PER_STEP)
+    _check_comparable(budget, "sort", values, times)
     return sorted(values)
 
 
@@ -137,10 +140,14 @@ def _check(name: str, values: Any) -> None:
         raise no_overload(name, values)
 
 
-def _check_comparable(name: str, values: list[Any]) -> None:
+def _check_comparable(budget: Budget, name: str, values: list[Any], times: int = 1) -> None:
+    """Check the types, and count the characters that are compared if each value is `times`
+    times."""
     if all(map(is_number, values)):
         return
     types = set(map(type, values))
+    if types == {str}:
+        budget.take(sum(map(len, values)) * times // CHARACTERS_PER_STEP)
     if len(types) > 1 or not types <= {str, bool, datetime, timedelta}:
         kinds = ", ".join(sorted({kind_of(each) for each in values}))
         raise ExpressionError(f"{name} takes values that can be compared, not {kinds}")

@@ -28,7 +28,7 @@ def select(budget: Budget, value: Any, field: Any) -> Any:
                 raise MissingField(f"there is no field {field[:100]!r}")
             return value[field]
         case dict(), bool() | int() | float():
-            key = _key(value, field)
+            key = _key(budget, value, field)
             if key is None:
                 raise MissingField(f"there is no key {field} in the map")
             return value[key]
@@ -39,10 +39,11 @@ def select(budget: Budget, value: Any, field: Any) -> Any:
     raise ExpressionError(f"{kind_of(value)} has no field {str(field)[:100]!r}")
 
 
-def _key(container: dict[Any, Any], wanted: Any) -> Any:
+def _key(budget: Budget, container: dict[Any, Any], wanted: Any) -> Any:
     """Return the key that equals a number or a boolean; None if there is none. True is not 1."""
     if wanted not in container:
         return None
+    budget.take(len(container) // ELEMENTS_PER_STEP)
     equals = (each for each in container if each == wanted)
     return next(
         (each for each in equals if isinstance(each, bool) is isinstance(wanted, bool)), None
@@ -188,7 +189,7 @@ def contained(budget: Budget, value: Any, container: Any) -> bool:
         case dict() if isinstance(value, str):
             return value in container
         case dict() if isinstance(value, bool | int | float):
-            return _key(container, value) is not None
+            return _key(budget, container, value) is not None
         case list():
             return any(equal(budget, value, each) for each in container)
     raise no_overload("in", value, container)

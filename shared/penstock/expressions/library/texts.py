@@ -114,8 +114,11 @@ def last_position(budget: Budget, text: Any, part: Any, start: Any = None) -> in
     start = len(text) if start is None and isinstance(text, str) else start
     _check("lastIndexOf", (text, part, start), (str, str, int))
     _check_position("lastIndexOf", text, start)
-    budget.take((len(text) + len(part)) // CHARACTERS_PER_STEP)
-    return int(text.rfind(part, 0, start + len(part)))
+    # Python's `rfind` takes the product of both lengths, unlike `find`.
+    looked_at = text[: start + len(part)]
+    budget.build(2 * len(looked_at) + len(part))
+    found = looked_at[::-1].find(part[::-1])
+    return -1 if found < 0 else len(looked_at) - len(part) - found
 
 
 def _check_position(name: str, text: str, at: int) -> None:
