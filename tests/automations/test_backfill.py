@@ -81,6 +81,24 @@ async def test_a_backfill_does_not_disturb_a_delivery_that_waits(api: Automation
     assert len(api.receiver.got("/slow")) == 2, "the attempt that failed, and the next"
 
 
+async def test_a_backfill_over_an_event_that_was_refused_with_410_does_not_pause_the_rule(
+    api: AutomationsApi,
+) -> None:
+    await api.make("gone")
+    api.receiver.plans["/gone"] = [answers(410)]
+    await api.completed()
+
+    async def paused() -> bool:
+        return (await api.ask("GET", "/gone")).json()["paused"] is not None
+
+    await eventually(paused, what="the pause after a 410")
+    await settled(api)
+    await api.ask("POST", "/gone/resume")
+    assert (await filled(api, "gone"))["counts"]["matched"] == 1
+    await settled(api)
+    assert not await paused()
+
+
 async def test_who_may_backfill_and_what_is_refused(api: AutomationsApi) -> None:
     await api.make("mine")
     stranger = await api.ask("POST", "/mine/backfill", caller("bob"), {"since": LONG_AGO})

@@ -351,8 +351,13 @@ class Matcher:
 
     async def store_past(self, jobs: Iterable[Job]) -> None:
         """Store jobs of events that a rule did not wait for, each unless it is stored already.
-        Raises BusError; repeat the call."""
-        await asyncio.gather(*self._entries(jobs, publish_first))
+
+        A delivery with a record is left alone: its job would repeat what followed from its outcome,
+        such as the rule's pause after a 410. Raises BusError; repeat the call."""
+        jobs, bucket = list(jobs), self._bus.bucket("deliveries")
+        records = await asyncio.gather(*(bucket.get(job.key) for job in jobs))
+        new = [job for job, record in zip(jobs, records, strict=True) if record is None]
+        await asyncio.gather(*self._entries(new, publish_first))
 
     def _entries(
         self, jobs: Iterable[Job], store: Callable[[Bus, Job], Awaitable[object]] = publish
