@@ -13,8 +13,17 @@ import pytest_asyncio
 from penstock.bus import Bus, BusError, subjects
 from penstock.bus.records import Push, PushReply, PushRequest
 from penstock.dialects.a2a import TaskFold
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.pushes import prefix
 from penstock_automations.rules.store import RuleStore
-from support.drive.automations import Automations, DrivenRun, automations, without_service
+from support.drive.automations import (
+    Automations,
+    DrivenRun,
+    automations,
+    rule,
+    user,
+    without_service,
+)
 from support.drive.waiting import eventually
 from support.fakes.receiver import Receiver, answers
 from support.real.automating import automations_process
@@ -105,6 +114,7 @@ async def test_a_push_that_is_removed_tells_nothing_more_and_a_repeat_changes_no
     await ask(made.bus, run.run_id, add=other)
     await run.complete()
     await made.receiver.until(lambda: ENDED in told(made.receiver, "/other"))
+    assert told(made.receiver, "/other")[0] == "TASK_STATE_SUBMITTED", "also what /removed got"
     assert told(made.receiver, "/removed") == ["TASK_STATE_SUBMITTED"]
 
 
@@ -128,6 +138,46 @@ async def test_a_push_of_another_user_tells_nothing_of_the_run(made: Automations
     await run.complete()
     await made.receiver.until(lambda: ENDED in told(made.receiver, "/u1"))
     assert made.receiver.got("/u2") == []
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+async def test_a_push_that_replaces_another_tells_its_own_url_of_the_present_state(
+    made: Automations, is_removed: bool
+) -> None:
+    run, old, new = await begun(made), f"/down-{is_removed}", f"/new-{is_removed}"
+    await run.complete()
+    await made.penstock.ended(run.run_id)
+    # The delivery to the earlier URL still waits when the later one is made.
+    made.receiver.usual[old] = answers(503, retry_after="1")
+    await ask(made.bus, run.run_id, add=push_to(made.receiver, old))
+    await made.receiver.count(1, old)
+    if is_removed:
+        await ask(made.bus, run.run_id, remove="p")
+    reply = await ask(made.bus, run.run_id, add=push_to(made.receiver, new))
+    assert [each.url for each in reply.pushes] == [made.receiver.url(new)]
+    await made.receiver.count(1, new)
+    assert told(made.receiver, new) == [ENDED]
+    await forgotten(made.bus, run.run_id)
+
+
+async def test_rules_that_a_user_made_of_pushes_are_no_pushes_and_show_no_secret(
+    made: Automations,
+) -> None:
+    run = await begun(made)
+    other = rule(f"{prefix(run.run_id)}other", made.receiver.url(), "lifecycle.completed")
+    await made.store.apply(other, user("u1"))
+    push = push_to(made.receiver, "/mine", scheme="Basic", credentials="abc")
+    [shown] = (await ask(made.bus, run.run_id, add=push)).pushes
+    assert (shown.id, shown.scheme) == ("p", "Basic")
+    own = [each for each in await made.store.all() if each.id.startswith(prefix(run.run_id))]
+    [stored] = [each for each in own if each.id != other.id]
+    fields = stored.record.rule.model_dump()
+    fields["action"]["webhook"]["auth"]["header"]["value"] = "secret-without-a-scheme"
+    await made.store.apply(Rule.model_validate(fields), user("u1"))
+    [shown] = (await ask(made.bus, run.run_id)).pushes
+    assert shown.scheme is None
+    for each in (other.id, stored.id):
+        await made.store.delete(each)
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ class Delivery:
             return
         is_gone = record.last is not None and record.last.code == GONE
         if job.run_id and job.rule.startswith(prefix(job.run_id)) and (is_gone or job.is_last):
-            await self._parts.store.delete(job.rule)
+            await self._parts.store.delete(job.rule, uid=job.uid)
         elif record.last is not None and is_gone:
             await self._parts.store.pause(job.rule, record.last.text, "penstock", job.uid)
         if record.is_dropped:

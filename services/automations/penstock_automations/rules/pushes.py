@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,12 +24,14 @@ def prefix(run_id: str) -> str:
     return f"a2a-{run_id}-"
 
 
-def rule_id(run_id: str, push_id: str) -> str:
-    return prefix(run_id) + hashlib.sha256(push_id.encode()).hexdigest()[:16]
+def new_rule_id(run_id: str) -> str:
+    """Return an id that no rule has had. The records of deliveries are found by the rule's id: with
+    the id of an earlier push, the new receiver would not be told what the earlier one was told."""
+    return prefix(run_id) + secrets.token_hex(8)
 
 
-def rule_of(run_id: str, push: Push) -> Mapping[str, Any]:
-    """Return the rule of a push as a client would write it."""
+def rule_of(rule_id: str, run_id: str, push: Push) -> Mapping[str, Any]:
+    """Return the rule of a push as a client would write it. Its name is the push's id."""
     auth: dict[str, Any] = {}
     if push.token:
         auth["header"] = {"name": TOKEN, "value": push.token}
@@ -40,7 +42,7 @@ def rule_of(run_id: str, push: Push) -> Mapping[str, Any]:
         auth["header"] = {"name": "Authorization", "value": value}
     webhook = {"url": push.url} | ({"auth": auth} if auth else {})
     return {
-        "id": rule_id(run_id, push.id),
+        "id": rule_id,
         "name": push.id,
         "subjects": list(SUBJECTS),
         "where": f'event.run_id == "{run_id}"',
@@ -57,7 +59,10 @@ def push_of(rule: Rule) -> Push:
     scheme = None
     if (auth := webhook.auth) is not None:
         header = auth.header
-        is_other = header is not None and header.name.lower() == "authorization"
-        other = header.value.partition(" ")[0] if header is not None and is_other else None
-        scheme = "Bearer" if auth.bearer is not None else other
+        if auth.bearer is not None:
+            scheme = "Bearer"
+        elif header is not None and header.name.lower() == "authorization":
+            # A value without a scheme is a secret as a whole.
+            before, space, _ = header.value.partition(" ")
+            scheme = before if space else None
     return Push(id=rule.name, url=webhook.url, scheme=scheme)

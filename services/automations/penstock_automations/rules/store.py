@@ -170,13 +170,18 @@ class RuleStore:
                 return True
         return False
 
-    async def delete(self, rule_id: str, expected: int | None = None) -> bool:
-        """Delete a rule; return False if there is no such rule. Raises VersionConflict. Its
-        deliveries that wait fail. Its owner can read its deliveries until they expire."""
+    async def delete(
+        self, rule_id: str, expected: int | None = None, uid: str | None = None
+    ) -> bool:
+        """Delete a rule; return False if there is no such rule. With `uid`, a later rule with the
+        same id is not deleted. Raises VersionConflict. Its deliveries that wait fail. Its owner can
+        read its deliveries until they expire."""
         while (entry := await self._bucket.get(rule_id)) is not None:
             if expected is not None and entry.revision != expected:
                 raise VersionConflict(f"the rule {rule_id} was changed at the same time")
             rule = parse_rule(self._keys, rule_id, entry.value, entry.revision)
+            if uid is not None and rule is not None and rule.record.uid != uid:
+                return False
             if rule is not None:
                 await remember_deleted(self._bus, rule.record)
             if await self._bucket.delete(rule_id, entry.revision):
