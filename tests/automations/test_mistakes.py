@@ -3,6 +3,7 @@ read fields that their events have."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,15 @@ def test_a_template_that_reads_a_field_which_no_event_has_is_refused() -> None:
     found = problems({"id": "x", "subjects": ["lifecycle.completed"], "action": {"run": run}})
     assert list(found) == ["action.run.message", "action.run.input.x"]
     assert 'did you mean "summary"?' in found["action.run.message"]
+
+
+def test_a_rule_with_thousands_of_unknown_fields_is_refused_at_once() -> None:
+    texts = [f"{{{{event.data.to{number}}}}}" for number in range(4000)]
+    webhook = {"url": URL, "body": texts}
+    began = time.process_time()
+    found = problems({"id": "x", "subjects": ["llm.*"], "action": {"webhook": webhook}})
+    assert time.process_time() - began < 1.0, "meanwhile, the process does nothing else"
+    assert "at most 16384 bytes" in found["action.webhook.body"]
 
 
 def test_a_stored_rule_with_an_unknown_field_can_still_be_read() -> None:

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from penstock.events import CATALOGUE, Event, EventName
 from penstock.expressions import ELEMENT, ExpressionError, FieldRead, Template
 from penstock.validation import did_you_mean, fields_of, types_inside
-from penstock_automations.rules.actions import BODY_VARIABLES
+from penstock_automations.rules.actions import BODY_VARIABLES, Place
 
+MAX_READS: Final = 300
 _DATA: Final = "data"
 
 
@@ -91,21 +92,32 @@ def unknown_reads(
 
 
 def unknown_in_templates(
-    value: Any, types: Collection[str], place: tuple[int | str, ...] = ()
-) -> Iterator[tuple[tuple[int | str, ...], ExpressionError]]:
-    """Yield the unknown fields of the placeholders in all texts of a JSON value, with the places of
-    the texts."""
+    value: Any, types: Collection[str]
+) -> Iterator[tuple[Place, ExpressionError]]:
+    """Yield the unknown fields of the placeholders in the texts of a JSON value, with the places of
+    the texts. Of very many different fields, the first `MAX_READS` are checked: without this limit,
+    a rule that is refused for its size would first keep the process busy for seconds."""
+    reasons: dict[tuple[str, ...], str | None] = {}
+    for place, text in _templates(value):
+        for path in _paths(text):
+            if path not in reasons:
+                if len(reasons) == MAX_READS:
+                    return
+                reasons[path] = unknown_field(path, types)
+            if (reason := reasons[path]) is not None:
+                yield place, ExpressionError(reason)
+
+
+def _templates(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
     match value:
         case dict():
             for name, each in value.items():
-                yield from unknown_in_templates(each, types, (*place, str(name)))
+                yield from _templates(each, (*place, str(name)))
         case list():
             for number, each in enumerate(value):
-                yield from unknown_in_templates(each, types, (*place, number))
+                yield from _templates(each, (*place, number))
         case str() if "{{" in value:
-            for path in _paths(value):
-                if (reason := unknown_field(path, types)) is not None:
-                    yield place, ExpressionError(reason)
+            yield place, value
 
 
 def _paths(text: str) -> list[tuple[str, ...]]:
