@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner, Result
 
+from penstock_automations.rules.pushes import new_rule_id
 from penstock_cli.main import app
 from penstock_cli.terminal.rules_file import InvalidFile, read_rules
 from support.drive.automations_api import ADMIN, USER, AutomationsApi, automations_api
@@ -267,6 +268,8 @@ async def test_apply_with_prune_deletes_the_callers_rules_that_the_file_does_not
 ) -> None:
     await api.make("old")
     await api.make("of-bob", user="bob")
+    push = new_rule_id("0192c0de-0000-7000-8000-000000000000")
+    await api.make(push, payload="a2a")
     text = FILE.format(url=api.receiver.url())
     kept = await penstock("apply", write(tmp_path, text))
     assert "old" not in kept.output, "without --prune, other rules are not changed"
@@ -284,7 +287,7 @@ async def test_apply_with_prune_deletes_the_callers_rules_that_the_file_does_not
         "old: deleted, 0 waiting deliveries fail",
     ]
     left = (await api.ask("GET", "", ADMIN)).json()["automations"]
-    assert [each["id"] for each in left] == ["finished", "of-bob", "tools"]
+    assert [each["id"] for each in left] == [push, "finished", "of-bob", "tools"]
 
 
 async def test_an_administrators_prune_deletes_no_rule_of_another_user(

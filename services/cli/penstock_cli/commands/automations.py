@@ -24,6 +24,8 @@ ROOT = path_of("automations")
 Repeat = Literal["replay", "retry-now"]
 _DONE: Mapping[Repeat, str] = {"replay": "replayed", "retry-now": "retried"}
 _SAID: Mapping[Repeat, str] = {"replay": "made again", "retry-now": "tried now"}
+# The ids of the rules that the server makes for push notifications of A2A.
+_PUSH = re.compile(r"a2a-[0-9a-f-]{36}-[0-9a-f]{16}")
 
 app = typer.Typer(
     help="Manage the rules that fire on events, and their deliveries.", no_args_is_help=True
@@ -110,13 +112,14 @@ def apply(
 
 
 def _prune(api: Api, output: Output, ids: Collection[str]) -> None:
-    """Delete the caller's own rules that have none of these ids. An administrator sees the rules of
-    all users, and deletes no other user's."""
+    """Delete the caller's own rules that have none of these ids, but no push notifications of A2A:
+    no file has them. An administrator sees the rules of all users, and deletes no other user's."""
     me = api.call("GET", path_of("me"))["user_id"]
     found, _ = api.pages(ROOT, "automations", "after", sys.maxsize, {})
     for rule in found:
         is_own = rule["source"] == "api" and rule["owner"]["user_id"] == me
-        if is_own and rule["id"] not in ids:
+        is_push = rule["payload"] == "a2a" and _PUSH.fullmatch(rule["id"])
+        if is_own and not is_push and rule["id"] not in ids:
             waiting = api.call("DELETE", _path(rule["id"]), repeat=False)["waiting"]
             text = f"{rule['id']}: deleted, {waiting} waiting deliveries fail"
             output.result({"outcome": "deleted", **rule}, text)
