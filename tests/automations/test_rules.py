@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from penstock.bus import Bus
 from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.grants import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules import store as store_module
-from penstock_automations.rules.file import apply_file, read_rules
+from penstock_automations.rules.file import apply_file, owner_of, read_rules
 from penstock_automations.rules.hidden import RuleKeys
+from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.secrets import check_secret
 from penstock_automations.rules.store import (
@@ -210,6 +212,27 @@ async def test_a_file_with_an_unknown_agent_changes_no_rule(
         assert await store.all() == []
         with pytest.raises(ConfigurationError, match="the rule needs an owner"):
             read_rules(write(tmp_path, RUNNING.replace("    owner: alice\n", "")))
+
+
+async def test_a_rule_of_the_file_that_was_accepted_before_stops_no_start(
+    nats_server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "rules: [{id: old, subjects: [llm.tool_call], where: event.data.tol == 1, "
+    text += f"action: {{webhook: {{url: '{URL}', secrets: [{SECRET}]}}}}}}]"
+    async with stored(nats_server) as (_, store):
+        path = write(tmp_path, text)
+        with pytest.raises(ConfigurationError, match=r"event\.data\.tol: did you mean"):
+            await apply_file(path, store, Config())
+        [value] = yaml.safe_load(text)["rules"]
+        operator = owner_of(None)
+        earlier = Rule.model_validate(value)  # as a version did that checked no fields
+        await store.apply(earlier, operator, all_users=True, source="file")
+        await apply_file(path, store, Config())
+        [found] = await store.all()
+        assert (found.id, found.record.version) == ("old", 1)
+        assert "stays as it was accepted before: where" in caplog.text
+        with pytest.raises(ConfigurationError, match="rule 1 is wrong: where"):
+            await apply_file(write(tmp_path, text.replace("== 1", "== 2")), store, Config())
 
 
 @pytest.mark.parametrize(

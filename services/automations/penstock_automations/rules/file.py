@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.grants import DEFAULT, SCOPES
@@ -17,7 +18,7 @@ from penstock_automations.rules.check import InvalidRule, missing_right, read_ru
 from penstock_automations.rules.draft import Draft
 from penstock_automations.rules.hidden import with_secrets
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.records import Owner, RuleRecord
+from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.store import RuleStore, VersionConflict
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,10 @@ class FileRule(Rule):
             raise ValueError(reason)
         return owner
 
+    @property
+    def plain(self) -> Rule:
+        return Rule.model_validate(self.model_dump(exclude={"owner"}))
+
 
 def read_list(path: Path, name: str) -> list[Any]:
     """Return the list that a YAML file has under its only key, with environment variables in place
@@ -59,9 +64,16 @@ def read_list(path: Path, name: str) -> list[Any]:
     return listed
 
 
-def read_rules(path: Path, config: Config | None = None) -> list[FileRule]:
+def read_rules(
+    path: Path, config: Config | None = None, known: Mapping[str, CompiledRule] | None = None
+) -> list[FileRule]:
     """Return the rules of a file. Raises ConfigurationError, which names each mistake. Agents are
-    only checked with a `config`."""
+    only checked with a `config`.
+
+    A rule that is stored among the `known` ones as the file has it was accepted before: its
+    mistakes are logged. Otherwise a version that checks more, or an agent that is removed, would
+    keep the service from starting, and so stop the rules of all users.
+    """
     found: list[FileRule] = []
     mistakes: list[str] = []
     for number, value in enumerate(read_list(path, "rules"), 1):
@@ -69,7 +81,12 @@ def read_rules(path: Path, config: Config | None = None) -> list[FileRule]:
         try:
             found.append(read_rule(value, FileRule, draft))
         except InvalidRule as error:
-            mistakes.append(f"rule {number} is wrong: {error}")
+            if (kept := _as_stored(value, known or {})) is None:
+                mistakes.append(f"rule {number} is wrong: {error}")
+                continue
+            text = "%s: rule %d, %s, is wrong, and stays as it was accepted before: %s"
+            log.error(text, path, number, kept.id, error)
+            found.append(kept)
         for each in draft.warnings:
             log.warning("%s: rule %d: %s: %s", path, number, each["field"], each["reason"])
     ids = [rule.id for rule in found]
@@ -89,19 +106,18 @@ async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
         ConfigurationError: the file or the agent of a rule is wrong; no rule was changed.
         BusError: the rules could not be stored.
     """
-    wanted = read_rules(path, config)
     known = {rule.id: rule for rule in await store.all()}
+    wanted = read_rules(path, config, known)
     for rule in wanted:
-        plain = Rule.model_validate(rule.model_dump(exclude={"owner"}))
         owner, everybody = owner_of(rule.owner), rule.owner is None
         earlier = known.get(rule.id)
         if earlier is not None and earlier.record.source == "api":
             log.error("rule %s of %s is left out: a rule made over HTTP has its id", rule.id, path)
             continue
-        if earlier is not None and _is_stored(plain, owner, everybody, earlier.record):
+        if earlier is not None and _is_stored(rule, earlier.record):
             continue
         try:
-            await store.apply(plain, owner, all_users=everybody, source="file")
+            await store.apply(rule.plain, owner, all_users=everybody, source="file")
         except VersionConflict:
             log.info("rule %s is stored by another process at the same time", rule.id)
     for rule_id in known.keys() - {rule.id for rule in wanted}:
@@ -117,7 +133,19 @@ def owner_of(user: str | None) -> Owner:
     return Owner(user_id=user, scopes=sorted(DEFAULT))
 
 
-def _is_stored(wanted: Rule, owner: Owner, all_users: bool, found: RuleRecord) -> bool:
-    if not found.has_rights_of(owner, all_users=all_users):
+def _is_stored(wanted: FileRule, found: RuleRecord) -> bool:
+    if not found.has_rights_of(owner_of(wanted.owner), all_users=wanted.owner is None):
         return False
-    return with_secrets(wanted, found.rule).model_dump() == found.rule.model_dump()
+    return with_secrets(wanted.plain, found.rule).model_dump() == found.rule.model_dump()
+
+
+def _as_stored(value: Any, known: Mapping[str, CompiledRule]) -> FileRule | None:
+    """Return the rule of the file if it is stored like this; None for any other rule."""
+    try:
+        rule = FileRule.model_validate(value)
+    except ValidationError:
+        return None
+    stored = known.get(rule.id)
+    if stored is None or stored.record.source != "file" or not _is_stored(rule, stored.record):
+        return None
+    return rule
