@@ -79,6 +79,8 @@ class Child:
 
     def kill(self) -> None:
         """Kill the server and its guard at once, as a crash ends them."""
+        if self._process.returncode is not None:
+            return  # its number may be that of another process by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

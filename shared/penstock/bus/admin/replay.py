@@ -70,7 +70,7 @@ async def _message(bus: Buckets, letter: DeadLetter) -> Message:
         raise CannotReplay(await _why_no_frame(bus, letter))
     if tokens[0] == "command" and len(tokens) == 4:
         if tokens[1] != letter.service:
-            # Whoever took an edge over could otherwise write a letter with a command of its own.
+            # An edge may write dead letters. It must not have commands published by them.
             raise CannotReplay(
                 f"{letter.service} wrote it about a command to {tokens[1]}, which it never takes: "
                 "find out who wrote it, then drop it"

@@ -154,7 +154,8 @@ async def letters(
 
 
 async def find(bus: Buckets, number: int) -> Letter | None:
-    stored = await leader.at(bus, streams.DEADLETTERS, number)
+    # The server calls a request for the message 0 a bad one.
+    stored = await leader.at(bus, streams.DEADLETTERS, number) if number > 0 else None
     if stored is None:
         return None
     letter = await _letter(bus, stored)

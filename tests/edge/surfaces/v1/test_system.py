@@ -56,7 +56,7 @@ async def test_an_administrator_gets_the_verdicts_and_replays_a_dead_letter_once
             assert (again.status_code, again.json()["outcome"]) == (200, "already")
             refused = await http.post(f"{path}/{frame.number}/replay", headers=ROOT)
             assert (refused.status_code, "drop the letter" in refused.text) == (409, True)
-            for number in ("999", "x", "9" * 30):
+            for number in ("999", "0", "x", "9" * 30):
                 missing = await http.post(f"{path}/{number}/replay", headers=ROOT)
                 assert missing.status_code == 404, number
         shown = (await http.get(path, headers=ROOT)).json()["dead_letters"]

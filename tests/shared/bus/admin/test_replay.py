@@ -195,7 +195,7 @@ async def test_a_decision_that_cannot_be_read_is_refused(bus: Bus) -> None:
 
 
 @pytest.mark.parametrize("claimed", ["edge", "connector"])
-async def test_whoever_took_an_edge_over_cannot_have_a_command_of_its_own_published(
+async def test_a_letter_that_an_edge_wrote_publishes_no_command(
     bus: Bus, claimed: str
 ) -> None:
     run_id, approval_id = new_run_id(), new_run_id()
@@ -210,7 +210,7 @@ async def test_whoever_took_an_edge_over_cannot_have_a_command_of_its_own_publis
     assert await stored_command(bus, subject) == 0
 
 
-async def test_whoever_took_an_edge_over_cannot_make_an_event_up_for_approvals(bus: Bus) -> None:
+async def test_a_letter_that_an_edge_wrote_makes_no_event_for_approvals(bus: Bus) -> None:
     run_id = new_run_id()
     forged = letter_about(f"approval.requested.{run_id}", service="approvals")
     await bus.publisher.publish(Message(f"deadletter.edge.{run_id}", forged.dump(), {}))
