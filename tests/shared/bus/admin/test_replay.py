@@ -195,9 +195,7 @@ async def test_a_decision_that_cannot_be_read_is_refused(bus: Bus) -> None:
 
 
 @pytest.mark.parametrize("claimed", ["edge", "connector"])
-async def test_a_letter_that_an_edge_wrote_publishes_no_command(
-    bus: Bus, claimed: str
-) -> None:
+async def test_a_letter_that_an_edge_wrote_publishes_no_command(bus: Bus, claimed: str) -> None:
     run_id, approval_id = new_run_id(), new_run_id()
     await run_that_is(bus, run_id, "paused")
     subject = f"command.connector.continue.{run_id}"
