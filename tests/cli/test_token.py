@@ -98,6 +98,10 @@ def test_without_a_secret_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -
     assert "set PENSTOCK_AUTH_JWT_SECRET" in made.stderr
     monkeypatch.setenv("PENSTOCK_AUTH_JWKS_URL", "https://issuer.example/keys")
     assert "of that issuer alone" in CliRunner().invoke(app, ["token"]).stderr
+    monkeypatch.delenv("PENSTOCK_AUTH_JWKS_URL")
+    monkeypatch.setenv("PENSTOCK_OIDC_ISSUER", "https://issuer.example")
+    monkeypatch.setenv("PENSTOCK_OIDC_CLIENT_ID", "penstock")
+    assert "of that issuer alone" in CliRunner().invoke(app, ["token"]).stderr
 
 
 def test_no_token_is_made_for_the_user_that_no_service_accepts() -> None:

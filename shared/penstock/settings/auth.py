@@ -44,8 +44,8 @@ Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 class AuthSettings(EnvironmentSettings):
     """The settings of authentication, read from the environment as `PENSTOCK_AUTH_<NAME>`.
 
-    The items of a list are separated by commas. Without a secret and a JWKS URL, callers are not
-    authenticated.
+    The items of a list are separated by commas. Without a secret, a JWKS URL and an OpenID
+    Connect provider, callers are not authenticated.
     """
 
     model_config = SettingsConfigDict(

@@ -78,8 +78,8 @@ class HostCheck:
             421,
             f"nobody is asked who they are here, so only requests for this machine (localhost, "
             f"127.0.0.1) are answered, and {name} is another name. If it is right, add it to "
-            "PENSTOCK_AUTH_HOSTS, or ask callers who they are: PENSTOCK_AUTH_JWT_SECRET or "
-            "PENSTOCK_AUTH_JWKS_URL",
+            "PENSTOCK_AUTH_HOSTS, or ask callers who they are: PENSTOCK_AUTH_JWT_SECRET, "
+            "PENSTOCK_AUTH_JWKS_URL or PENSTOCK_OIDC_ISSUER",
         )
 
 
@@ -114,8 +114,9 @@ def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
         return
     raise BindRefused(
         f"{host} is reachable from other machines, and callers are not authenticated. Set "
-        "PENSTOCK_AUTH_JWT_SECRET or PENSTOCK_AUTH_JWKS_URL (and ALLOW_UNAUTHENTICATED_SSE not), "
-        "or bind 127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if a proxy in front authenticates"
+        "PENSTOCK_AUTH_JWT_SECRET, PENSTOCK_AUTH_JWKS_URL or PENSTOCK_OIDC_ISSUER (and "
+        "ALLOW_UNAUTHENTICATED_SSE not), or bind 127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if a "
+        "proxy in front authenticates"
     )
 
 

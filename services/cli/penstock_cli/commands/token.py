@@ -110,10 +110,10 @@ def _make(
 
 
 def _no_secret(config: AuthConfig) -> str:
-    if config.jwks_url is not None:
+    if config.is_configured:
         return (
-            "PENSTOCK_AUTH_JWKS_URL is set: the services take the tokens of that issuer alone, "
-            "so get one there"
+            "PENSTOCK_AUTH_JWKS_URL or PENSTOCK_OIDC_ISSUER is set: the services take the tokens "
+            "of that issuer alone, so get one there"
         )
     return (
         "set PENSTOCK_AUTH_JWT_SECRET to the secret of the services (at least 32 bytes). "

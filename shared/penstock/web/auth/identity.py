@@ -127,7 +127,7 @@ def missing_scope_problem(identity: Identity, scopes: str) -> Problem:
         return Problem(
             403,
             f"this needs the scope {scopes}, which nobody has while callers are not authenticated"
-            " (PENSTOCK_AUTH_JWT_SECRET or PENSTOCK_AUTH_JWKS_URL)",
+            " (PENSTOCK_AUTH_JWT_SECRET, PENSTOCK_AUTH_JWKS_URL or PENSTOCK_OIDC_ISSUER)",
         )
     return Problem(403, f"this needs the scope {scopes}, which the token does not have")
 
