@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from penstock import sse
 from penstock.budgets.account import account_key
 from penstock.budgets.accounts import Accounts
-from penstock.budgets.admission import Admission
+from penstock.budgets.admission import Admission, CurrentBudgets
 from penstock.budgets.document import RunFacts, from_value
 from penstock.budgets.model import Budget
-from penstock.bus import Bus, Message, messages
+from penstock.bus import Bus, Entry, Message, messages
 from penstock.bus.records import (
     ApprovalRecord,
     BudgetAccount,
@@ -34,7 +34,9 @@ from penstock.bus.records import (
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import command, event_input, raw_stored
 from penstock.settings import Config
+from penstock.web.auth.identity import ANONYMOUS
 from penstock.web.problems import Problem
+from penstock_approvals.api.accounts import AccountsApi, Query
 from penstock_approvals.budgets.actions import BudgetActions
 from penstock_approvals.budgets.ledger import BudgetLedger
 from penstock_approvals.budgets.reached import reached
@@ -43,6 +45,7 @@ from penstock_approvals.service import ApprovalsService
 from penstock_cli.main import app
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
+from support.drive.bus import connected
 from support.drive.normalizing import Run
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline, types
 from support.drive.secured import SLOW, Secured, bearer, secured
@@ -535,6 +538,27 @@ async def test_administrators_show_and_replace_the_budgets(fresh_nats: NatsServe
     assert "budgets[0].limit" in mistaken.json()["detail"]
     assert shown.json()["budgets"] == DOCUMENT
     assert (shown.json()["version"], shown.json()["by"]) == (1, "root")
+
+
+async def test_other_requests_are_handled_while_one_reads_many_accounts(
+    fresh_nats: NatsServer,
+) -> None:
+    turns = 0
+    account = BudgetAccount(budget="day", per="user", subject="ada", user="ada")
+    entries = [Entry(f"account.{number}", account.dump(), number) for number in range(2500)]
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with connected(fresh_nats.url) as bus:
+        api = AccountsApi(bus, CurrentBudgets(bus))
+        beside = asyncio.create_task(others())
+        assert await api.found(entries, ANONYMOUS, Query()) == []  # no budget is in force
+        beside.cancel()
+    assert turns >= 5
 
 
 async def test_a_start_over_http_is_refused_and_each_user_sees_what_is_left(

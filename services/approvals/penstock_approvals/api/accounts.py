@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -15,15 +16,16 @@ from penstock.budgets.account import WITHOUT_COST, is_current, rooms, used
 from penstock.budgets.accounts import BUCKET
 from penstock.budgets.admission import CurrentBudgets
 from penstock.budgets.model import Budget, Dimension, Per
-from penstock.bus import Bus
+from penstock.bus import Bus, Entry
 from penstock.bus.records import BudgetAccount
 from penstock.web.answers import cursor_of, cursor_parts, json_answer
-from penstock.web.auth import identity_of
+from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import read_query
 from penstock.web.operation import Operation, in_query, json, serves
 from penstock.web.read_scheduler import ReadScheduler
 
 MAX_PAGE: Final = 1000
+READ_AT_ONCE: Final = 500  # How many accounts are read before other requests are handled.
 
 
 class Query(BaseModel):
@@ -104,9 +106,7 @@ class AccountsApi:
         query, who = read_query(request, Query), identity_of(request)
         async with self._turns.of(who.tenant_user):
             entries = await self._bus.bucket(BUCKET).entries("account.*")
-            stored = [BudgetAccount.model_validate_json(entry.value) for entry in entries]
-        seen = [each for each in stored if who.owners is None or each.user in who.owners]
-        found = sorted(self._shown(seen, query), key=_place)
+            found = await self.found(entries, who, query)
         begin = 0
         if query.after is not None:
             last = cursor_parts(query.after, str, str, str)
@@ -116,20 +116,25 @@ class AccountsApi:
         following = cursor_of(*_place(page[-1])) if more else None
         return json_answer(AccountPage(accounts=page, next=following).model_dump(mode="json"))
 
-    def _shown(self, accounts: Iterable[BudgetAccount], query: Query) -> Iterator[AccountShown]:
+    async def found(
+        self, entries: Sequence[Entry], who: Identity, query: Query
+    ) -> list[AccountShown]:
+        """Return the accounts that the caller may see and wants, in their order."""
         now, by_id = self._bus.clock.now(), self._budgets.current.by_id
-        for account in accounts:
+        found = []
+        for number, entry in enumerate(entries):
+            if number % READ_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            account = BudgetAccount.model_validate_json(entry.value)
             budget = by_id.get(account.budget)
-            if budget is None or not is_current(account, now):
+            is_seen = who.owners is None or account.user in who.owners
+            if not is_seen or budget is None or not is_current(account, now):
                 continue
-            if query.budget not in (None, budget.id) or query.subject not in (
-                None,
-                account.subject,
-            ):
-                continue
-            shown = _shown(account, budget)
-            if shown.share >= query.share:
-                yield shown
+            is_wanted = query.budget in (None, budget.id)
+            if is_wanted and query.subject in (None, account.subject):
+                shown = _shown(account, budget)
+                found += [shown] if shown.share >= query.share else []
+        return sorted(found, key=_place)
 
 
 def _shown(account: BudgetAccount, budget: Budget) -> AccountShown:
