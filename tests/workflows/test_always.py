@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.bus.records import RunRecord
+from penstock.web.auth import Identity
+from penstock_edge.runs.cancel import Canceller
 from support.drive.dying import instances
 from support.drive.pipeline import PIPELINE, Pipeline, types
 from support.drive.waiting import eventually
@@ -38,6 +40,16 @@ steps:
     needs: [part]
     always: true
     run: {agent: worker, message: 'input.id + " clean " + part.status'}
+"""
+
+
+# Two steps clean up, one after the other; the second begins after a cancel has waited enough.
+SLOW = """
+name: slow
+steps:
+  work: {run: {agent: worker, message: 'input.id + " never"'}}
+  first: {needs: [work], always: true, run: {agent: worker, message: 'input.id + " slow-1"'}}
+  second: {needs: [first], always: true, run: {agent: worker, message: 'input.id + " last"'}}
 """
 
 
@@ -79,6 +91,22 @@ async def test_it_runs_once_after_a_failure_and_after_a_cancel_also_in_a_nested_
             "c inner clean": 1,
             "c clean cancelled": 1,
         }
+
+
+async def test_a_cancel_over_http_does_not_cut_it_off(
+    nats_server: NatsServer, server: CountingServer
+) -> None:
+    async with workflows(nats_server.url, server) as penstock:
+        await define(penstock.bus, definition(SLOW))
+        run_id = await start_workflow(penstock.bus, "slow", {"id": "d"})
+        await eventually(server.was_called, what="the step runs")
+        canceller = Canceller(penstock.bus, 0.3)
+        for _ in range(2):  # a second cancel changes nothing
+            cancelled = await canceller.cancel(run_id, Identity("u1", frozenset(), "bearer"))
+            assert cancelled.at is None
+        events = await penstock.ended(run_id, 60)
+        assert types(events)[-1] == "lifecycle.cancelled"
+        assert server.calls == {"d never": 1, "d slow-1": 1, "d last": 1}
 
 
 async def test_it_runs_once_when_the_service_dies_while_it_runs(

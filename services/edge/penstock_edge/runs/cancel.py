@@ -15,10 +15,11 @@ import uuid_utils
 from penstock.bus import Bus, Follow, Message, RawWriter, Stored, subjects
 from penstock.bus.read.follow import events
 from penstock.bus.records import ENDED, CancelCommand, RunRecord
+from penstock.bus.state.run_trees import RunTrees
 from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
-from penstock_edge.runs.records import run_of
+from penstock_edge.runs.records import is_workflow, run_of
 from penstock_edge.sources.locate import lifecycle_of, start_of_new_run
 from penstock_edge.views.items import type_of
 
@@ -40,10 +41,12 @@ class Canceller:
     def __init__(self, bus: Bus, wait_s: float) -> None:
         self._bus = bus
         self._wait_s = wait_s
+        self._trees = RunTrees(bus)
 
     async def cancel(self, run_id: str, who: Identity) -> Cancelled:
         """Cancel the run, and wait for its end. If no service has ended the run after `wait_s`, the
-        edge ends it, and waits for at most 5 seconds more. A run that has ended is 409, even if
+        edge ends it, and waits for at most 5 seconds more; but it does not cut off the `always`
+        steps of a workflow in the time that these have. A run that has ended is 409, even if
         another caller's request has just cancelled it."""
         record = await run_of(self._bus, who, run_id)
         run_id = record.run_id  # the record has the id in lower case, as on the bus
@@ -80,7 +83,7 @@ class Canceller:
             if mine:
                 await self._command(record, CancelCommand(run_id=record.run_id, by=by))
             event = await _within(end, self._wait_s)
-            if event is None:
+            if event is None and not await self._runs_always_steps(record):
                 # No service has ended the run, perhaps because none is running. So the edge ends
                 # the run.
                 await self._force(record, by)
@@ -91,6 +94,13 @@ class Canceller:
         if event is not None and not (mine and type_of(event) == "lifecycle.cancelled"):
             raise _ended(type_of(event).removeprefix("lifecycle."))
         return event
+
+    async def _runs_always_steps(self, record: RunRecord) -> bool:
+        if not is_workflow(record):
+            return False
+        stopped = await self._trees.stopped_among([record.run_id])
+        due = stopped.always_due if stopped is not None else None
+        return due is not None and self._bus.clock.time() < due / 1000 + FORCED_WAIT_S
 
     async def _command(self, record: RunRecord, command: CancelCommand) -> None:
         subject = subjects.command(record.target or "connector", "cancel", command.run_id)

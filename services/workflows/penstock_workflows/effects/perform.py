@@ -58,7 +58,7 @@ class Performer:
     async def mark_stopped(self, run_id: str, stop: Stop) -> None:
         """Let no further run below a run that stops begin."""
         by, reason = stop.by or "workflow", stop.reason or "stopped"
-        await self._trees.mark_stopped(run_id, by, reason)
+        await self._trees.mark_stopped(run_id, by, reason, stop.always_due)
 
     async def _call(self, state: State, effect: Call) -> Input | None:
         try:

@@ -209,8 +209,8 @@ class Decisions:
         run.owes_effects = True
         await self._frames.write(run)
         state, learnt = run.state, list[Input]()
-        if state.stop is not None and state.abandoned_children:
-            await self._performer.mark_stopped(state.run_id, state.stop)
+        if (stop := state.stop) is not None and (state.abandoned_children or stop.always_due):
+            await self._performer.mark_stopped(state.run_id, stop)
         listens: list[Listen] = []
         for effect in effects:
             if isinstance(effect, Listen):

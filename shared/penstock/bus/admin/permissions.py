@@ -231,7 +231,7 @@ USERS: Final = (
         _ADMITS,
         _reads(EVENTS, RAW, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
-        _buckets("leases", "tokens", "claims", "threads", "workflows"),
+        _buckets("leases", "tokens", "claims", "threads", "workflows", "trees"),
         _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "leases.cancel.*"),
         [*_buckets("cursors"), *_keys("cursors.*.*")],
         _buckets("costs"),

@@ -34,6 +34,11 @@ class Stopped(Record):
 
     by: str
     reason: str
+    always_due: int | None = Field(
+        None,
+        description="Until when the run's `always` steps may run, in milliseconds since 1970; "
+        "absent without such steps",
+    )
 
 
 class RunTrees:
@@ -57,8 +62,13 @@ class RunTrees:
             tree = await self._bucket.change(key, TreeRuns, count, TreeRuns(runs=[]))
         return tree is not None and run_id in tree.runs
 
-    async def mark_stopped(self, run_id: str, by: str, reason: str) -> None:
-        await self._bucket.put(f"stopped.{run_id}", Stopped(by=by, reason=reason).dump())
+    async def mark_stopped(
+        self, run_id: str, by: str, reason: str, always_due: int | None = None
+    ) -> None:
+        """Write the mark. A mark without `always_due`, as of a second cancel, replaces no other."""
+        value = Stopped(by=by, reason=reason, always_due=always_due).dump()
+        write = self._bucket.create if always_due is None else self._bucket.put
+        await write(f"stopped.{run_id}", value)
 
     async def stopped_among(self, run_ids: Sequence[str]) -> Stopped | None:
         """Return why the outermost stopped run of these runs stops; None if none of them stops."""
