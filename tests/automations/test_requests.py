@@ -170,7 +170,7 @@ def test_a_secret_in_the_url_is_encoded_hidden_and_not_in_the_record() -> None:
     auth = {"query": {"name": "sig", "value": "a/b&d="}}
     request = requested({"url": f"{URL}?v=1", "auth": auth})
     assert request.url == f"{URL}?v=1&sig=a%2Fb%26d%3D"
-    assert {"a/b&d=", "a%2Fb%26d%3D"} <= set(request.secrets)
+    assert {"a/b&d=", "a%2Fb%26d%3D", "a%2fb%26d%3d"} <= set(request.secrets)
     assert "a/b" not in str(request.head)
     assert "a%2F" not in str(request.head)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -165,7 +166,9 @@ def _address(webhook: Webhook) -> list[str]:
         return [webhook.url]
     value = quote(query.value, safe="")
     joint = "&" if "?" in webhook.url else "?"
-    return [f"{webhook.url}{joint}{query.name}={value}", query.value, value]
+    # Some receivers write the URL back with escapes in lower case.
+    lower = re.sub("%..", lambda escape: escape[0].lower(), value)
+    return [f"{webhook.url}{joint}{query.name}={value}", query.value, value, lower]
 
 
 def _authorization(auth: WebhookAuth | None) -> dict[str, str]:
