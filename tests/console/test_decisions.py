@@ -87,12 +87,20 @@ async def test_equal_calls_are_decided_together_and_different_ones_are_not(
     demo: str, http: httpx.AsyncClient
 ) -> None:
     words = f"once {secrets.token_hex(4)}"
-    equal = [await waiting(http, words) for _ in range(3)]
+    equal = [await waiting(http, words) for _ in range(2)]
+    equal.append(await waiting(http, words, user_id="bob"))
     other = await waiting(http, f"{words} more")
     async with page_at(f"{demo}/console") as page:
         await page.resize(1280)
         await chosen(page, demo, equal[0][1])
         await page.until("document.querySelector('.alike')?.innerText.includes('the 2 other')")
+        assert "also for bob" in await page.text(".alike")
+        # A tool of another agent is another tool, although it has the same name.
+        asked = (await http.get(f"/v1/approvals/{equal[0][1]}")).json()
+        for changes, is_alike in (({}, True), ({"agent": "other"}, False)):
+            pair = f"{json.dumps(asked)}, {json.dumps(asked | changes)}"
+            code = "import('/assets/console/decision.js').then((found) => found.areAlike({}))"
+            assert await page.value(code.format(pair)) is is_alike
         await page.click(".alike input")
         await page.click(".chosen button.approve")
         await page.until(
@@ -130,6 +138,16 @@ async def test_a_dangerous_call_is_approved_only_after_its_name_was_typed(asking
         run_id, approval_id = await waiting(http, "the danger")
         await page.resize(1280)
         await sign_in(page, dora)
+        # While the policy's word on it cannot be read, nobody can approve.
+        await page.value(
+            "{ const ask = fetch; window.fetch = (path, ...more) => "
+            "String(path).includes('/v1/approvals/') ? Promise.reject(new TypeError('cut')) "
+            ": ask(path, ...more); }"
+        )
+        moved = "dispatchEvent(new CustomEvent('penstock-moved', { detail: {} }))"
+        await page.value(f"history.pushState(null, '', '/console/runs/{run_id}'); {moved}")
+        await page.until("document.querySelector('.decision .error')?.innerText.includes('read')")
+        assert await page.value("document.querySelector('button.approve').disabled")
         for place in (f"inbox/{approval_id}", f"runs/{run_id}"):
             await page.go(f"{asking}/console/{place}")
             await page.until("!!document.querySelector('.danger input')")

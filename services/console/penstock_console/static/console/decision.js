@@ -58,11 +58,11 @@ const AT_DEADLINE = { reject: "it is rejected", approve: "it is approved", leave
 
 const isConfirmation = (approval) => approval.items.length === 1 && !TAKES_VALUE.has(approval.items[0].kind);
 
-/** Whether two approvals ask for the same: one call of the same tool with equal arguments. */
+/** Whether two approvals ask for the same: one call of the same agent's tool with equal arguments. */
 export function areAlike(one, other) {
   if (one === other || !isConfirmation(one) || !isConfirmation(other)) return false;
-  const [first, second] = [one, other].map(({ items: [{ tool, args }], rulings = [] }) =>
-    sortedJson({ tool, args: args ?? {}, isDangerous: Boolean(rulings[0]?.danger) }),
+  const [first, second] = [one, other].map(({ agent, items: [{ tool, args }], rulings = [] }) =>
+    sortedJson({ agent, tool, args: args ?? {}, isDangerous: Boolean(rulings[0]?.danger) }),
   );
   return Boolean(one.items[0].tool) && first === second;
 }
@@ -97,8 +97,12 @@ export class Decision extends Component {
 
   async componentDidMount() {
     if (!this.mustRead) return;
-    const record = await get(pathOf(this.props.approval)).catch(() => null);
-    this.setState({ record, isBusy: false });
+    try {
+      this.setState({ record: await get(pathOf(this.props.approval)), isBusy: false });
+    } catch (error) {
+      // Nobody decides without knowing whether the policy calls it dangerous.
+      this.setState({ error: `The approval cannot be read: ${error.message} Load the page again.` });
+    }
   }
 
   get approval() {
@@ -171,6 +175,7 @@ export class Decision extends Component {
     const dangerous = approval.items.find((item) => rulings.get(item.item_id)?.danger);
     const toType = dangerous && (dangerous.tool ?? dangerous.kind);
     const terms = approval.rulings && !done ? termsOf(approval) : [];
+    const others = [...new Set(alike.map((each) => each.user_id))].filter((each) => each !== approval.user_id);
     return html`<section class=${`decision ${done ? "is-settled" : ""}`} aria-label="A decision" data-approval=${approval.approval_id}>
       ${heading && html`<p class="ask">A person decides${approval.expires_at && !done ? html`: <${Countdown} until=${approval.expires_at} />` : ""}</p>`}
       ${approval.items.map((item, index) => html`<${Asked} key=${item.item_id} item=${item} id=${`${id}-${index}`} isOpen=${!done}
@@ -186,7 +191,7 @@ export class Decision extends Component {
             ${wrong}
             ${alike.length > 0 && Object.keys(edits).length === 0 && html`<label class="alike" for=${`${id}-alike`}><input id=${`${id}-alike`} type="checkbox" checked=${withAlike}
               onChange=${(event) => this.setState({ withAlike: event.target.checked })} />
-              and ${alike.length === 1 ? "the other request" : `the ${alike.length} other requests`} for this tool with equal arguments</label>`}
+              and ${alike.length === 1 ? "the other request" : `the ${alike.length} other requests`} for this tool with equal arguments${others.length > 0 && html`, also for <${Exact} text=${others.join(", ")} />`}</label>`}
             ${toType && html`<label class="danger" for=${`${id}-typed`}>Dangerous. To approve, type <strong><${Exact} text=${toType} /></strong>
               <input id=${`${id}-typed`} value=${typed} autocomplete="off" spellcheck="false" onInput=${(event) => this.setState({ typed: event.target.value })} /></label>`}
             <label for=${`${id}-note`}>Note <input id=${`${id}-note`} value=${note} maxlength="2000" placeholder="for the agent and the record"
