@@ -336,6 +336,19 @@ async def test_a_dangerous_call_is_approved_only_with_its_name_typed_and_rejecte
             assert (await record(penstock, approval_id)).status == "pending"
 
 
+async def test_each_dangerous_name_is_typed_as_the_page_shows_it(penstock: Secured) -> None:
+    items = [ITEM, ITEM | {"item_id": "c2", "tool": "purge\u202e"}]
+    rulings = [
+        {"item_id": each["item_id"], "rule_id": "danger", "outcome": "ask", "danger": True}
+        for each in items
+    ]
+    _, approval_id = await paused(penstock, items=items, rulings=rulings)
+    path = await linked(penstock, approval_id)
+    for typed, status in (("transfer", 422), ("transfer, purge\\u{202e}", 303)):
+        answer = await act(penstock, path, decision="approve", typed=typed)
+        assert answer.status_code == status, typed
+
+
 async def test_a_request_that_is_too_large_to_show_cannot_be_decided_here(
     penstock: Secured,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from urllib.parse import parse_qs
 
 from penstock.bus.records import ApprovalRecord, Decided
+from penstock.visible import visible
 from penstock_approvals.policy.model import ANSWERED_ONLY, NEEDS_VALUE
 
 MAX_NOTE: Final = 2000
@@ -73,10 +74,12 @@ def parse(body: bytes) -> Form:
 
 
 def name_to_type(record: ApprovalRecord) -> str | None:
-    """Return the name that a person types to approve; None if no rule says `danger`."""
+    """Return what a person types to approve: the name of each tool that a rule calls dangerous, as
+    the page shows it; None if no rule does."""
     dangerous = {each.item_id for each in record.rulings if each.danger}
     named = (item for item in record.items if item["item_id"] in dangerous)
-    return next((str(item.get("tool") or item.get("kind")) for item in named), None)
+    names = dict.fromkeys(visible(str(item.get("tool") or item.get("kind"))) for item in named)
+    return ", ".join(names).strip() or None
 
 
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:

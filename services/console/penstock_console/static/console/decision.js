@@ -172,8 +172,8 @@ export class Decision extends Component {
     const votes = (approval.votes ?? []).filter((vote) => !vote.void);
     const wrong = html`<p class="error" role="alert">${error}</p>`;
     const rulings = new Map((approval.rulings ?? []).map((each) => [each.item_id, each]));
-    const dangerous = approval.items.find((item) => rulings.get(item.item_id)?.danger);
-    const toType = dangerous && (dangerous.tool ?? dangerous.kind);
+    const dangerous = approval.items.filter((item) => rulings.get(item.item_id)?.danger);
+    const toType = [...new Set(dangerous.map((item) => item.tool ?? item.kind))].join(", ");
     const terms = approval.rulings && !done ? termsOf(approval) : [];
     const others = [...new Set(alike.map((each) => each.user_id))].filter((each) => each !== approval.user_id);
     return html`<section class=${`decision ${done ? "is-settled" : ""}`} aria-label="A decision" data-approval=${approval.approval_id}>
@@ -197,7 +197,7 @@ export class Decision extends Component {
             <label for=${`${id}-note`}>Note <input id=${`${id}-note`} value=${note} maxlength="2000" placeholder="for the agent and the record"
               onInput=${(event) => this.setState({ note: event.target.value })} /></label>
             <div class="buttons">
-              <button type="button" class="approve" disabled=${isBusy || lacks || isWrong || (toType && typed !== toType)} onClick=${() => this.decide("approve")}>
+              <button type="button" class="approve" disabled=${isBusy || lacks || isWrong || (toType !== "" && typed !== toType)} onClick=${() => this.decide("approve")}>
                 ${NEEDS_VALUE.has(approval.items[0].kind) ? "Answer" : "Approve"}
               </button>
               ${mayReject && html`<button type="button" class="reject" disabled=${isBusy} onClick=${() => this.decide("reject")}>Reject</button>`}
