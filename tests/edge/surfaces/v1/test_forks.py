@@ -9,8 +9,12 @@ import httpx
 import pytest
 
 from penstock.bus import Bus
-from support.drive.clients import Client
+from penstock.settings import AuthSettings
+from penstock.web.auth import Auth, AuthConfig
+from support.drive.clients import Client, MakeEdge
+from support.drive.secured import bearer
 from support.drive.workflows import define, sequence
+from support.fakes.issuer import SECRET
 from support.fakes.pretend import PretendRun, command_of
 
 CHAIN = sequence("a", "b", "c", name="chain")
@@ -164,3 +168,41 @@ async def test_the_reason_is_known_before_somebody_tries(edge: Client, bus: Bus)
     ended = await told(bus)
     assert "no_fork" not in (await edge.get(f"/v1/runs/{ended.run_id}")).json()
     assert seen["taken_over"]["steps"] == []
+
+
+async def test_whose_the_fork_of_anothers_run_is_and_who_may_make_it(
+    make_edge: MakeEdge, bus: Bus
+) -> None:
+    auth = AuthConfig(**AuthSettings(jwt_secret=SECRET).model_dump())
+    edge = await make_edge(auth=Auth(auth))
+
+    async def first(agent: str) -> PretendRun:
+        run = PretendRun(bus)
+        common = {"user_id": "alice", "tenant": "red", "status": "completed"}
+        await run.record(agent=agent, sequence=3, **common)
+        await run.started()
+        await run.text("Hello")
+        await run.completed()
+        return run
+
+    agno, adk = await first("assistant"), await first("helper")
+    said = {"message": "and now?"}
+    assert (await fork(edge, adk, bearer("bob"), **said)).status_code == 404
+    assert (await edge.get(f"/v1/runs/{adk.run_id}/fork", headers=bearer("bob"))).status_code == 404
+    # An administrator may see the run. Agno's fork would be in the session of its user.
+    root = bearer("root", scope="read start administer")
+    assert (await fork(edge, agno, root, **said)).status_code == 403
+    own = (await fork(edge, adk, root, **said)).json()
+    assert own["user_id"] == "root"
+    assert own.get("tenant") is None
+    assert own["session_id"] != adk.session_id
+    deputy = bearer("root", scope="read start act-as")
+    theirs = (await fork(edge, agno, deputy, **said)).json()
+    assert (theirs["user_id"], theirs["session_id"]) == ("alice", agno.session_id)
+    assert theirs["started_by"] == ["root"]
+    # The key of one user is none of another.
+    key = {"idempotency-key": adk.run_id}
+    assert (await fork(edge, adk, bearer("alice") | key, **said)).status_code == 202
+    assert (await fork(edge, adk, root | key, **said)).status_code == 202
+    reader = bearer("alice", scope="read")
+    assert (await fork(edge, adk, reader, **said)).status_code == 403
