@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from penstock.bus.records import RunRecord
 from penstock.web.auth import Identity
@@ -16,7 +13,6 @@ from support.drive.waiting import eventually
 from support.drive.workflows import (
     CountingServer,
     cancel_workflow,
-    counting,
     define,
     definition,
     start_workflow,
@@ -51,12 +47,6 @@ steps:
   first: {needs: [work], always: true, run: {agent: worker, message: 'input.id + " slow-1"'}}
   second: {needs: [first], always: true, run: {agent: worker, message: 'input.id + " last"'}}
 """
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[CountingServer]:
-    async with counting() as made:
-        yield made
 
 
 async def start(penstock: Pipeline, id_: str, does: str) -> str:

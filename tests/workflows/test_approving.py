@@ -11,19 +11,12 @@ from support.drive.waiting import eventually
 from support.drive.workflows import (
     CountingServer,
     cancel_workflow,
-    counting,
     define,
     definition,
     start_workflow,
     workflows,
 )
 from support.real.nats import NatsServer
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[CountingServer]:
-    async with counting() as made:
-        yield made
 
 
 @pytest.fixture

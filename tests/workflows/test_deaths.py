@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,7 +24,6 @@ from support.drive.pipeline import PIPELINE, Pipeline
 from support.drive.waiting import eventually
 from support.drive.workflows import (
     CountingServer,
-    counting,
     define,
     definition,
     start_workflow,
@@ -47,12 +46,6 @@ output: d.output
 """
 WRITES = 45  # a whole run has about so many writes
 DEATHS = 15
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[CountingServer]:
-    async with counting() as made:
-        yield made
 
 
 async def start(bus: Bus, count: int) -> list[str]:

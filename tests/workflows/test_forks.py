@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,7 +14,6 @@ from support.drive.dying import instances
 from support.drive.pipeline import PIPELINE, Event, Pipeline, types
 from support.drive.workflows import (
     CountingServer,
-    counting,
     define,
     definition,
     start_workflow,
@@ -37,12 +35,6 @@ output: '[d.output, string(b.output.size())]'
 """
 STEPS = ["step_a", "step_b"]
 LARGE = "x" * 100_000
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[CountingServer]:
-    async with counting() as made:
-        yield made
 
 
 async def failed_run(penstock: Pipeline, number: int) -> str:

@@ -22,7 +22,6 @@ from support.drive.workflows import (
     SERVICES,
     CountingServer,
     cancel_workflow,
-    counting,
     define,
     definition,
     sequence,
@@ -45,12 +44,6 @@ steps:
     workflow: {workflow: itself, input: '{"id": "x"}'}
     on_failure: continue
 """
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[CountingServer]:
-    async with counting() as made:
-        yield made
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from support.drive.waiting import eventually
 from support.drive.workflows import (
     CountingServer,
     cancel_workflow,
-    counting,
     define,
     definition,
     sequence,
@@ -24,12 +23,6 @@ from support.drive.workflows import (
     workflows,
 )
 from support.real.nats import NatsServer
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[CountingServer]:
-    async with counting() as made:
-        yield made
 
 
 @pytest.fixture
