@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from penstock_workflows.definition.document import read_document
 from penstock_workflows.definition.model import MAX_DURATION_S, seconds
 
 EXAMPLES = sorted((Path(__file__).parent / "definitions").glob("*.yaml"))
+VALUES = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
+FIELDS = ["steps", "run", "call", "listen", "approve", "retry", "for_each", "wait", "set", "typo"]
 HEAD = 'dsl: penstock/1\nname: w\nversion: "1"\n'
 
 
@@ -629,6 +633,41 @@ def test_what_is_no_definition_is_refused(value: Any) -> None:
     for content in (json.dumps(value), yaml.safe_dump(value)):
         with pytest.raises(InvalidDefinition):
             load(content.encode())
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each object and list in a value with each of its keys, the outer ones last."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+        yield value, key
+
+
+@st.composite
+def nearly_right(draw: st.DrawFn) -> Any:
+    """Draw a definition of the examples in which some keys and values are wrong."""
+    value = copy.deepcopy(draw(st.sampled_from(VALUES)))
+    for place, key in draw(st.lists(st.sampled_from(list(places(value))), max_size=9)):
+        if isinstance(place, list) or key not in place or draw(st.booleans()):
+            place[key] = draw(json_values)
+        else:
+            place[draw(st.sampled_from(FIELDS) | st.text(max_size=3))] = place.pop(key)
+    return value
+
+
+@given(nearly_right())
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_wrong_in_a_definition_is_a_mistake_with_its_place(value: Any) -> None:
+    try:
+        load_value(value)
+    except InvalidDefinition as error:
+        assert len(set(error.problems)) == len(error.problems) > 0
+
+
+def test_a_wrong_key_may_have_wrong_fields_inside() -> None:
+    found = told(f"{HEAD}steps:\n  'a b': {{typo: 1, retry: {{typo: 1}}}}\n")
+    assert [each.split(": ")[1] for each in found][:1] == ["steps.a b"]
+    assert len(found) == 4
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode()))

@@ -96,7 +96,8 @@ def _further(value: dict[str, Any], found: Sequence[Problem]) -> list[Problem]:
     another place."""
     if len(found) > MAX_PROBLEMS:
         return []
-    for problem in sorted(found, key=lambda each: each.is_key):  # first what is inside a wrong key
+    # The deepest first: what is mended takes what is inside it away.
+    for problem in sorted(found, key=lambda each: len(each.path), reverse=True):
         value = _mended(value, problem)
     try:
         compile(Definition.model_validate(value), is_new=True, unsure=[each.path for each in found])
