@@ -27,7 +27,8 @@ MAX_WORDS_OF_READMES = 14_300
 # 450 for docs/automations.md: rules for Slack, Teams and GitHub, most of it code to copy.
 # 950 for docs/coming-from/webhooks.md: thirty rules that a test runs, half of it code.
 # 70 for the filters and the export in docs/approvals.md.
-MAX_WORDS = 57_970
+# 380 for what is waited for, and what it saves, in docs/measured.md.
+MAX_WORDS = 58_350
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 

@@ -1,4 +1,4 @@
-"""A quiet process writes frames at once, a busy one writes them together; none is lost."""
+"""An idle process writes frames at once, a busy one writes them together; none is lost."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from penstock.bus.budget import Budget
-from penstock_connector.legs import body as bodies_of_legs
-from penstock_connector.legs.body import AT_ONCE_BYTES, LONGEST_S, Body, Flush, delay_s
+from penstock.busyness import Pace
+from penstock_connector.legs.body import AT_ONCE_BYTES, LONGEST_S, Body, Flush
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline, types
 from support.drive.waiting import eventually
+from support.fakes.busyness import busy
 from support.fakes.misbehaving import Answer, Misbehaving, agents, cuts, plays, stalls
 from support.fakes.raw import agno, agno_text
 from support.real.nats import NatsServer
@@ -22,24 +23,14 @@ SERVICES = (NormalizerService, ConnectorService)
 FOREVER_S = 3600.0
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def after(per_s: float, seconds: float = 5.0) -> tuple[Flush, Clock]:
-    """Return a flush after pieces have come at that rate."""
-    clock = Clock()
-    made = Flush(clock=clock)
-    for _ in range(int(per_s * seconds)):
-        clock.now_s += 1 / per_s
+def flush(share: float) -> Flush:
+    """Return the flush of a process that is busy for this share, after 2,000 pieces a second."""
+    now_s = 100.0
+    made = Flush(Pace(LONGEST_S, busy(share), lambda: now_s))
+    for _ in range(2000):
         made.count()
-    return made, clock
+    now_s += 1.0
+    return made
 
 
 class Timers:
@@ -69,7 +60,7 @@ async def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every flush wait until something other than time causes the write."""
-    monkeypatch.setattr(bodies_of_legs, "delay_s", lambda per_s: FOREVER_S)
+    monkeypatch.setattr(Pace, "wait_s", FOREVER_S)
 
 
 def budgeted(made: Flush) -> Body:
@@ -81,35 +72,15 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_delay_grows_with_the_rate_and_has_a_limit() -> None:
-    assert [delay_s(per_s) for per_s in (0, 10, 50)] == [0, 0, 0]
-    assert delay_s(525) == pytest.approx(LONGEST_S / 2)
-    assert [delay_s(per_s) for per_s in (1000, 5000, 1e6)] == [LONGEST_S] * 3
-    delays = [delay_s(per_s) for per_s in range(0, 1200, 10)]
-    assert delays == sorted(delays)
-
-
-@pytest.mark.parametrize("per_s", [1, 10, 40])
-def test_a_quiet_process_does_not_wait(per_s: float) -> None:
-    made, _ = after(per_s)
-    assert made.delay_s == 0
+def test_an_idle_process_does_not_wait() -> None:
+    made = flush(share=0.1)
     called: list[int] = []
     made.request(lambda: called.append(1))  # there is no event loop, so the flush cannot be delayed
     assert called == [1]
 
 
-def test_the_delay_follows_the_load_up_and_down() -> None:
-    made, clock = after(500)
-    assert made.delay_s == pytest.approx(delay_s(500), rel=0.1)
-    made, clock = after(2000)
-    assert made.delay_s == LONGEST_S
-    clock.now_s += 3.0  # three seconds without a piece
-    made.count()
-    assert made.delay_s == 0
-
-
 async def test_legs_of_a_busy_process_are_written_in_one_turn_of_the_loop(timers: Timers) -> None:
-    made, _ = after(2000)
+    made = flush(share=1.0)
     written: list[bytes] = []
 
     async def write(body: Body) -> None:
@@ -132,7 +103,7 @@ async def test_legs_of_a_busy_process_are_written_in_one_turn_of_the_loop(timers
 async def test_bytes_that_came_while_a_write_was_under_way_have_a_flush_of_their_own(
     timers: Timers,
 ) -> None:
-    made, _ = after(2000)
+    made = flush(share=1.0)
     body = budgeted(made)
     for piece in (b"a", b"b"):
         body.feed(piece)

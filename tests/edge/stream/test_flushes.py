@@ -9,8 +9,9 @@ import uvloop
 from prometheus_client import REGISTRY
 
 from penstock_edge.stream import flushes
-from penstock_edge.stream.flushes import FULL_RATE, JOIN_S, REPORT_S, SLICE, Flushes
+from penstock_edge.stream.flushes import JOIN_S, SLICE, Flushes
 from support.drive.waiting import eventually
+from support.fakes.busyness import busy
 from support.fakes.connections import World
 
 
@@ -31,12 +32,12 @@ class Counted:
 
 @pytest.fixture
 async def to() -> Flushes:
-    return Flushes(lambda: None)
+    """Return the flushes of a process that is busy all the time."""
+    return Flushes(lambda: None, busy(1.0))
 
 
 async def test_a_hub_that_was_not_flushed_lately_is_flushed_in_this_turn(to: Flushes) -> None:
     hubs = [Counted(to) for _ in range(3)]
-    to.join_s = JOIN_S
     for hub in hubs:
         to.add(hub)
     await asyncio.sleep(0)
@@ -62,7 +63,6 @@ def test_a_time_that_has_nearly_come_is_no_error_with_uvloop() -> None:
 
 async def test_the_next_flush_waits_until_the_time_is_over(to: Flushes) -> None:
     hub, other = Counted(to), Counted(to)
-    to.join_s = JOIN_S
     to.add(hub)
     await asyncio.sleep(0)
     to.add(hub)
@@ -77,25 +77,12 @@ async def test_the_next_flush_waits_until_the_time_is_over(to: Flushes) -> None:
     assert hub.flushed_at[1] - hub.flushed_at[0] >= JOIN_S - 2 * flushes.EARLY_S
 
 
-async def test_the_time_grows_with_the_deliveries_and_is_short_again_when_it_is_quiet(
-    to: Flushes,
-) -> None:
-    async def measured() -> None:
-        before = to.join_s
-
-        async def changed() -> bool:
-            return to.join_s != before
-
-        await eventually(changed)
-
-    assert to.join_s == 0
-    # The count is so high that even a measurement that comes a minute late exceeds FULL_RATE.
-    to.delivered("canonical", int(2 * FULL_RATE * 60))
-    await measured()
-    assert to.join_s == JOIN_S
-    to.delivered("canonical", 1)
-    await measured()
-    assert to.join_s <= JOIN_S / (FULL_RATE * REPORT_S)
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+async def test_the_time_grows_with_the_share_in_which_the_process_is_busy(share: float) -> None:
+    to = Flushes(lambda: None, busy(share))
+    to.add(Counted(to))
+    await asyncio.sleep(0)
+    assert to.join_s == pytest.approx(share**2 * JOIN_S)
 
 
 async def test_other_callbacks_run_after_a_slice_of_writes(to: Flushes) -> None:

@@ -7,60 +7,37 @@ process, many legs together could take all memory.
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections.abc import Callable
 from typing import Final
 
 from penstock.bus import messages
 from penstock.bus.budget import Budget
+from penstock.busyness import Pace
 from penstock.sse import Frame, FrameTooLarge, Parser
 
-QUIET_PER_S: Final = 50.0  # the rate, in received pieces a second, up to which no piece waits
-# the rate, in received pieces a second, from which on a piece waits for `LONGEST_S`
-BUSY_PER_S: Final = 1000.0
 LONGEST_S: Final = 0.005  # the longest time, in seconds, that a piece waits
-# The time constant, in seconds, with which the measured rate follows the load. Half a second after
-# the last piece, the measured rate has fallen to about a third.
-FOLLOWS_S: Final = 0.5
-# The shortest delay in seconds. A shorter delay is replaced by 0, because the timers of uvloop
-# count whole milliseconds.
-SHORTEST_S: Final = 0.0005
-
-
-def delay_s(per_s: float) -> float:
-    """Return the seconds that a piece waits: 0 at a low rate, 5 ms at a high rate, linear
-    between."""
-    share = (per_s - QUIET_PER_S) / (BUSY_PER_S - QUIET_PER_S)
-    delay = LONGEST_S * min(1.0, share)
-    return delay if delay >= SHORTEST_S else 0.0
+# The CPU time, in seconds, that a piece which is written alone costs broker, normalizer and edge
+# together. A connector that sends thousands of pieces a second is itself idle for most of the time,
+# but each of these three is busy.
+COSTS_S: Final = 0.0004
 
 
 class Flush:
-    """Calls the legs of a process when they must write; `clock` returns seconds.
+    """Calls the legs of a process when they must write.
 
-    A message costs 350 µs if the connector wakes for each message, and 140 µs if it handles many at
-    once. The broker, the normalizer and the edge each save about the same. So in a busy process the
-    bytes wait for up to 5 ms, and all legs write in the same turn of the event loop. Their messages
-    go to NATS in one write to the socket, and the bytes that one leg has read become one source
-    frame. In a quiet process no bytes wait.
+    A message costs the connector 350 µs if it wakes for each message, and 140 µs if it handles many
+    at once. The broker, the normalizer and the edge each save about the same. So while one of them
+    is busy, the bytes wait for up to 5 ms, and all legs write in the same turn of the event loop.
+    Their messages go to NATS in one write to the socket, and the bytes that one leg has read become
+    one source frame. While all are idle, no bytes wait (decision 0370).
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._per_s = 0.0
-        self._at_s = clock()
+    def __init__(self, pace: Pace | None = None) -> None:
+        self._pace = pace or Pace(LONGEST_S, costs_s=COSTS_S)
         self._waiting: list[Callable[[], None]] = []
 
-    @property
-    def delay_s(self) -> float:
-        return delay_s(self._per_s)
-
     def count(self) -> None:
-        now_s = self._clock()
-        faded = math.exp((self._at_s - now_s) / FOLLOWS_S)
-        self._per_s = self._per_s * faded + 1 / FOLLOWS_S
-        self._at_s = now_s
+        self._pace.messages += 1
 
     def request(self, due: Callable[[], None]) -> None:
         """Call `due` when the caller's bytes must be written: now, or together with other legs'
@@ -71,7 +48,7 @@ class Flush:
         if self._waiting:
             self._waiting.append(due)
             return
-        delay = self.delay_s
+        delay = self._pace.wait_s
         if not delay:
             due()
             return

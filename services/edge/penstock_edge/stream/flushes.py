@@ -5,9 +5,8 @@ loop flushes all hubs that are due; no hub has a task of its own. A hub whose la
 least `join_s` ago is flushed at once. Any other hub waits until `join_s` have passed, so several
 events of a fast run are joined to one write for each client.
 
-`join_s` grows with the load, because each write costs 6 µs. `join_s` is 0.2 ms at 100 deliveries a
-second in this process, and `JOIN_S` at 10,000 deliveries a second or more. A delivery is one event
-that is written to one client.
+`join_s` grows with the load, because each write costs 6 µs: it is `JOIN_S` while the event loop is
+busy all the time, and 0 while it is idle (decision 0370).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final, Protocol
 
+from penstock.busyness import BUSYNESS, LOOK_S, Busyness
 from penstock.telemetry import ADDED_SECONDS, DELIVERED
 
 JOIN_S: Final = 0.02  # the greatest value of `join_s`, in seconds
-FULL_RATE: Final = 10_000  # deliveries a second at which `join_s` reaches `JOIN_S`
 # The number of writes after which other callbacks of the event loop may run. 100 writes take about
 # 0.6 ms.
 SLICE: Final = 100
@@ -48,9 +47,10 @@ class Flushable(Protocol):
 class Flushes:
     """Flushes the hubs of one process."""
 
-    def __init__(self, report: Callable[[], None]) -> None:
+    def __init__(self, report: Callable[[], None], busyness: Busyness = BUSYNESS) -> None:
         """`report` sets metrics; it is called within `REPORT_S` after a flush."""
         self._report = report
+        self._busyness = busyness
         self._loop = asyncio.get_running_loop()
         self.time: Callable[[], float] = self._loop.time
         # The time at the beginning of the present turn, which the hubs of this turn use.
@@ -67,13 +67,13 @@ class Flushes:
         self._timer_at = math.inf
         self._delivered: dict[str, int] = {}
         self._reporting: asyncio.TimerHandle | None = None
-        self._reported_at = self.time()
         # Whether the next hub that encodes new messages measures the added latency of its first new
         # message. Not every event is measured, because a measurement costs as much as a tenth of a
         # delivery.
         self.is_sample_due = True
         self._sampled_at = -math.inf
         self.join_s = 0.0  # the shortest time between two flushes of one hub
+        self._looked_at = -math.inf  # the loop's time at which `join_s` was set
 
     def add(self, hub: Flushable) -> None:
         """Flush a hub at once or at its `flush_at`. Do not add it again before it is flushed."""
@@ -94,7 +94,7 @@ class Flushes:
             self._loop.call_soon(self._flush)
 
     def delivered(self, dialect: str, events: int) -> None:
-        """Count delivered events; the metric and `join_s` are updated soon after."""
+        """Count delivered events; the metric is updated soon after."""
         if self._reporting is None:
             self._reporting = self._loop.call_later(REPORT_S, self._set_metrics)
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events
@@ -116,6 +116,8 @@ class Flushes:
     def _flush(self) -> None:
         due, writes = self._due, 0
         self.now = self.time()
+        if self.now >= self._looked_at + LOOK_S:
+            self._looked_at, self.join_s = self.now, self._busyness.wait_s(JOIN_S)
         for _ in range(len(due)):
             writes += due.popleft().flush()
             if writes >= SLICE:
@@ -127,9 +129,6 @@ class Flushes:
     def _set_metrics(self) -> None:
         self._reporting = None
         now = self.time()
-        elapsed_s, self._reported_at = max(now - self._reported_at, REPORT_S), now
-        rate = sum(self._delivered.values()) / elapsed_s
-        self.join_s = JOIN_S * min(1.0, rate / FULL_RATE)
         for dialect, events in self._delivered.items():
             DELIVERED.labels(dialect).inc(events)
         self._delivered.clear()

@@ -151,9 +151,9 @@ class JetStream:
         """Make a core subscription as `subscribe` does, but without a task and a queue.
 
         `deliver` is called with each message while the bytes from the server are parsed, so it must
-        not wait, and must bound the memory that it keeps (see `Listener`). While very many messages
-        for patient listeners arrive, the connection collects them for some milliseconds (see
-        `Pace`).
+        not wait, and must bound the memory that it keeps (see `Listener`). While many messages for
+        patient listeners arrive at a busy process, the connection collects them for some
+        milliseconds (see `Pace`).
         """
         await self.connection.wait_usable(self.timeout_s)
         try:

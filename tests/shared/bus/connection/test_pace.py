@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from penstock.bus import Bus, Incoming
-from penstock.bus.connection import wire as wires
-from penstock.bus.connection.wire import Pace, Wire
+from penstock.bus.connection.wire import Wire
+from penstock.busyness import Pace
 from support.drive.waiting import eventually
 
 HOUR_S = 3600.0
@@ -37,26 +37,6 @@ class Paused:
     def resume_reading(self) -> None:
         assert self.is_paused
         self.is_paused = False
-
-
-@pytest.mark.parametrize(
-    ("per_s", "rest_s"),
-    [(0, 0.0), (1_000, 0.0), (2_000, 0.001), (5_000, 0.0025), (10_000, 0.005), (90_000, 0.005)],
-)
-def test_the_rest_grows_with_the_rate_up_to_5_ms(per_s: int, rest_s: float) -> None:
-    measured = Pace()
-    measured.rest_s(100.0)
-    measured.messages += per_s // 10
-    assert measured.rest_s(100.1) == pytest.approx(rest_s)
-
-
-def test_the_first_messages_after_a_silence_are_not_followed_by_a_rest() -> None:
-    measured = Pace()
-    measured.rest_s(100.0)
-    measured.messages += 1_000
-    assert measured.rest_s(100.1) == wires.LONGEST_S
-    measured.messages += 10
-    assert measured.rest_s(101.1) == 0.0
 
 
 async def resting() -> tuple[Wire, Paused]:
@@ -109,9 +89,7 @@ async def test_an_answer_ends_the_rest_and_comes_at_once(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = await heard_with(bus, f"test.{run_id}", is_patient=True)
-    monkeypatch.setattr(wires, "BUSY_PER_S", 1e-9)
-    monkeypatch.setattr(wires, "LONGEST_S", HOUR_S)
-    monkeypatch.setattr(wires, "CHECK_S", 0.0)
+    monkeypatch.setattr(Pace, "wait_s", property(lambda pace: HOUR_S if pace.messages else 0.0))
     wire = bus.client._wire
 
     async def rests() -> bool:
@@ -133,7 +111,7 @@ async def test_messages_that_are_not_patient_cause_no_rest(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = await heard_with(bus, f"test.{run_id}", is_patient=False)
-    monkeypatch.setattr(wires, "BUSY_PER_S", 1e-9)
+    monkeypatch.setattr(Pace, "wait_s", property(lambda pace: HOUR_S if pace.messages else 0.0))
     monkeypatch.setattr(Wire, "rest", lambda wire, rest_s: pytest.fail("it rests"))
     for _ in range(3):
         await bus.client.publish(f"test.{run_id}", b"x")
