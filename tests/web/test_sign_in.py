@@ -156,6 +156,26 @@ async def test_scopes_come_from_the_claims(browser: Browser) -> None:
     assert who["tenant"] is None
 
 
+async def test_a_group_of_a_provider_gives_scopes_and_a_person_without_one_may_do_nothing(
+    provider: str,
+) -> None:
+    given = {"roles_claim": "groups", "role_scopes": {"/staff/leads": ["read", "decide"]}}
+    async with AsyncExitStack() as stack:
+        guarded = Guarded(**settings(provider, **given))
+        await guarded.start(stack)
+        async with Browser(guarded) as browser:
+            await browser.signs_in("bob", groups=["/staff/leads", "administer"])
+            who = await browser.who()
+            assert isinstance(who, dict)
+            assert who["scopes"] == ["decide", "read"]
+            assert who["roles"] == ["/staff/leads", "administer"]
+            await browser.signs_in("bob", groups={"/staff/leads": True})
+            who = await browser.who()
+            assert isinstance(who, dict)
+            assert who["scopes"] == []
+            assert (await browser.http.get("/v1/tokens")).status_code == 403
+
+
 async def test_two_people_sign_in_at_a_time_and_each_is_who_they_are(guarded: Guarded) -> None:
     async with Browser(guarded) as one, Browser(guarded) as other:
         first, second = await one.begins("/one"), await other.begins("/other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -39,6 +40,21 @@ _SCOPES = frozenset(
     {"start", "read", "raw", "decide", "automate", "workflow", "act-as", "administer", "none"}
 )
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+
+
+def _json_object(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError('must be JSON like {"leads": "read decide"}')
+    return found
+
+
+ScopesByRole = Annotated[dict[str, Words], NoDecode, BeforeValidator(_json_object)]
 
 
 class AuthSettings(EnvironmentSettings):
@@ -152,6 +168,12 @@ class AuthSettings(EnvironmentSettings):
         min_length=1,
         description="The claim with the caller's roles, a list of texts or one text. A path into "
         "nested claims has dots, as `realm_access.roles`.",
+    )
+    role_scopes: ScopesByRole = Field(
+        {},
+        description="The scopes that a role gives to a token that names no scope of ours, as JSON: "
+        '`{"leads": "read decide"}`. Then the default of PENSTOCK_AUTH_DEFAULT_SCOPES is `none`. '
+        "The same value for every service.",
     )
     tenant_claim: str | None = Field(
         None,
@@ -275,6 +297,15 @@ class AuthSettings(EnvironmentSettings):
             raise ValueError(f"{', '.join(sorted(unknown))}: none of {', '.join(sorted(_SCOPES))}")
         if "none" in value and len(value) > 1:
             raise ValueError("none stands alone")
+        return value
+
+    @field_validator("role_scopes")
+    @classmethod
+    def _give_scopes(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        known = _SCOPES - {"none"}
+        for role, scopes in value.items():
+            if not scopes or not known.issuperset(scopes):
+                raise ValueError(f"{role}: name one or more of {', '.join(sorted(known))}")
         return value
 
     @model_validator(mode="after")

@@ -226,12 +226,15 @@ class Auth:
 def _verifier(config: AuthConfig, discovery: Discovery | None) -> Verifier | None:
     if not config.is_configured:
         return None
+    # Where roles give scopes, a person without such a role may do nothing.
+    usual = () if config.role_scopes else DEFAULT
     rules: dict[str, Any] = {
         "issuer": config.issuer or config.oidc_issuer,
         "audience": config.audiences,
         "leeway_s": config.leeway_s,
-        "default_scopes": frozenset(config.default_scopes or DEFAULT) - {"none"},
+        "default_scopes": frozenset(config.default_scopes or usual) - {"none"},
         "roles_claim": config.roles_claim,
+        "role_scopes": config.role_scopes,
         "tenant_claim": config.tenant_claim,
     }
     if config.jwt_secret is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,6 +39,7 @@ class AuthConfig:
     hosts: tuple[str, ...] = ()
     default_scopes: tuple[str, ...] = ()
     roles_claim: str = "roles"
+    role_scopes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tenant_claim: str | None = None
     tenant_limits: int = 20
     oidc_issuer: str | None = None

@@ -26,17 +26,22 @@ STREAM_TOKEN: Final = frozenset({"read"})
 CLAIMS: Final = ("scope", "scopes", "scp")
 
 
-def granted_scopes(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
-    """Return the scopes that the claims of a token name. Without a scope claim, return `default`.
+def granted_scopes(
+    claims: Mapping[str, Any],
+    default: frozenset[str] = DEFAULT,
+    of_roles: frozenset[str] = frozenset(),
+) -> frozenset[str]:
+    """Return the scopes that the claims of a token name. If they name none, return those of the
+    caller's roles; without a scope claim and such roles, return `default`.
 
+    Scopes that a token names count alone: the token may be meant for less than its user may do.
     Unknown words are ignored, because such words may be scopes of other services.
 
     Raises ValueError for a scope claim that is neither a string nor a list of strings.
     """
     found = [claims[name] for name in CLAIMS if name in claims]
-    if not found:
-        return default
-    return frozenset(word for claim in found for word in _words(claim)) & SCOPES
+    named = frozenset(word for claim in found for word in _words(claim)) & SCOPES
+    return named or of_roles or (frozenset() if found else default)
 
 
 def _words(claim: Any) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -102,12 +102,14 @@ class Verifier:
         default_scopes: frozenset[str] = DEFAULT,
         roles_claim: str = "roles",
         tenant_claim: str | None = None,
+        role_scopes: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
-        """`default_scopes` has the scopes of a token without a scope claim. A token must be for one
-        of the audiences."""
+        """`default_scopes` has the scopes of a token without a scope claim, and `role_scopes` those
+        that a role gives. A token must be for one of the audiences."""
         self._roles_claim = roles_claim
         self._tenant_claim = tenant_claim
         self._default_scopes = default_scopes
+        self._role_scopes = role_scopes or {}
         self._keys = keys
         self._algorithms = frozenset(algorithms)
         self._issuer = issuer
@@ -171,11 +173,13 @@ class Verifier:
         reserved = user_id == ANONYMOUS_USER or user_id.startswith(SERVICE_PREFIX)
         if not _SUBJECT.fullmatch(user_id) or reserved:
             raise invalid_token("the subject of the token is no user of ours")
+        roles = roles_of(claims, self._roles_claim)
+        of_roles = frozenset(scope for role in roles for scope in self._role_scopes.get(role, ()))
         return Claims(
             user_id,
-            granted_scopes(claims, self._default_scopes),
+            granted_scopes(claims, self._default_scopes, of_roles),
             float(int(claims["exp"])) + self._leeway_s,
-            roles_of(claims, self._roles_claim),
+            roles,
             tenant_of(claims, self._tenant_claim),
         )
 
