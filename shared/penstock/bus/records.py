@@ -238,7 +238,11 @@ class RunRecord(Record):
     message: str = Field("", description="The first 200 characters")
     created_at: str
     updated_at: str
-    sequence: int = Field(0, description="Sequence of the last lifecycle event in it")
+    sequence: int = Field(
+        0,
+        description="Sequence of the last lifecycle event in it, which is stored some milliseconds "
+        "later than the record",
+    )
     legs: int = 0
     first_event: int | None = Field(None, description="Stream sequence of lifecycle.started")
     approval_id: str | None = Field(None, description="The approval request that it waits for")

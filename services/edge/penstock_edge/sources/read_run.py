@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,9 @@ RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
+# A run's record is written before the lifecycle event that it names, usually by some milliseconds.
+LATE_S: Final = 2.0  # seconds that a request waits for this event
+LOOK_AGAIN_S: Final = 0.02  # seconds between two reads meanwhile
 
 
 def session_allowance() -> Allowance:
@@ -59,23 +63,33 @@ async def read_run(
 ) -> list[dict[str, Any]]:
     """Return the run's events in order; only the first ones if the allowance does not suffice. Each
     batch is read within one `turn`, so that other users do not wait for long. If `take` is given,
-    it gets the type and the body of each event, within the turn, and the list is empty. Raise
-    ObjectGone if the payload of an event has expired."""
+    it gets the type and the body of each event, within the turn, and the list is empty. What the
+    record says has happened is among the events, unless NATS has lost it. Raise ObjectGone if the
+    payload of an event has expired."""
     events: list[dict[str, Any]] = []
     stream, pattern = events_for(run.run_id), events_of_run(run.run_id)
-    start, pending = run.first_event or 1, 1
-    while pending and not allowance.is_spent:
+    start, last, waits_until_s = run.first_event or 1, 0, 0.0
+    while not allowance.is_spent:
         async with turn():
             found, pending = await read(bus, stream, pattern, start, BATCH, MAX_READ_BYTES)
             for stored in found:
                 body = await unwrap(bus, stored.payload)
                 allowance.spend(1, len(body))
                 event = orjson.loads(body)
+                last = event["sequence"]
                 if take is None:
                     events.append(event)
                 else:
                     take(type_of(stored), event)
-        if not found:
+        if found:
+            start = found[-1].sequence + 1
+        if found and pending:
+            continue
+        # Without any event, the run has not begun, or all its events have expired.
+        if not 0 < last < run.sequence:
             break
-        start = found[-1].sequence + 1
+        waits_until_s = waits_until_s or time.monotonic() + LATE_S
+        if time.monotonic() >= waits_until_s:
+            break
+        await asyncio.sleep(LOOK_AGAIN_S)
     return events

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from penstock.bus import Bus, streams, subjects
+from penstock.bus.read.direct import read
 from penstock_edge.sources import read_run
 from penstock_edge.surfaces.v1 import runs
 from support.drive.clients import Client
@@ -84,6 +86,43 @@ async def test_without_a_place_it_is_the_state_now(edge: Client, bus: Bus) -> No
     )
     assert now["usage"] == {"calls": 1, "input_tokens": 7, "output_tokens": 2}
     assert (await state(edge, run, 11))["state"] == {}
+
+
+async def test_a_state_waits_for_the_event_that_the_runs_record_names(
+    edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is written before the event, so clients see a moment in which only it is there."""
+    monkeypatch.setattr(read_run, "LATE_S", 60)
+    has_read = asyncio.Event()
+
+    async def reads(*arguments: Any) -> Any:
+        found = await read(*arguments)
+        has_read.set()
+        return found
+
+    monkeypatch.setattr(read_run, "read", reads)
+    run = PretendRun(bus)
+    await run.record(status="completed", sequence=3)
+    await run.started()
+    await run.say("llm.message_completed", message_id="m1", role="assistant", content="Done.")
+    waiting = asyncio.gather(state(edge, run), edge.get(f"/v1/runs/{run.run_id}/fork"))
+    await has_read.wait()
+    # An earlier event is there already.
+    assert (await state(edge, run, 2))["status"] == "running"
+    await run.completed("gone")
+    now, fork = await waiting
+    assert (now["at"], now["status"]) == (3, "completed")
+    assert fork.json()["sequence"] == 3
+
+
+async def test_a_state_whose_last_event_is_lost_is_told_without_it(
+    edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_run, "LATE_S", 0.1)
+    run = PretendRun(bus)
+    await run.record(status="completed", sequence=2)
+    await run.started()
+    assert (await state(edge, run))["at"] == 1
 
 
 async def test_a_run_that_has_not_begun_is_queued(edge: Client, bus: Bus) -> None:

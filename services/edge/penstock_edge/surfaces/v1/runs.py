@@ -351,7 +351,8 @@ class Runs(Handlers):
             description="It is made of the run's events up to `at`: `status`, `messages` with the "
             "text so far, `tool_calls` (`outcome` is `called` or `waits` before there is a "
             "result), `approvals`, `steps`, the shared `state` and `usage`, each as it was then. "
-            "The answer's `at` is the last event that it is made of.",
+            "The answer's `at` is the last event that it is made of; without `at`, that is at "
+            "least the `sequence` of the run's record.",
             answers={200: json("The state", OBJECT)},
             scopes=("read",),
             parameters=(
