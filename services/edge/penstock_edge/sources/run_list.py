@@ -96,7 +96,8 @@ class RunRows(IndexRows):
             " status INT, updated INT, seq INT, parent INT, tenant INT, tags TEXT, text TEXT)"
             " WITHOUT ROWID",
             # It covers what is searched: to look each row up would take three times as long.
-            "CREATE INDEX runs_by_owner ON runs(owner, key, tenant, tags, text)",
+            "CREATE INDEX runs_by_owner ON runs"
+            "(owner, key, parent, tenant, status, agent, tags, text)",
             "CREATE INDEX runs_by_session ON runs(session, key)",
             "CREATE INDEX runs_by_agent ON runs(owner, agent, key, status)",
             "CREATE INDEX runs_by_status ON runs(owner, status, key, agent)",
@@ -125,7 +126,7 @@ class RunRows(IndexRows):
         """Search some rows before a key, from the key `first` on; return the keys of the rows that
         fit, the newest first. Also returns the key from which to continue, or None if no more rows
         can fit."""
-        index, by = _index(owner, wanted)
+        index, by = _index(owner, wanted, searches=contained != ANYTHING)
         others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
         given = [_code(name, others.pop(name)) for name in by]
         base = "".join(f"{_COLUMNS[name]} = ? AND " for name in by)
@@ -193,8 +194,11 @@ _COLUMNS: Final = {
 }
 
 
-def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Return the index for which the fewest rows must be looked at, and its fields."""
+def _index(
+    owner: str | None, wanted: Mapping[str, str], *, searches: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Return the index for which the fewest rows must be looked at, and its fields. `searches`
+    means that texts are searched, which only one index covers."""
     if wanted.get("parent_run_id"):
         return "INDEXED BY runs_by_parent", ("parent_run_id",)
     if "session_id" in wanted:
@@ -202,10 +206,11 @@ def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str
     if owner is None:
         return "", ()
     # Most runs are completed, so the index by status finds too many rows for the status
-    # `completed`.
-    if "status" in wanted and not ("agent" in wanted and wanted["status"] == "completed"):
+    # `completed`, if something else is looked for, too.
+    is_rare = wanted.get("status", "completed") != "completed"
+    if is_rare or ("status" in wanted and "agent" not in wanted and not searches):
         return "INDEXED BY runs_by_status", ("user_id", "status")
-    if "agent" in wanted:
+    if "agent" in wanted and not searches:
         return "INDEXED BY runs_by_agent", ("user_id", "agent")
     return "INDEXED BY runs_by_owner", ("user_id",)
 
