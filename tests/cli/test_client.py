@@ -605,15 +605,16 @@ def test_a_run_is_forked_after_it_was_said_what_is_taken_over(
 ) -> None:
     api.fork = {
         **{"run_id": RUN_ID, "sequence": 9, "possible": True, "reason": None},
-        "taken_over": {"steps": ["step_build"], "messages": 0, "tool_calls": 0},
+        "taken_over": {"steps": ["step_build"], "messages": 1, "tool_calls": 2},
         **{"asks_again": ["step_ask"], "later_steps": ["step_deploy"], "later_tools": []},
     }
     api.events = events(STARTED, COMPLETED)
     result = penstock("runs", "fork", RUN_ID, "--sequence", "9")
     assert result.exit_code == 0, result.output
-    assert "After event 9. Taken over: step_build. People are asked again: step_ask." in (
-        result.stderr
-    )
+    assert (
+        "After event 9. Taken over: step_build, 1 message, 2 results of tools. "
+        "People are asked again: step_ask."
+    ) in result.stderr
     assert "may do again: step_deploy." in result.stderr
     [body] = filter(None, api.sent(f"/v1/runs/{RUN_ID}/fork"))
     assert body.pop("idempotency_key")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -292,11 +292,17 @@ def fork(
     return follower.follow(api.start_with(path, given)["run_id"])
 
 
+_COUNTED: Final = {
+    "messages": ("message", "messages"),
+    "tool_calls": ("result of a tool", "results of tools"),
+}
+
+
 def _forecast(seen: Mapping[str, Any]) -> str:
     taken, asked = seen["taken_over"], seen["asks_again"]
     again = (*seen["later_steps"], *seen["later_tools"])
-    counted = {"messages": taken["messages"], "results of tools": taken["tool_calls"]}
-    parts = [*taken["steps"], *(f"{count} {name}" for name, count in counted.items() if count)]
+    counted = [(taken[key], names) for key, names in _COUNTED.items() if taken[key]]
+    parts = [*taken["steps"], *(f"{count} {names[count > 1]}" for count, names in counted)]
     return (
         f"After event {seen['sequence']}. Taken over: {', '.join(parts) or 'nothing'}. "
         + (f"People are asked again: {', '.join(asked)}. " if asked else "")
