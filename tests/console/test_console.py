@@ -592,7 +592,7 @@ async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
         await page.until("location.pathname.startsWith('/console/runs/')")
         states = "[...document.querySelectorAll('.node')].map((e) => [e.dataset.step, e.innerText])"
         await page.until(
-            f"{states}.some(([id, text]) => id === 'sign_off' && /running/.test(text))"
+            f"{states}.some(([id, text]) => id === 'sign_off' && /waits for a person/.test(text))"
         )
         await page.until("!!document.querySelector('.decision button.approve')")
         await is_accessible(page, "workflow-run")

@@ -114,6 +114,11 @@ function delivered(transcript, event, data, state) {
 function ended(transcript, event, data) {
   if (event.run_id !== transcript.runId) return;
   transcript.end = event;
+  for (const item of transcript.items) {
+    // Steps that are stopped with their run have no end of their own.
+    if (item.kind !== "step" || item.until || item.isBelow) continue;
+    Object.assign(item, { state: "cancelled", until: event.timestamp, version: item.version + 1 });
+  }
   transcript.item(event, "end", event.event.action, { action: event.event.action, data });
 }
 
@@ -195,7 +200,7 @@ const READ = {
       step: data.step_id,
       attempt: data.attempt,
       loop: data.parent_step_id,
-      state: "running",
+      state: data.kind === "approve" ? "paused" : "running",
       child: data.child_run_id,
     });
     const given = all._tasks.get(data.child_run_id);

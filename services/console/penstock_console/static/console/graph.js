@@ -1,7 +1,7 @@
 // @ts-check
 // A workflow's steps as a graph: each step stands to the right of the steps that it needs.
 
-import { html } from "./view.js";
+import { Status, html } from "./view.js";
 
 const NODE = { width: 190, height: 52 };
 const GAP = { x: 56, y: 18 };
@@ -61,7 +61,7 @@ export function Graph({ steps, states = new Map(), chosen = null, onChoose = nul
           return html`<li key=${id} class=${`node is-${state ?? "waiting"}`} data-step=${id}
             style=${`left:${x}px;top:${y}px;width:${NODE.width}px;height:${NODE.height}px`}>
             ${onChoose ? html`<button type="button" class="plain" aria-pressed=${chosen === id} onClick=${() => onChoose(id)}><strong>${id}</strong></button>` : html`<strong>${id}</strong>`}
-            <span class=${`status is-${state ?? "waiting"}`}>${state ?? kindOf(steps[id])}${attempt > 1 ? `, attempt ${attempt}` : ""}${counts}</span>
+            ${state ? html`<${Status} status=${state} more=${`${attempt > 1 ? `, attempt ${attempt}` : ""}${counts}`} />` : html`<span class="status is-waiting">${kindOf(steps[id])}</span>`}
           </li>`;
         })}
       </ol>

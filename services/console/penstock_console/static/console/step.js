@@ -1,7 +1,7 @@
 // @ts-check
 // The panel of one step of a workflow's run.
 
-import { Component, Tree, duration, html } from "./view.js";
+import { Component, Status, Tree, duration, html } from "./view.js";
 
 const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 
@@ -9,7 +9,7 @@ const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 function Part({ item, name }) {
   const took = item.until ? duration(Date.parse(item.until) - Date.parse(item.at)) : "";
   return html`<li>
-    <p><strong>${name}</strong> <span class=${`status is-${item.state}`}>${item.state}</span> <span class="dim">${took}</span>
+    <p><strong>${name}</strong> <${Status} status=${item.state} /> <span class="dim">${took}</span>
       ${item.child && html` <a href=${runPlace(item.child)}>its run</a>`}
       ${item.takenFrom && html` <a class="taken" href=${runPlace(item.takenFrom.child_run_id ?? item.takenFrom.run_id)}>taken over</a>`}</p>
     ${item.task && html`<details><summary>Task</summary><p class="text">${item.task}</p></details>`}

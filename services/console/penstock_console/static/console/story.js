@@ -44,7 +44,7 @@ const SHOW = {
     outcome=${item.outcome ?? (isPast ? "not decided at this point" : null)} />`,
   note: (item) => html`<p class=${item.tone}>${item.text}</p>`,
   step: (item) => html`<p>
-    <span class=${`status is-${item.state}`}>${item.state}</span> <strong>${item.name}</strong>
+    <${Status} status=${item.state} /> <strong>${item.name}</strong>
     ${item.until && html` <span class="dim">${duration(Date.parse(item.until) - Date.parse(item.at))}</span>`}
     ${item.child && html` <a href=${`/console/runs/${encodeURIComponent(item.child)}`}>its run</a>`}
     ${item.takenFrom && html` <span class="dim">not done again: taken over from</span> <a class="taken" href=${`/console/runs/${encodeURIComponent(item.takenFrom.child_run_id ?? item.takenFrom.run_id)}`}>an earlier run</a>`}

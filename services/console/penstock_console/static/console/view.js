@@ -77,11 +77,11 @@ export class Growing extends Component {
   }
 }
 
-const STATUS_WORDS = { paused: "waits for a person", queued: "queued" };
+const STATUS_WORDS = { paused: "waits for a person" };
 
-/** The status of a run as a sign and a word. */
-export function Status({ status }) {
-  return html`<span class=${`status is-${status}`}>${STATUS_WORDS[status] ?? status}</span>`;
+/** The status of a run or of a step as a sign and a word. */
+export function Status({ status, more = "" }) {
+  return html`<span class=${`status is-${status}`}>${STATUS_WORDS[status] ?? status}${more}</span>`;
 }
 
 const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
