@@ -22,6 +22,7 @@ from penstock.dialects.base import (
     type_of,
     unconfirmed,
 )
+from penstock.dialects.json import dumped
 from penstock.sse import Frame
 
 EXTENSION: Final = "urn:penstock:a2a:events:v1"
@@ -298,16 +299,9 @@ def item_text(item: JsonObject) -> str:
     asked: str = item.get("description") or item.get("kind") or "decision"
     if not item.get("tool"):
         return f"The task waits for an answer: {asked}"
-    args = ", ".join(f"{key}={_shown(value)}" for key, value in (item.get("args") or {}).items())
+    args = ", ".join(f"{key}={dumped(value)}" for key, value in (item.get("args") or {}).items())
     text = f"The task waits for a decision on {item['tool']}({args})"
     return f"{text}: {item['description']}" if item.get("description") else text
-
-
-def _shown(value: Any) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        return "…"
 
 
 @dataclass(slots=True)
@@ -360,7 +354,7 @@ class TaskFold:
             elif part["text"] or not parts:
                 parts.append([part["text"]])
 
-    def task(self, *, artifacts: bool = True, history: int | None = None) -> JsonObject:
+    def task(self, *, history: int | None = None) -> JsonObject:
         """Return the task, with so many messages of its history at most."""
         task = dict(self._task)
         messages = task.pop("history", [])
@@ -368,11 +362,10 @@ class TaskFold:
             messages = messages[-history:] if history else []
         if messages:
             task["history"] = messages
-        if artifacts:
-            task["artifacts"] = [
-                {**artifact, "parts": [_part(part) for part in self._parts[artifact_id]]}
-                for artifact_id, artifact in self._artifacts.items()
-            ]
+        task["artifacts"] = [
+            {**artifact, "parts": [_part(part) for part in self._parts[artifact_id]]}
+            for artifact_id, artifact in self._artifacts.items()
+        ]
         return task
 
 
@@ -385,44 +378,15 @@ def _part(part: JsonObject | list[str]) -> JsonObject:
 
 def older(response: JsonObject) -> JsonObject:
     """Return a stream response of A2A 1.0 as A2A 0.3 has it."""
-    if "task" in response:
-        return older_task(response["task"])
-    if "message" in response:
-        return _older_message(response["message"])
-    if "artifactUpdate" in response:
-        update = response["artifactUpdate"]
-        artifact = _older_parts(update["artifact"])
-        return {"kind": "artifact-update", **update, "artifact": artifact}
-    update = response["statusUpdate"]
-    ends = update["status"]["state"] in ENDED | INTERRUPTED
-    status = _older_status(update["status"])
-    return {"kind": "status-update", **update, "status": status, "final": ends}
-
-
-def older_task(task: JsonObject) -> JsonObject:
-    shown = {"kind": "task", **task, "status": _older_status(task["status"])}
-    if "history" in task:
-        shown["history"] = [_older_message(each) for each in task["history"]]
-    if "artifacts" in task:
-        shown["artifacts"] = [_older_parts(each) for each in task["artifacts"]]
+    [(member, body)] = response.items()
+    shown = {"kind": _OLDER_KINDS[member], **_older(body)}
+    if member == "statusUpdate":
+        shown["final"] = body["status"]["state"] in ENDED | INTERRUPTED
     return shown
 
 
-def _older_status(status: JsonObject) -> JsonObject:
-    state = status["state"].removeprefix("TASK_STATE_").lower().replace("_", "-")
-    shown = {**status, "state": state}
-    if "message" in status:
-        shown["message"] = _older_message(status["message"])
-    return shown
-
-
-def _older_message(given: JsonObject) -> JsonObject:
-    role = given["role"].removeprefix("ROLE_").lower()
-    return {"kind": "message", **_older_parts(given), "role": role}
-
-
-def _older_parts(holder: JsonObject) -> JsonObject:
-    return {**holder, "parts": [_older_part(part) for part in holder["parts"]]}
+def _older(body: JsonObject) -> JsonObject:
+    return {key: _OLDER[key](each) if key in _OLDER else each for key, each in body.items()}
 
 
 def _older_part(part: JsonObject) -> JsonObject:
@@ -434,6 +398,24 @@ def _older_part(part: JsonObject) -> JsonObject:
         return {"kind": "data", "data": data}
     file = {"uri": part["url"], "name": part.get("filename"), "mimeType": part.get("mediaType")}
     return {"kind": "file", "file": {key: value for key, value in file.items() if value}}
+
+
+_OLDER_KINDS: Final[Mapping[str, str]] = {
+    "task": "task",
+    "statusUpdate": "status-update",
+    "artifactUpdate": "artifact-update",
+}
+# How 0.3 has the fields that differ. Fields with values of others, such as `metadata`, do not.
+_OLDER: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "status": _older,
+    "state": lambda state: state.removeprefix("TASK_STATE_").lower().replace("_", "-"),
+    "message": lambda message: {"kind": "message", **_older(message)},
+    "history": lambda messages: [{"kind": "message", **_older(each)} for each in messages],
+    "role": lambda role: role.removeprefix("ROLE_").lower(),
+    "artifact": _older,
+    "artifacts": lambda artifacts: [_older(each) for each in artifacts],
+    "parts": lambda parts: [_older_part(each) for each in parts],
+}
 
 
 DIALECT: Final = ClientDialect(A2aEncoder, stateful=True)

@@ -110,6 +110,50 @@ async def test_a_leg_has_the_same_key_when_connectors_die_before_they_send_it(
     assert keys == [f"{run_id}-{leg}" for leg in range(2, asks + 2)]
 
 
+BEFORE_SENDING = [Hurt(Step.CLAIM), Hurt(Step.CLAIM, "after"), Hurt(Step.NOTE, "after")]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("protocol", "agent", "hurt"),
+    [
+        *(("agno", "demo-agent", each) for each in (*BEFORE_SENDING, Hurt(Step.BYTES, times=2))),
+        *(("adk", "demo", each) for each in BEFORE_SENDING),
+    ],
+    ids=str,
+)
+async def test_the_first_leg_has_the_same_key_wherever_its_connector_dies(
+    nats_server: NatsServer,
+    agno_server: Upstream,
+    adk_server: Upstream,
+    tmp_path: Path,
+    protocol: str,
+    agent: str,
+    hurt: Hurt,
+) -> None:
+    server = {"agno": agno_server, "adk": adk_server}[protocol]
+    given = {"id": "a", "protocol": protocol, "url": server.url, "agent": agent}
+    config = Config.model_validate({"agents": [given]})
+    session, to = uuid.uuid4().hex, uuid.uuid4().hex[:8]
+    async with pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock:
+
+        def connector(hurt: Hurt | None) -> AbstractAsyncContextManager[ConnectorProcess]:
+            return connector_process(penstock.bus, config, tmp_path, hurt, ack_wait_s=1)
+
+        async with connector(hurt) as victim:
+            run_id = await penstock.start_run("a", f"pay {to}", session_id=session)
+            await victim.died()
+        async with connector(None):
+            events = await penstock.ended(run_id, 60)
+    assert events[-1].type == "lifecycle.completed", events[-1].data
+    keys = [run["key"] for run in server.tool_runs() if run["session"] == session]
+    assert len(keys) >= 2, "the model has called the tool more than once"
+    assert set(keys) == {f"{run_id}-1"}
+    results = [each.data["result"] for each in events if each.type == "llm.tool_result"]
+    assert len({str(each) for each in results}) == 1, "the repeated calls had no effect"
+
+
 async def _decided_after(penstock: Pipeline, run_id: str, leg: int) -> None:
     def pauses(event: Event) -> bool:
         return event.type == "lifecycle.paused" and event.leg == leg

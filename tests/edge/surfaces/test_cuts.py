@@ -6,6 +6,7 @@ and comes back as it does by itself. `make faults` tries every frame of every re
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,20 +17,28 @@ from typing import Any, Final
 import pytest
 
 from penstock.bus import Bus
+from penstock.events import TERMINAL
 from penstock.settings import Config
 from support.drive.agno_surface import CONFIG
 from support.drive.clients import Client, Stream
-from support.fakes.pretend import PretendRun, play
+from support.fakes.pretend import PretendRun, play, playing
+from support.real.a2a_client import INTERFACES, Json, normal, official
 from support.real.openai_client import running
 from support.real.vercel_client import chat
 from support.real.vercel_docs import transport
-from support.recorded.canonical import Recorded, every_recorded_run
+from support.recorded.canonical import Recorded, every_recorded_run, type_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
-# Checks all cuts, or each `step`th, of the run of a recording, and returns how many it has made.
-Check = Callable[[PretendRun, Recorded, int], Awaitable[int]]
+# Checks all cuts, or each `step`th, of a run of the recording, and returns how many it has made.
+Check = Callable[[Bus, Recorded, int], Awaitable[int]]
 Face = Callable[[Client, Path], AbstractAsyncContextManager[Check]]
+
+
+async def played(bus: Bus, recording: Recorded) -> PretendRun:
+    run = PretendRun(bus)
+    await play(run, recording, f"chat {uuid.uuid4()}")
+    return run
 
 
 @asynccontextmanager
@@ -40,7 +49,8 @@ async def vercel(version: str, edge: Client, folder: Path, *, exact: bool) -> As
     api = f"{str(edge.base_url).rstrip('/')}/vercel/assistant?sdk={version}"
     async with chat(version) as client:
 
-        async def check(run: PretendRun, recording: Recorded, step: int) -> int:
+        async def check(bus: Bus, recording: Recorded, step: int) -> int:
+            run = await played(bus, recording)
             path = f"/vercel/assistant/{run.session_id}/stream"
             async with Stream(edge, "GET", path, params={"sdk": version}) as stream:
                 count = len(await stream.rest())
@@ -63,8 +73,8 @@ async def openai(language: str, edge: Client, folder: Path) -> AsyncIterator[Che
     """Let the client retrieve each response of the run after each number."""
     with running(language, str(edge.base_url)) as client:
 
-        async def check(run: PretendRun, recording: Recorded, step: int) -> int:
-            cuts = 0
+        async def check(bus: Bus, recording: Recorded, step: int) -> int:
+            run, cuts = await played(bus, recording), 0
             for leg in range(1, max(each["leg"] for each in recording.events) + 1):
                 response_id = f"resp_{run.run_id}" + (f".{leg}" if leg > 1 else "")
                 whole = await client.call("resume", id=response_id)
@@ -84,6 +94,49 @@ async def openai(language: str, edge: Client, folder: Path) -> AsyncIterator[Che
         yield check
 
 
+WAITING: Final = ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")
+CLIENTS_AT_ONCE: Final = 40
+
+
+@asynccontextmanager
+async def a2a(interface: tuple[str, str], edge: Client, folder: Path) -> AsyncIterator[Check]:
+    """Let a client leave after each event, and subscribe again while the rest comes. It folds what
+    it gets with the SDK's own functions. A task that has ended has no stream, and is got whole."""
+    async with official(str(edge.base_url).rstrip("/")) as client:
+        at: dict[str, Any] = {"interface": interface}
+
+        async def follow(asked: Json) -> Json:
+            task = await client.call("subscribe", asked, **at)
+            while task.get("status", {}).get("state") in WAITING:
+                task = await client.call("subscribe", asked, **at)
+            if task.get("raised") == "UnsupportedOperationError":
+                task = await client.call("get_task", asked, **at)
+            return task
+
+        async def check(bus: Bus, recording: Recorded, step: int) -> int:
+            every = range(1, len(recording.events), step)
+            stride = len(every) // CLIENTS_AT_ONCE + 1
+            for first in range(stride):
+                run, cuts, following = PretendRun(bus), every[first::stride], []
+                asked = {"id": run.run_id}
+                async for number in playing(run, recording, f"context {uuid.uuid4()}"):
+                    if number in cuts:
+                        left = await client.call("subscribe", asked, cut=1, **at)
+                        assert "raised" not in left, left
+                        following.append(asyncio.create_task(follow(asked)))
+                if type_of(recording.events[-1]) not in TERMINAL:
+                    run.envelope = {}
+                    await run.say("lifecycle.cancelled", reason="user_stop", confirmed=True)
+                tasks = await asyncio.gather(*following)
+                whole = normal(await client.call("get_task", asked, **at))
+                assert whole["status"]["state"] not in WAITING
+                for cut, task in zip(cuts, tasks, strict=True):
+                    assert normal(task) == whole, (recording.name, cut)
+            return len(every)
+
+        yield check
+
+
 FACES: Final[Mapping[str, Face]] = {
     "ai 5, exactly": partial(vercel, "5", exact=True),
     "ai 6": partial(vercel, "6", exact=False),
@@ -92,6 +145,7 @@ FACES: Final[Mapping[str, Face]] = {
     "ai 7, exactly": partial(vercel, "7", exact=True),
     "openai for Python": partial(openai, "python"),
     "openai for JavaScript": partial(openai, "javascript"),
+    **{f"a2a, {' '.join(each)}": partial(a2a, each) for each in INTERFACES},
 }
 PROTOCOLS: Final = ("agno", "adk", "agui")
 CASES = [(face, protocol) for face in FACES for protocol in PROTOCOLS]
@@ -114,9 +168,7 @@ async def check_cuts(
     cuts = 0
     async with FACES[face](edge, folder) as check:
         for recording in recordings:
-            run = PretendRun(bus)
-            await play(run, recording, f"chat {uuid.uuid4()}")
-            cuts += await check(run, recording, step)
+            cuts += await check(bus, recording, step)
     return cuts
 
 

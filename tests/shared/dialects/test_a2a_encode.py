@@ -15,7 +15,7 @@ from penstock.dialects.a2a import (
     ENDED,
     A2aEncoder,
     TaskFold,
-    older_task,
+    older,
 )
 from penstock.events import TERMINAL
 from support.drive.for_each import for_each
@@ -108,7 +108,7 @@ def test_whatever_comes_a_cut_changes_nothing(events: list[Json], cut: int) -> N
     shown = responses([started, *events])
     cut = min(cut, len(shown) - 1)
     assert folded(shown[cut:], after=folded(shown[:cut]) if cut else None) == folded(shown)
-    older_task(folded(shown))
+    older({"task": folded(shown)})
 
 
 @each_run

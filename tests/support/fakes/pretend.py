@@ -6,7 +6,7 @@ They replace only these services: everything goes through a real nats-server and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -145,13 +145,20 @@ class PretendRun:
 
 async def play(run: PretendRun, recording: Recorded, session_id: str) -> None:
     """Publish the events of a recording as those of this run, in a session."""
+    async for _ in playing(run, recording, session_id):
+        pass
+
+
+async def playing(run: PretendRun, recording: Recorded, session_id: str) -> AsyncIterator[int]:
+    """Publish the events of a recording as those of this run, and yield the number of each."""
     run.session_id = session_id
     await run.join(agent="assistant", session_id=session_id)
-    for event in recording.events:
+    for number, event in enumerate(recording.events, 1):
         run.leg_number = event["leg"]
         named = ("source", "subrun", "step_id", "attempt")
         run.envelope = {name: event[name] for name in named if name in event}
         await run.say(type_of(event), **event["data"])
+        yield number
 
 
 async def command_of(

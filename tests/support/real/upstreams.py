@@ -35,7 +35,7 @@ class Upstream:
     tool_log: Path
 
     def tool_runs(self) -> list[dict[str, Any]]:
-        """Return the runs of tools that needed approval, oldest first.
+        """Return the runs of tools that needed approval or have an effect, oldest first.
 
         Each item is {tool, args, session (ADK only)}. All tests share the server, so a test must
         give its call unique arguments or a session of its own and count only these calls.

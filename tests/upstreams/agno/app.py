@@ -1,5 +1,5 @@
 """Real AgentOS with fake-model agents. Env: AGNO_DB (sqlite path), TOOL_LOG (which tools ran)."""
-import asyncio, json, os
+import asyncio, functools, json, os
 from dataclasses import dataclass
 from typing import Optional
 import importlib.metadata as md
@@ -27,7 +27,7 @@ V3 = VER.startswith("3.")
 db = SqliteDb(db_file=os.environ.get("AGNO_DB", "agno.db"))
 
 def ran(tool: str, run_context: Optional[RunContext], **args) -> None:
-    """Log a line for each run of a tool that needed approval; tests count them. Env: TOOL_LOG."""
+    """Log a line for each run of a tool that needed approval, or has an effect; tests count them. Env: TOOL_LOG."""
     path = os.environ.get("TOOL_LOG")
     if path:
         with open(path, "a") as log:
@@ -105,7 +105,12 @@ def run_shell(command: str) -> str:
     return "never called"
 
 ctl = [create_document, delete_document, confirm_bad, send_email, run_shell]
-plain = [list_documents, json_tool, list_tool, add, bad_tool, retry_tool, stop_tool, slow_tool, custom_tool, send_money]
+@functools.wraps(send_money)
+def logged_send_money(run_context: RunContext, to: str, amount: int) -> str:
+    ran("send_money", run_context, to=to)
+    return send_money(run_context, to, amount)
+
+plain = [list_documents, json_tool, list_tool, add, bad_tool, retry_tool, stop_tool, slow_tool, custom_tool, logged_send_money]
 extra = []
 try:
     from agno.tools.user_control_flow import UserControlFlowTools

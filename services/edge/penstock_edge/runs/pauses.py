@@ -86,18 +86,27 @@ async def approval_seen(
 
 
 async def approval_in_session(
-    bus: Bus, who: Identity, agent: AgentConfig, session_id: str, approval_id: str, *, awaited: bool
+    bus: Bus,
+    who: Identity,
+    agent: AgentConfig,
+    session_id: str | None,
+    approval_id: str,
+    *,
+    awaited: bool,
 ) -> tuple[ApprovalRecord | None, RunRecord | None]:
-    """Return the approval if the caller may use it in this session, and the workflow's run, if any;
-    for `awaited` see `approval_seen`."""
+    """Return the approval if the caller may use it in this session of the agent, or in any, and the
+    workflow's run, if any; for `awaited` see `approval_seen`."""
+
+    def fits(of: ApprovalRecord | RunRecord) -> bool:
+        return of.agent == agent.id and session_id in (None, of.session_id)
+
     record = await approval_seen(bus, who, approval_id, awaited=awaited)
     if record is None:
         return None, None
     if not isinstance(agent, WorkflowAgent):
-        fits = (record.agent, record.session_id) == (agent.id, session_id)
-        return (record if fits else None), None
-    for run in await ancestors_of(bus, record.run_id):
-        if (run.agent, run.session_id) == (agent.id, session_id):
+        return (record if fits(record) else None), None
+    for run in reversed(await ancestors_of(bus, record.run_id)):
+        if fits(run):
             return record, run
     return None, None
 

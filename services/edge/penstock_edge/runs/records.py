@@ -15,12 +15,21 @@ from penstock_edge.views.run_tree import MAX_RUNS, Child
 _UNFINISHED: Final = tuple(status for status in get_args(RunStatus) if status not in ENDED)
 
 
-async def run_of(bus: Bus, who: Identity, run_id: str, unknown: Problem | None = None) -> RunRecord:
-    """Return the record of a run that the caller may see; else the Problem of `check_run`, or 404.
-    `unknown` replaces the 404, on a surface with texts of its own."""
+async def run_of(
+    bus: Bus,
+    who: Identity,
+    run_id: str,
+    unknown: Problem | None = None,
+    agent: str | None = None,
+) -> RunRecord:
+    """Return the record of a run that the caller may see, on a surface that names an agent of this
+    agent; else the Problem of `check_run`, or 404. `unknown` replaces the 404, on a surface with
+    texts of its own."""
     try:
         record = await record_of(bus, run_id)
         check_run(who, record.user_id, record.run_id, record.session_id)
+        if agent not in (None, record.agent):
+            raise Problem(404, f"there is no run {run_id[:64]} of the agent {agent}")
     except Problem as problem:
         if unknown is None or problem.status != 404:
             raise

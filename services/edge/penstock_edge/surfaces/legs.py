@@ -6,9 +6,9 @@ A surface makes a `Start` of its request and a `Reply` of a client's answer, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, Self
 
 import orjson
 
@@ -21,6 +21,7 @@ from penstock.bus.subjects import event, events_of_run, shard_of
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.answers import UnclearAnswer, decided
 from penstock.dialects.approvals import parse_question_id
+from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start, Started
@@ -31,7 +32,10 @@ from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.pauses import approval_in_session, approval_record
 from penstock_edge.runs.records import is_workflow, unfinished_descendants
+from penstock_edge.sources.encode import encode
+from penstock_edge.sources.history import history_of
 from penstock_edge.sources.locate import StartPosition, lifecycle_of, locate, start_of_new_run
+from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.encoded_leg import PAUSED, E, LegForm
@@ -40,17 +44,30 @@ from penstock_edge.views.run_tree import Child
 from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.view import View
 
+JsonObject = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class LegId:
+    """Names a leg of a run: by its `number`, or of a workflow's run by the stream sequence `after`
+    which it begins. `answered` is as in `Edge.tree`."""
+
+    number: int = 1
+    after: int = 0
+    answered: tuple[str, ...] = ()
+
+
+WHOLE_RUN: Final = LegId(NO_END, NO_END)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg(LegId):
     """A leg, and the position from which its clients read. For a workflow's run, `tree` makes the
-    view, of the events after the stream sequence `after`."""
+    view."""
 
     run_id: str
-    number: int
     position: StartPosition
     tree: TreeViews | None = None
-    after: int = 0
 
     def view(self, form: LegForm[E]) -> View:
         if self.tree is not None:
@@ -77,6 +94,11 @@ class ItemAnswer:
     root: RunRecord | None
     decided: Decided
     digest: str | None = None
+
+    @property
+    def pause(self) -> str:
+        """The id of what waits: of the workflow's run, or of the approval."""
+        return self.root.run_id if self.root is not None else self.approval.approval_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,53 +129,66 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ClientAnswer:
-    """A client's answer to a question: the id of an item (`question_id`), or of an approval, for
-    all its items. `answer` has a `status` and a `payload`, as `penstock.dialects.answers` reads
-    them, and `digest` is the one that the client sent."""
+    """A client's answer to items of an approval. `decide` makes the fields of a `Decided` from an
+    item, as `penstock.dialects.answers.decided` does, and returns None for an item that is not
+    answered. `digest` is the one that the client sent. If no item is answered, the answer is
+    refused with `status_if_none`."""
 
-    question: str
-    answer: dict[str, Any]
+    approval_id: str
+    decide: Callable[[JsonObject], JsonObject | None]
     digest: str | None = None
+    status_if_none: int = 422
+
+    @classmethod
+    def of(cls, question: str, status: str, payload: Any, digest: str | None = None) -> Self:
+        """Answer one item by its `question_id`, or all items by the id of their approval."""
+        approval_id, item_id = parse_question_id(question)
+        answer = {"status": status, "payload": payload}
+
+        def decide(item: JsonObject) -> JsonObject | None:
+            return decided(item, answer) if item_id in (None, item["item_id"]) else None
+
+        return cls(approval_id, decide, digest)
 
 
 async def reply_of(
     bus: Bus,
     who: Identity,
     agent: AgentConfig,
-    session_id: str,
+    session_id: str | None,
     where: str,
     sent: Iterable[ClientAnswer],
 ) -> Reply:
-    """Return the answers to approvals that are pending, if any: a client repeats its answers to
-    earlier pauses. Problem: 404 for a question that the session does not have, 422 for an answer in
-    the field `where` that is not clear, and as `Reply.of`."""
+    """Return the answers to approvals that are pending, or else those to the last pause: a client
+    repeats its answers to earlier pauses. The approvals are of this session, or of any that the
+    caller may see. Problem: 404 for any other approval, 422 for an answer in the field `where` that
+    is not clear, and as `ClientAnswer` and `Reply.of`."""
     by_approval: dict[str, list[ClientAnswer]] = {}
     for each in sent:
-        by_approval.setdefault(parse_question_id(each.question)[0], []).append(each)
+        by_approval.setdefault(each.approval_id, []).append(each)
     found: list[ItemAnswer] = []
     for approval_id, own in by_approval.items():
         approval, root = await approval_in_session(
             bus, who, agent, session_id, approval_id, awaited=True
         )
         if approval is None:
-            text = f"nothing in this session asks {shortened(own[0].question)!r}"
-            raise Problem(404, text)
+            raise Problem(404, f"{where}: no approval {shortened(approval_id)!r} is here to decide")
         for each in own:
             items = _decided(approval, each, where)
             found += [ItemAnswer(approval, root, item, each.digest) for item in items]
     pending = [each for each in found if each.approval.status == "pending"]
-    return Reply.of(where, pending or found[-1:])
+    return Reply.of(where, pending or [each for each in found if each.pause == found[-1].pause])
 
 
 def _decided(approval: ApprovalRecord, sent: ClientAnswer, where: str) -> list[Decided]:
-    _, item_id = parse_question_id(sent.question)
-    items = [each for each in approval.items if item_id in (None, each["item_id"])]
-    if not items:
-        raise Problem(422, f"{where}: there is no question {shortened(sent.question)!r}")
     try:
-        return [Decided(**decided(item, sent.answer)) for item in items]
+        made = [sent.decide(item) for item in approval.items]
     except UnclearAnswer as unclear:
         raise Problem(422, f"{where}: {unclear}") from unclear
+    if not any(made):
+        text = f"{where}: the approval {approval.approval_id} does not ask this; look at it again"
+        raise Problem(sent.status_if_none, text)
+    return [Decided(**fields) for fields in made if fields is not None]
 
 
 async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, StartPosition]:
@@ -168,10 +203,15 @@ async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Star
 
 
 async def first_leg(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, Leg]:
+    """Start a run; return its first leg, also if the request repeats an earlier one, but then not
+    of source frames. Problem: as `locate`, for a repeated request."""
     started, position = await begin(edge, start, frames=frames)
     run_id = started.record.run_id
     tree = edge.tree(run_id) if is_workflow(started.record) else None
-    return started, Leg(run_id, 1, position, tree)
+    if not started.new:
+        view = edge.view(run_id, "canonical", children=tree is not None)
+        position = await locate(edge.bus, view, None)
+    return started, Leg(run_id=run_id, position=position, tree=tree)
 
 
 async def next_leg(edge: Edge, reply: Reply, *, frames: bool = False) -> Leg:
@@ -190,7 +230,7 @@ async def next_leg(edge: Edge, reply: Reply, *, frames: bool = False) -> Leg:
         position = replace(position, events_start=lifecycle.sequence)
     elif lifecycle is not None:
         position = _first_event(lifecycle)
-    return Leg(approval.run_id, approval.leg + 1, position)
+    return Leg(approval.leg + 1, run_id=approval.run_id, position=position)
 
 
 async def _next_leg_of_tree(edge: Edge, root: RunRecord, answered: Sequence[str]) -> Leg:
@@ -207,17 +247,15 @@ async def _next_leg_of_tree(edge: Edge, root: RunRecord, answered: Sequence[str]
         is_whole = bool(begun) and begun[0].headers[SEQUENCE] == "1"
         number += len(resumed) + pending
     known = () if is_whole else await unfinished_descendants(edge.run_list, root)
-    return Leg(run_id, number, position, edge.tree(run_id, known, answered), after)
+    tree = edge.tree(run_id, known, answered)
+    return Leg(number, after, tuple(answered), run_id=run_id, position=position, tree=tree)
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class Newest(LegId):
     """The leg of a run that ends with the pause that `waits` for a decision, or else with the next
-    pause or the run's end. This end comes after the stream sequence `after`. Without a workflow,
-    `number` is the leg's."""
+    pause or the run's end. This end comes after the stream sequence `after`."""
 
-    number: int = 1
-    after: int = 0
     waits: bool = False
 
 
@@ -229,7 +267,7 @@ async def newest_leg(edge: Edge, run_id: str) -> Newest:
     waits = type_of(lifecycle) == PAUSED and await _is_pending(edge, event)
     # A pause that is over does not end the stream, even if the run has not resumed yet.
     is_over = type_of(lifecycle) in TERMINAL or (type_of(lifecycle) == PAUSED and not waits)
-    return Newest(event["leg"] + is_over, lifecycle.sequence - waits, waits)
+    return Newest(event["leg"] + is_over, lifecycle.sequence - waits, waits=waits)
 
 
 async def replay(
@@ -242,9 +280,7 @@ async def replay(
     """Return the run from its first frame or the cursor on, to the pause that waits now, or else to
     the next pause or the run's end. Problem: as `locate`."""
     last = newest or await newest_leg(edge, record.run_id)
-    view, place = await located(
-        edge, record, form, after, number=last.number, after_event=last.after, replays=True
-    )
+    view, place = await located(edge, record, form, after, last, replays=True)
     return view, replace(place, ended=place.ended or last.waits)
 
 
@@ -253,22 +289,18 @@ async def located(
     record: RunRecord,
     form: LegForm[E],
     after: Cursor | None,
+    leg: LegId,
     *,
-    number: int,
-    after_event: int = 0,
-    answered: Iterable[str] = (),
     replays: bool = False,
 ) -> tuple[View, StartPosition]:
-    """Return the view of a leg that has begun, or will begin: of the leg `number`, or for a
-    workflow's run from after the stream sequence `after_event`. Return also where a client reads
-    that has everything up to the cursor `after`. `answered` is as in `Edge.tree`, and `replays` as
-    in `LegForm.view`. Problem: as `locate`."""
+    """Return the view of a leg that has begun, or will begin, and where a client reads that has
+    everything up to the cursor `after`. `replays` is as in `LegForm.view`. Problem: as `locate`."""
 
     def view(known: tuple[Child, ...] = ()) -> View:
         if is_workflow(record):
-            tree = edge.tree(record.run_id, known, answered)
-            return tree.leg(form, after_event, replays=replays)
-        return form.view(record.run_id, number, replays=replays)
+            tree = edge.tree(record.run_id, known, leg.answered)
+            return tree.leg(form, leg.after, replays=replays)
+        return form.view(record.run_id, leg.number, replays=replays)
 
     found = view()
     place = await locate(edge.bus, found, after, record)
@@ -277,7 +309,31 @@ async def located(
     return found, place
 
 
-async def _is_pending(edge: Edge, paused: dict[str, Any]) -> bool:
+async def read_stored(
+    edge: Edge,
+    who: Identity,
+    record: RunRecord,
+    dialect: str,
+    encoder: Encoder,
+    leg: LegId = WHOLE_RUN,
+    end: int = NO_END,
+) -> int:
+    """Let the encoder read the stored events of a run up to the end of the leg, and before the
+    stream sequence `end`. Return the sequence of the last one, 0 if there is none. Problem: as
+    `locate`."""
+    form = LegForm.of_object((), dialect, lambda: encoder, lambda _: b"")
+    view, position = await located(edge, record, form, None, leg, replays=True)
+    encoding, last = view.encoding(), 0
+    history = history_of(edge.bus, view, None, position.start, edge.turns.for_caller(who))
+    while batch := await history.before(end):
+        for stored in batch:
+            item, last = await encode(edge.bus, view, encoding, stored), stored.sequence
+            if item.last:
+                return last
+    return last
+
+
+async def _is_pending(edge: Edge, paused: JsonObject) -> bool:
     approval = await approval_record(edge.bus, str(paused["data"].get("approval_id")))
     return approval is None or approval.status == "pending"
 

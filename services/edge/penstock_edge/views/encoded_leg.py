@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 import orjson
 
 from penstock.bus import Stored
-from penstock.dialects.base import Encoder
+from penstock.dialects.base import Encoder, JsonObject
+from penstock.dialects.base import type_of as name_of
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
 from penstock_edge.views.framing import VERBATIM_SSE, Framing, PageItems
@@ -20,6 +21,7 @@ from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 PAUSED = "lifecycle.paused"
 
 E = TypeVar("E", bound=Encoder)
+F = TypeVar("F", bound=Encoder)
 LookUp = Callable[[Stored], Awaitable[None]]
 
 
@@ -44,21 +46,20 @@ class LegForm(Generic[E]):
     delivery: Delivery = Delivery.ONCE
     look_up: Callable[[E, Stored], Awaitable[None]] | None = None
 
-    @classmethod
+    @staticmethod
     def of_object(
-        cls,
         key: tuple[str, ...],
         dialect: str,
-        encoder: Callable[[], E],
-        so_far: Callable[[E], bytes],
-    ) -> LegForm[E]:
-        """Write one object, which is the only frame of the encoder, or what is known of it."""
-        return cls(
+        encoder: Callable[[], F],
+        write: Callable[[F], bytes],
+    ) -> LegForm[WholeLeg[F]]:
+        """Write one object, made of an encoder that has read the leg, or the leg so far."""
+        return LegForm(
             key,
             dialect,
-            encoder,
+            lambda: WholeLeg(encoder(), write),
             lambda frame, cursor: frame.data,
-            lambda encoder: [so_far(encoder)],
+            lambda whole: [whole.write(whole.encoder)],
             PageItems(),
         )
 
@@ -87,6 +88,20 @@ class LegForm(Generic[E]):
             self.delivery,
             self.headers,
         )
+
+
+@dataclass(slots=True)
+class WholeLeg(Encoder, Generic[F]):
+    """Writes one frame when the run pauses or ends; the frames of its encoder are left out."""
+
+    encoder: F
+    write: Callable[[F], bytes]
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        self.encoder.feed(event)
+        name = name_of(event)
+        ends = name in TERMINAL or name == PAUSED
+        return [Frame(self.write(self.encoder))] if ends else ()
 
 
 @dataclass(slots=True)

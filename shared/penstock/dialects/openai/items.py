@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from penstock.dialects.approvals import CONFIRMATIONS
-from penstock.dialects.base import Json, JsonObject, frame, has_failed
-from penstock.dialects.json import obj, objects
+from penstock.dialects.base import Json, JsonObject, has_failed
+from penstock.dialects.json import obj, objects, verbatim
 
 _PREFIX: Final = "mcpr_"
 _DIGEST_CHARS: Final = 32
@@ -43,10 +43,6 @@ class RequestId:
         return f"{_PREFIX}{self.approval_id}.{self.digest}"
 
 
-def text_of(value: Json) -> str:
-    return value if isinstance(value, str) else frame(value).data.decode()
-
-
 def text_part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
@@ -61,13 +57,13 @@ def call(data: JsonObject, agent: str, request_id: str | None) -> JsonObject:
 
 
 def arguments(data: JsonObject) -> str:
-    return data.get("args_text") or text_of(obj(data.get("args")))
+    return data.get("args_text") or verbatim(obj(data.get("args")))
 
 
 def result(data: JsonObject) -> JsonObject:
     """Return the fields of a call that has ended."""
     value, error, failed = data.get("result"), data.get("error"), has_failed(data)
-    shown = None if value is None or (failed and value == error) else text_of(value)
+    shown = None if value is None or (failed and value == error) else verbatim(value)
     outcome = data.get("outcome", "ok")
     why = (f"{outcome}: {error}" if error not in (None, outcome) else outcome) if failed else None
     return {"status": "failed" if failed else "completed", "output": shown, "error": why}
@@ -80,7 +76,7 @@ def request(approval: JsonObject, item: JsonObject, agent: str) -> JsonObject:
     if not item.get("tool"):
         names = ("description", "input_schema", "options")
         shown = {name: item[name] for name in names if item.get(name) is not None} | shown
-    named = {"name": item.get("tool") or item["kind"], "arguments": text_of(shown)}
+    named = {"name": item.get("tool") or item["kind"], "arguments": verbatim(shown)}
     if item["kind"] in CONFIRMATIONS:
         return {"id": asked, "type": "mcp_approval_request", "server_label": agent, **named}
     call_id = {"call_id": asked, "status": "completed"}
@@ -105,7 +101,7 @@ def answers(approval: JsonObject, decided: Json) -> list[JsonObject]:
 def _answer(request_id: str, item: JsonObject, decided: JsonObject) -> JsonObject:
     approved, named = decided.get("decision") == "approve", {"id": f"in_{request_id}"}
     if item["kind"] not in CONFIRMATIONS and approved:
-        output = {"call_id": request_id, "output": text_of(decided.get("value"))}
+        output = {"call_id": request_id, "output": verbatim(decided.get("value"))}
         return {**named, "type": "function_call_output", **output}
     answer = {"approval_request_id": request_id, "approve": approved}
     return {**named, "type": "mcp_approval_response", **answer, "reason": decided.get("note")}

@@ -255,10 +255,9 @@ class ResponsesEncoder:
             self._close(key)
 
     def _end_thoughts(self, run: str | None, but: _Key | None = None) -> None:
-        ended = [key for key, each in self._open.items() if each.run == run and key != but]
-        for key in ended:
-            if key[0] == "reasoning":
-                self._close(key)
+        thoughts = (key for key in self._open if key[0] == "reasoning" and key != but)
+        for key in [key for key in thoughts if self._open[key].run == run]:
+            self._close(key)
 
     def _note(self, event: JsonObject) -> None:
         key = ("reasoning", f"{event['sequence']}")
@@ -347,19 +346,16 @@ class ResponsesEncoder:
 
 @dataclass(slots=True)
 class ObjectEncoder(ResponsesEncoder):
-    """Encodes a leg into one frame, the whole response, when the leg has ended."""
+    """Reads a leg, and has no frames: `response` is what has come of the leg."""
 
     def _say(self, kind: str, body: JsonObject) -> None:
-        if kind in ("completed", "failed", "incomplete"):
-            self._frames.append(frame(body["response"]))
-
-    def so_far(self) -> bytes:
-        return frame(self.response()).data
+        pass
 
 
 def _run_of(event: JsonObject) -> str | None:
     """Return the id of the inner run to which the event belongs."""
-    run_id: str | None = obj(event.get("subrun")).get("id")
+    subrun = event.get("subrun")
+    run_id: str | None = subrun.get("id") if subrun else None
     return run_id
 
 

@@ -117,7 +117,10 @@ async def test_the_answer_with_the_digest_decides_and_its_retry_decides_no_secon
     penstock: Secured,
 ) -> None:
     run, pause = await paused(penstock)
-    body = answer(pause, background=True, previous_response_id=f"resp_{run.run_id}")
+    # A reason that is no text is none.
+    given = [openai_answers.answer(pause, reason=[1])]
+    named = {"background": True, "previous_response_id": f"resp_{run.run_id}"}
+    body = answer(pause, input=given, **named)
     first = {**bearer(), "x-stainless-retry-count": "0"}
     begun = await penstock.http.post(RESPONSES, json=body, headers=first)
     assert begun.json()["status"] == "queued", begun.text

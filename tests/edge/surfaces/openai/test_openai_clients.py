@@ -10,7 +10,7 @@ import pytest
 from penstock.bus import Bus
 from penstock.bus.records import DecideRequest, RunRecord, StartCommand
 from penstock.dialects.openai import RequestId
-from support.drive.clients import Client
+from support.drive.clients import Client, MakeEdge
 from support.drive.short import in_short
 from support.fakes.cutter import cutter
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun
@@ -188,6 +188,8 @@ async def test_a_decision_is_an_item_with_the_digest_and_continues_the_run(
     ]
     [item] = await openai.call("inputs", id=then["id"])
     assert (item["approval_request_id"], item["approve"]) == (request["id"], True)
+    again = await openai.call("retrieve", id=first["id"])
+    assert again["output"] == first["output"], "the first leg ends with its request"
     await connector.stop()
 
 
@@ -250,6 +252,8 @@ async def test_an_idempotency_key_is_taken_as_it_is(edge: Client, runs: list[Sta
     [
         ({"input": []}, 400, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input"),
+        ({"input": [{"type": []}]}, 400, "input"),
+        ({"input": [{"role": "user", "content": [{"type": {}}]}]}, 400, "input"),
         ({"previous_response_id": "resp_1"}, 404, "previous_response_id"),
         ({"input": 1}, 422, None),
     ],
@@ -280,6 +284,19 @@ async def test_a_response_waits_in_the_queue_and_is_read_while_it_runs(
     assert ended["error"]["message"] == "upstream_error: it broke"
     over = await edge.get(path, params={"stream": "true", "starting_after": "999"})
     assert (over.status_code, over.content) == (200, b"")
+
+
+async def test_a_response_of_more_events_than_a_page_has_is_read_whole(
+    make_edge: MakeEdge, run: PretendRun
+) -> None:
+    edge = await make_edge(page_events=5)
+    await run.started()
+    pieces = [f"{number} " for number in range(20)]
+    await run.text(*pieces)
+    await run.completed()
+    whole = (await edge.get(f"/openai/v1/responses/resp_{run.run_id}")).json()
+    assert whole["status"] == "completed"
+    assert whole["output"][0]["content"][0]["text"] == "".join(pieces)
 
 
 async def test_a_chat_whose_run_fails_is_an_error(edge: Client, bus: Bus) -> None:

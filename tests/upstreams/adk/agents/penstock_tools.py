@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import json
 import os
 import time
@@ -42,7 +43,7 @@ def start_export(dataset: str, tool_context: ToolContext) -> dict:
 
 
 def ran(tool, tool_context, **args):
-    """Log a line for each run of a tool that needed approval: tests count them by session."""
+    """Log a line for each run of a tool that needed approval, or has an effect: tests count them by session."""
     path = os.environ.get('TOOL_LOG')
     if path:
         with open(path, 'a') as log:
@@ -99,10 +100,16 @@ def need_auth(what: str, tool_context: ToolContext) -> dict:
     return {'authorized': True}
 
 
+@functools.wraps(penstock_payments.send_money)
+def send_money(to: str, amount: int, tool_context: ToolContext) -> dict:
+    ran('send_money', tool_context, to=to)
+    return penstock_payments.send_money(to, amount, tool_context)
+
+
 def all_tools():
     t = [get_weather, explode, slow_tool, LongRunningFunctionTool(start_export),
          FunctionTool(delete_file, require_confirmation=True), wire_money, set_state, save_report, need_auth,
-         penstock_payments.send_money]
+         send_money]
     try:
         from google.adk.tools import request_input
         t.append(request_input)

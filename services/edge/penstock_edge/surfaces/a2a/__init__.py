@@ -47,13 +47,12 @@ from penstock_edge.surfaces.a2a.request import (
     RpcRequest,
     SendRequest,
     TaskRequest,
-    parsed,
     refusal,
 )
 from penstock_edge.surfaces.a2a.tasks import Tasks, no_push
 from penstock_edge.surfaces.a2a.views import Call
 from penstock_edge.surfaces.agents import agent_by_id
-from penstock_edge.surfaces.bodies import document_of, json_body
+from penstock_edge.surfaces.bodies import document_of, json_body, validated
 from penstock_edge.surfaces.errors import InvalidBody, shortened
 from penstock_edge.surfaces.surface import Surface
 
@@ -267,7 +266,7 @@ class Bindings:
         call = call_of(self._edge, request, orjson.dumps(rpc_id))
         try:
             try:
-                asked = parsed(RpcRequest, document)
+                asked = validated(RpcRequest, document)
             except Problem as problem:
                 raise Problem(400, problem.detail, code=-32600) from problem
             require_version(call, "1.0", "0.3")
@@ -279,7 +278,7 @@ class Bindings:
                 raise Problem(400, text, code=-32601)
             if method.scope is not None:
                 require(call.who, method.scope)
-            return await method.handle(self._tasks, call, parsed(method.model, asked.params))
+            return await method.handle(self._tasks, call, validated(method.model, asked.params))
         except Problem as problem:
             if problem.status in (401, 403, 429) or problem.status >= 500:
                 raise
@@ -297,7 +296,7 @@ class Bindings:
         if isinstance(document, dict):
             ids = {name: path[part] for name, part in method.ids.items()}
             document = {**request.query_params, **document, **ids}
-        return await method.handle(self._tasks, call, parsed(method.model, document))
+        return await method.handle(self._tasks, call, validated(method.model, document))
 
 
 def call_of(edge: Edge, request: Request, rpc_id: bytes | None = None) -> Call:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, TypeVar
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from penstock.bus.records import ApprovalRecord, Decided, Push
+from penstock.bus.records import Push
 from penstock.web.operation import TEXT
-from penstock.web.problems import ErrorShape, Problem, invalid, schema_of
+from penstock.web.problems import ErrorShape, Problem, schema_of
+from penstock_edge.surfaces.legs import ClientAnswer
 
 JsonObject = dict[str, Any]
 
@@ -175,25 +177,20 @@ class Decision(BaseModel):
     note: str | None = None
     items: list[ItemDecision] = []
 
-    def decided(self, approval: ApprovalRecord) -> list[Decided]:
+    def answers(self) -> list[ClientAnswer]:
         if (self.decision is None) is not bool(self.items):
             raise Problem(422, "message.parts: a decision has either `decision` or `items`")
-        if self.decision is None:
-            return [Decided(**each.model_dump(exclude_none=True)) for each in self.items]
+        same = {"decision": self.decision, "note": self.note}
+        sent = [each.model_dump(exclude_none=True) for each in self.items] or [same]
         return [
-            Decided(item_id=item["item_id"], decision=self.decision, note=self.note)
-            for item in approval.items
+            ClientAnswer(self.approval_id, partial(_decided, each), self.digest) for each in sent
         ]
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def parsed(model: type[Model], document: Any) -> Model:
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise invalid(error) from error
+def _decided(sent: JsonObject, item: JsonObject) -> JsonObject | None:
+    """Return the decision on an item; None if the one that was sent is on another item."""
+    fields = {"item_id": item["item_id"], **sent}
+    return fields if fields["item_id"] == item["item_id"] else None
 
 
 # --- Errors
@@ -210,54 +207,49 @@ REASONS: Final = (
     "EXTENSION_SUPPORT_REQUIRED",
     "VERSION_NOT_SUPPORTED",
 )
-_REASON_OF: Final = {
-    404: "TASK_NOT_FOUND",
-    409: "UNSUPPORTED_OPERATION",
-    410: "TASK_NOT_FOUND",
-    415: "CONTENT_TYPE_NOT_SUPPORTED",
+# The status of google.rpc, the code of JSON-RPC, and the reason, for an HTTP status.
+_ERRORS: Final[Mapping[int, tuple[str, int, str | None]]] = {
+    400: ("INVALID_ARGUMENT", -32602, None),
+    401: ("UNAUTHENTICATED", -32600, None),
+    403: ("PERMISSION_DENIED", -32600, None),
+    404: ("NOT_FOUND", -32602, None),
+    409: ("FAILED_PRECONDITION", -32600, "UNSUPPORTED_OPERATION"),
+    410: ("NOT_FOUND", -32602, "TASK_NOT_FOUND"),
+    415: ("INVALID_ARGUMENT", -32602, "CONTENT_TYPE_NOT_SUPPORTED"),
+    422: ("INVALID_ARGUMENT", -32602, None),
+    429: ("RESOURCE_EXHAUSTED", -32603, None),
+    503: ("UNAVAILABLE", -32603, None),
 }
-# The status of google.rpc and the code of JSON-RPC for an HTTP status.
-_NAMES: Final = {
-    400: ("INVALID_ARGUMENT", -32602),
-    401: ("UNAUTHENTICATED", -32600),
-    403: ("PERMISSION_DENIED", -32600),
-    404: ("NOT_FOUND", -32601),
-    409: ("FAILED_PRECONDITION", -32600),
-    422: ("INVALID_ARGUMENT", -32602),
-    429: ("RESOURCE_EXHAUSTED", -32603),
-    503: ("UNAVAILABLE", -32603),
-}
-_OTHER: Final = ("INTERNAL", -32603)
+_OTHER: Final = ("INTERNAL", -32603, None)
 
 
 def refusal(reason: str, detail: str, status: int = 400) -> Problem:
     return Problem(status, detail, reason=reason)
 
 
-def _details(problem: Problem) -> list[JsonObject]:
-    reason = problem.more.get("reason", _REASON_OF.get(problem.status))
-    kind = "type.googleapis.com/google.rpc.ErrorInfo"
-    info: JsonObject = {
-        "@type": kind,
-        "reason": reason,
-        "domain": "a2a-protocol.org",
-        "metadata": {},
-    }
-    return [info] if reason else []
+def unknown(detail: str) -> Problem:
+    return refusal("TASK_NOT_FOUND", detail, 404)
+
+
+def _described(problem: Problem) -> tuple[str, int, list[JsonObject]]:
+    """Return the status of google.rpc, the code of JSON-RPC, and the details."""
+    name, code, reason = _ERRORS.get(problem.status, _OTHER)
+    reason = problem.more.get("reason", reason)
+    if reason is None:
+        return name, problem.more.get("code", code), []
+    about = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "a2a-protocol.org"}
+    return name, -32001 - REASONS.index(reason), [{**about, "reason": reason, "metadata": {}}]
 
 
 def rpc_error(problem: Problem) -> JsonObject:
-    details = _details(problem)
-    code = problem.more.get("code", _NAMES.get(problem.status, _OTHER)[1])
-    if details:
-        code = -32001 - REASONS.index(details[0]["reason"])
+    _, code, details = _described(problem)
     return {"code": code, "message": problem.detail, "data": details}
 
 
 def rest_error(problem: Problem) -> JsonObject:
-    name = _NAMES.get(problem.status, _OTHER)[0]
+    name, _, details = _described(problem)
     error = {"code": problem.status, "status": name, "message": problem.detail}
-    return {"error": {**error, "details": _details(problem)}}
+    return {"error": {**error, "details": details}}
 
 
 def _rpc_body(problem: Problem) -> Mapping[str, Any]:

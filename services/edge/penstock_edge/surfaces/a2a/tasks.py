@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -15,21 +14,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import sse
-from penstock.bus import subjects
-from penstock.bus.records import Push, PushReply, PushRequest, RunRecord
+from penstock.bus.records import RunRecord
 from penstock.bus.subjects import is_run_id
 from penstock.dialects import a2a
-from penstock.runs.decide import ANSWER_S
+from penstock.runs.pushes import request_pushes
 from penstock.runs.start import Start
 from penstock.settings import WorkflowAgent
 from penstock.web.auth import require
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.pauses import approval_in_session
 from penstock_edge.runs.records import is_workflow, run_of
-from penstock_edge.sources.encode import encode
-from penstock_edge.sources.history import history_of
-from penstock_edge.sources.locate import StartPosition, locate
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.stream.responses.single_body import SingleBody
@@ -41,17 +35,25 @@ from penstock_edge.surfaces.a2a.request import (
     PushNotification,
     SendRequest,
     TaskRequest,
-    parsed,
     refusal,
     shown_push,
+    unknown,
 )
-from penstock_edge.surfaces.a2a.views import STATES, Call, TaskObject, fold_form, task_of_record
-from penstock_edge.surfaces.bodies import workflow_input
+from penstock_edge.surfaces.a2a.views import STATES, Call, TaskObject, task_of_record
+from penstock_edge.surfaces.bodies import validated, workflow_input
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.legs import Answer, Leg, Reply, decide, first_leg, located, next_leg
+from penstock_edge.surfaces.legs import (
+    Leg,
+    LegId,
+    decide,
+    first_leg,
+    located,
+    next_leg,
+    read_stored,
+    reply_of,
+)
 from penstock_edge.surfaces.query import cursor_of, when_busy_of
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
-from penstock_edge.views.view import View
 
 JsonObject = dict[str, Any]
 WAITS = (
@@ -111,57 +113,53 @@ class Tasks:
             input=given,
             key=orjson.dumps(key).decode(),
             request=content,
-            prepare=None if config is None else partial(self._pushes, call, add=config.push()),
             when_busy=when_busy_of(call.request),
         )
+        if config is not None:
+            require(call.who, "automate")
+            push = partial(request_pushes, edge.bus, call.who, add=config.push())
+            start = replace(start, prepare=push)
         started, leg = await first_leg(edge, start)
-        if not started.new:
-            leg = replace(leg, position=await locate(edge.bus, leg.view(call.form()), None))
         return started.record, leg
 
     async def _answer(
         self, call: Call, asked: SendRequest, values: list[Any], *, stream: bool, at_once: bool
     ) -> ASGIApp:
-        edge, message, history = self._edge, asked.message, asked.configuration.history_length
+        message, history = asked.message, asked.configuration.history_length
         record = await self._run(call, message.task_id or "")
         if message.context_id not in (None, record.session_id):
             raise Problem(422, "message.contextId: the task is of another context")
         found, last = await self._read(call, record)
-        state = found.fold.state or STATES[record.status]
+        state = found.fold.state
         if state in a2a.ENDED:
             raise refusal("UNSUPPORTED_OPERATION", f"task {record.run_id} has ended")
         if (config := asked.configuration.task_push_notification_config) is not None:
-            await self._pushes(call, await self._own_run(call, record.run_id), add=config.push())
+            await self.add_push(call, config.model_copy(update={"task_id": record.run_id}))
         if values:
             require(call.who, "decide")
-            reply = await self._reply(call, record, values)
-            leg = await next_leg(edge, reply)
-            await decide(edge, call.who, a2a.CHANNEL, reply, user_id=call.who.user_id)
+            leg = await self._decide(call, record, values)
         elif state in a2a.INTERRUPTED:
             return self._reminder(call, found.fold.task(history=history), stream=stream)
         else:
             text = "the agent still works on the task; begin a new task in its context"
             raise refusal("UNSUPPORTED_OPERATION", text)
         if stream:
-            return await self._follow(call, found, last, _rest(call, leg), leg.position)
+            return await self._follow(call, record, found, last, leg)
         if at_once:
-            return await self.get(call, TaskRequest(id=record.run_id, history_length=history))
+            return await self._shown(call, record, history)
         return await self._whole(call, leg, history)
 
-    async def _reply(self, call: Call, record: RunRecord, values: list[Any]) -> Reply:
-        bus, who = self._edge.bus, call.who
-        answers: dict[str, Answer] = {}
-        for value in values:
-            part = parsed(Decision, value)
-            approval, root = await approval_in_session(
-                bus, who, call.agent, record.session_id, part.approval_id, awaited=True
-            )
-            run_id = root.run_id if root is not None else approval and approval.run_id
-            if approval is None or run_id != record.run_id or approval.approval_id in answers:
-                name = shortened(part.approval_id)
-                raise Problem(422, f"message.parts: the task has no approval {name!r} to decide")
-            answers[approval.approval_id] = Answer(approval, part.decided(approval), part.digest)
-        return Reply([*answers.values()], record if is_workflow(record) else None)
+    async def _decide(self, call: Call, record: RunRecord, values: list[Any]) -> Leg:
+        edge, who = self._edge, call.who
+        parts = [validated(Decision, value, "message", "parts") for value in values]
+        sent = [answer for part in parts for answer in part.answers()]
+        session_id = record.session_id
+        reply = await reply_of(edge.bus, who, call.agent, session_id, "message.parts", sent)
+        leg = await next_leg(edge, reply)
+        if leg.run_id != record.run_id:
+            raise Problem(422, "message.parts: the approvals are of another task of the context")
+        await decide(edge, who, a2a.CHANNEL, reply, user_id=who.user_id)
+        return leg
 
     def _reminder(self, call: Call, task: JsonObject, *, stream: bool) -> ASGIApp:
         status = task["status"]
@@ -173,23 +171,24 @@ class Tasks:
         return Response(call.frame(shown), 200, {**sse.HEADERS, **call.headers})
 
     async def get(self, call: Call, asked: TaskRequest) -> ASGIApp:
-        record = await self._run(call, asked.id)
-        return call.answer(call.task(await self._task(call, record, asked.history_length)))
+        return await self._shown(call, await self._run(call, asked.id), asked.history_length)
 
     async def list(self, call: Call, asked: ListRequest) -> ASGIApp:
         edge = self._edge
         before = asked.page_token
         if before is not None and not is_run_id(before):
             raise Problem(422, "pageToken: must be nextPageToken of an earlier page")
-        wanted = {"agent": call.agent.id}
-        if asked.context_id is not None:
-            wanted["session_id"] = asked.context_id
+        wanted = {"agent": call.agent.id, "session_id": asked.context_id}
         if asked.status is not None:
             names = {state: status for status, state in STATES.items()}
             wanted["status"] = names.get(asked.status, "")
         async with edge.turns.of(call.who.tenant_user):
             runs, more = await edge.run_list.page(
-                call.who.owners, call.who.may_see_runs_of, wanted, before, asked.page_size
+                call.who.owners,
+                call.who.may_see_runs_of,
+                {name: value for name, value in wanted.items() if value is not None},
+                before,
+                asked.page_size,
             )
         records = [RunRecord.model_validate(run) for run in runs]
         token = records[-1].run_id if more else ""
@@ -200,7 +199,7 @@ class Tasks:
             if since is None or datetime.fromisoformat(each.updated_at) > since
         ]
         tasks = [
-            await self._task(call, each, asked.history_length)
+            (await self._read(call, each))[0].fold.task(history=asked.history_length)
             if asked.include_artifacts
             else task_of_record(each)
             for each in shown
@@ -216,145 +215,104 @@ class Tasks:
             if problem.status != 409:
                 raise
             raise refusal("TASK_NOT_CANCELABLE", problem.detail, 409) from problem
-        return call.answer(call.task(await self._task(call, record, None)))
+        return await self._shown(call, record)
 
     async def subscribe(self, call: Call, asked: TaskRequest) -> ASGIApp:
         """Stream the task as it is, and then its updates. With a cursor, only the updates after it,
         up to the next pause or the end."""
-        edge = self._edge
         record = await self._run(call, asked.id)
-        edge.streams.require_room(call.request.scope)
+        self._edge.streams.require_room(call.request.scope)
         after = cursor_of(call.request)
         found, last = await self._read(call, record, after.sequence + 1 if after else NO_END)
-        state = found.fold.state or STATES[record.status]
+        state = found.fold.state
         if after is None and state in a2a.ENDED:
             text = f"task {record.run_id} has ended; get the task"
             raise refusal("UNSUPPORTED_OPERATION", text)
-        number = found.leg + (state in a2a.INTERRUPTED)
-        # Events of the leg before may still follow its pause, such as the decision.
-        replays = not is_workflow(record)
-        view, position = await located(
-            edge, record, call.form(), after, number=number, after_event=last, replays=replays
-        )
-        if after is not None:
-            return await edge.stream(view, position)
-        return await self._follow(call, found, last, view, position, record)
+        leg = LegId(found.leg + (state in a2a.INTERRUPTED), last)
+        return await self._follow(call, record, found, last, leg, after)
 
     async def add_push(self, call: Call, asked: PushNotification) -> ASGIApp:
         run_id, push = await self._own_run(call, asked.task_id or ""), asked.push()
-        await self._pushes(call, run_id, add=push)
+        await request_pushes(self._edge.bus, call.who, run_id, add=push)
         return call.answer(shown_push(push, run_id))
 
     async def get_push(self, call: Call, asked: ConfigRequest) -> ASGIApp:
         run_id = await self._own_run(call, asked.task_id)
-        for push in await self._pushes(call, run_id):
+        for push in await request_pushes(self._edge.bus, call.who, run_id):
             if push.id == asked.id:
                 return call.answer(shown_push(push, run_id))
-        raise Problem(404, f"the task has no push notifications {shortened(asked.id)}")
+        raise unknown(f"the task has no push notifications {shortened(asked.id)}")
 
     async def list_pushes(self, call: Call, asked: ConfigRequest) -> ASGIApp:
         run_id = await self._own_run(call, asked.task_id)
-        configs = [shown_push(each, run_id) for each in await self._pushes(call, run_id)]
+        pushes = await request_pushes(self._edge.bus, call.who, run_id)
+        configs = [shown_push(each, run_id) for each in pushes]
         return call.answer({"configs": configs, "nextPageToken": ""})
 
     async def remove_push(self, call: Call, asked: ConfigRequest) -> ASGIApp:
         run_id = await self._own_run(call, asked.task_id)
-        await self._pushes(call, run_id, remove=asked.id)
+        await request_pushes(self._edge.bus, call.who, run_id, remove=asked.id)
         return call.answer({})
 
     async def no_card(self, call: Call, asked: AnyRequest) -> ASGIApp:
         raise refusal("UNSUPPORTED_OPERATION", "there is no extended card; the card says all")
 
-    async def _pushes(
-        self, call: Call, run_id: str, *, add: Push | None = None, remove: str | None = None
-    ) -> Sequence[Push]:
-        """Add or remove a push at the automations service; return those of the run after it. A
-        repeated request has no further effect."""
-        who = call.who
-        require(who, "automate")
-        request = PushRequest(
-            user_id=who.user_id,
-            tenant=who.tenant,
-            roles=sorted(who.roles),
-            scopes=sorted(who.scopes),
-            add=add,
-            remove=remove,
-        )
-        answer = await self._edge.bus.request(subjects.push(run_id), request.dump(), ANSWER_S)
-        reply = PushReply.model_validate_json(answer.data)
-        if reply.status != 200:
-            raise Problem(reply.status, reply.detail)
-        return reply.pushes
-
     async def _own_run(self, call: Call, run_id: str) -> str:
         """Return the id of a run that is the caller's own, since a rule sees only its owner's."""
+        require(call.who, "automate")
         record = await self._run(call, run_id)
         if record.user_id != call.who.user_id:
-            raise Problem(404, f"there is no task {shortened(run_id)} of your own")
+            raise unknown(f"there is no task {shortened(run_id)} of your own")
         return record.run_id
 
     async def _follow(
         self,
         call: Call,
+        record: RunRecord,
         found: TaskObject,
         last: int,
-        view: View,
-        position: StartPosition,
-        record: RunRecord | None = None,
+        leg: LegId,
+        after: Cursor | None = None,
     ) -> ASGIApp:
-        """Stream the task as it is after the stream sequence `last`, and then what follows."""
-        task = found.fold.task() if found.fold.state else task_of_record(record) if record else {}
+        """Stream the task as it is after the stream sequence `last`, and then what follows, to the
+        leg's end; with the cursor `after`, only what follows it."""
+        # Events of the leg before may still follow its pause, such as the decision.
+        replays = not is_workflow(record)
+        form = call.form()
+        view, position = await located(self._edge, record, form, after, leg, replays=replays)
+        if after is not None:
+            return await self._edge.stream(view, position)
         cursor = Cursor(last, LAST_FRAME) if last else None
-        preface = call.frame(call.response(task), str(cursor) if cursor else None)
+        preface = call.frame(call.response(found.fold.task()), str(cursor) if cursor else None)
         client = await self._edge.hubs.join(view, replace(position, after=cursor, ended=False))
         return Prefaced(EventStream(client), preface)
 
     async def _whole(self, call: Call, leg: Leg, history: int | None) -> ASGIApp:
-        view = leg.view(call.object_form(history))
-        client = await self._edge.hubs.join(view, leg.position)
+        client = await self._edge.hubs.join(leg.view(call.object_form(history)), leg.position)
+        return SingleBody(client, shape=call.refused)
 
-        def shape(problem: Problem) -> Response:
-            return Response(call.error(problem), problem.status, media_type="application/json")
-
-        return SingleBody(client, shape=shape)
-
-    async def _task(self, call: Call, record: RunRecord, history: int | None) -> JsonObject:
-        try:
-            found, _ = await self._read(call, record)
-        except Problem as problem:
-            if problem.status != 410:
-                raise
-            return task_of_record(record)
-        return found.fold.task(history=history) if found.fold.state else task_of_record(record)
+    async def _shown(self, call: Call, record: RunRecord, history: int | None = None) -> Response:
+        found, _ = await self._read(call, record)
+        return call.answer(call.task(found.fold.task(history=history)))
 
     async def _read(
         self, call: Call, record: RunRecord, end: int = NO_END
     ) -> tuple[TaskObject, int]:
-        """Fold the stored events before the stream sequence `end`; return the last one's, too."""
-        bus, found, last = self._edge.bus, TaskObject(call.extended), 0
-        view, position = await located(self._edge, record, fold_form(found), None, number=1)
-        encoding, turn = view.encoding(), self._edge.turns.for_caller(call.who)
-        history = history_of(bus, view, None, position.start, turn)
-        while batch := await history.before(end):
-            for stored in batch:
-                await encode(bus, view, encoding, stored)
-                last = stored.sequence
+        """Fold the stored events before the stream sequence `end`; return the last one's, too. A
+        task without events, or whose events have expired, is what its record says."""
+        edge, found, last = self._edge, TaskObject(call.encoder()), 0
+        try:
+            last = await read_stored(edge, call.who, record, a2a.CHANNEL, found, end=end)
+        except Problem as problem:
+            if problem.status != 410:
+                raise
+        if found.fold.state is None:
+            found.fold.add({"task": task_of_record(record)})
         return found, last
 
     async def _run(self, call: Call, run_id: str) -> RunRecord:
-        unknown = Problem(404, f"there is no task {shortened(run_id)}")
-        record = await run_of(self._edge.bus, call.who, run_id, unknown)
-        if record.agent != call.agent.id:
-            raise unknown
-        return record
-
-
-def _rest(call: Call, leg: Leg) -> View:
-    """Return the view up to the end of this leg. Events of the leg before may still follow its
-    pause, such as the decision, so that leg is written, too."""
-    if leg.tree is not None:
-        return leg.view(call.form())
-    return call.form().view(leg.run_id, leg.number, replays=True)
+        missing = unknown(f"there is no task {shortened(run_id)}")
+        return await run_of(self._edge.bus, call.who, run_id, missing, call.agent.id)
 
 
 def no_push() -> Problem:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -15,15 +14,14 @@ from penstock import sse
 from penstock.bus.records import RunRecord
 from penstock.dialects import a2a
 from penstock.dialects.a2a import A2aEncoder, TaskFold
-from penstock.dialects.base import Encoder, type_of
-from penstock.events.catalogue import TERMINAL
+from penstock.dialects.base import Encoder
 from penstock.settings import AgentConfig
 from penstock.sse import Frame
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.surfaces.a2a.request import rest_error, rpc_error
 from penstock_edge.views.agui import UNNAMED
-from penstock_edge.views.encoded_leg import PAUSED, LegForm
+from penstock_edge.views.encoded_leg import LegForm, WholeLeg
 from penstock_edge.views.upstream_frames import INTERRUPTED
 
 JsonObject = dict[str, Any]
@@ -74,8 +72,11 @@ class Call:
             return orjson.dumps(rest_error(problem))
         return self.wrapped(orjson.dumps(rpc_error(problem)), "error")
 
+    def refused(self, problem: Problem) -> Response:
+        return Response(self.error(problem), problem.status, media_type="application/json")
+
     def task(self, task: JsonObject) -> JsonObject:
-        return a2a.older_task(task) if self.older else task
+        return a2a.older({"task": task}) if self.older else task
 
     def response(self, task: JsonObject) -> JsonObject:
         """Return a stream response, which is also the answer to a message."""
@@ -87,10 +88,14 @@ class Call:
     def encoded(self, body: bytes, cursor: str | None) -> bytes:
         return sse.encode(self.wrapped(body), id=cursor)
 
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return self.version, f"extended={self.extended}", repr(self.rpc_id)
+
     def form(self) -> LegForm[A2aEncoder]:
         lost = Problem(503, f"{INTERRUPTED}; subscribe to the task again")
         return LegForm(
-            (self.version, f"extended={self.extended}", repr(self.rpc_id)),
+            self._key,
             a2a.CHANNEL,
             self.encoder,
             lambda frame, cursor: self.encoded(frame.data, cursor),
@@ -99,37 +104,27 @@ class Call:
             headers=self.headers,
         )
 
-    def object_form(self, history: int | None) -> LegForm[TaskObject]:
-        def write(fold: TaskFold) -> bytes:
-            return self.wrapped(orjson.dumps(self.response(fold.task(history=history))))
+    def object_form(self, history: int | None) -> LegForm[WholeLeg[TaskObject]]:
+        def write(found: TaskObject) -> bytes:
+            return self.wrapped(orjson.dumps(self.response(found.fold.task(history=history))))
 
-        key = (self.version, f"extended={self.extended}", repr(self.rpc_id), f"object {history}")
-        encoder = partial(TaskObject, self.extended, write)
-        return LegForm.of_object(key, a2a.CHANNEL, encoder, lambda found: write(found.fold))
+        key = (*self._key, f"object {history}")
+        return LegForm.of_object(key, a2a.CHANNEL, lambda: TaskObject(self.encoder()), write)
 
 
 @dataclass(slots=True)
 class TaskObject(Encoder):
-    """Folds a run into its task, and writes the task when the run pauses or ends."""
+    """Folds a run into its task."""
 
-    extended: bool
-    write: Callable[[TaskFold], bytes] = lambda fold: b""
+    encoder: A2aEncoder
     fold: TaskFold = field(default_factory=TaskFold)
     leg: int = 1  # the leg of the newest event
-    _encoder: A2aEncoder | None = None
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        encoder = self._encoder = self._encoder or A2aEncoder(self.extended)
         self.leg = event.get("leg") or 1
-        for response in encoder.responses(event):
+        for response in self.encoder.responses(event):
             self.fold.add(response)
-        event_type = type_of(event)
-        ends = event_type in TERMINAL or event_type == PAUSED
-        return [Frame(self.write(self.fold))] if ends else ()
-
-
-def fold_form(found: TaskObject) -> LegForm[TaskObject]:
-    return LegForm.of_object((), a2a.CHANNEL, lambda: found, lambda _: b"")
+        return ()
 
 
 def task_of_record(record: RunRecord) -> JsonObject:

@@ -271,10 +271,7 @@ class Runs(Handlers):
 
     async def _run(self, who: Identity, agent: AgentConfig, request: Request) -> RunRecord:
         run_id = request.path_params["run_id"]
-        record = await run_of(self._edge.bus, who, run_id, _unknown_run(run_id))
-        if record.agent != agent.id:
-            raise _unknown_run(run_id)
-        return record
+        return await run_of(self._edge.bus, who, run_id, _unknown_run(run_id), agent.id)
 
 
 def _require_raw(who: Identity, agent: AgentConfig, asked: RunRequest | ContinueRequest) -> None:

@@ -14,10 +14,9 @@ from penstock import sse
 from penstock.bus.messages import RawFrame, now
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
-from penstock.dialects.base import Encoder, type_of
-from penstock.events.catalogue import TERMINAL
+from penstock.dialects.base import Encoder
 from penstock.settings import AgentConfig
-from penstock_edge.views.encoded_leg import PAUSED, LegForm
+from penstock_edge.views.encoded_leg import LegForm, WholeLeg
 from penstock_edge.views.framing import NAMED_SSE
 from penstock_edge.views.items import Item
 from penstock_edge.views.upstream_frames import INTERRUPTED, RelayedLeg, relayed_leg_view
@@ -139,16 +138,14 @@ class UpstreamLeg(RelayedLeg):
 
 @dataclass(slots=True)
 class RunObject(Encoder):
-    """Writes the whole run as one object, when the run pauses or ends."""
+    """Keeps the events of a run, which are written as one object."""
 
     edge: EdgeFrames
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, event: dict[str, Any]) -> Sequence[sse.Frame]:
         self._events.append(event)
-        event_type = type_of(event)
-        ends = event_type in TERMINAL or event_type == PAUSED
-        return [sse.Frame(self.so_far())] if ends else ()
+        return ()
 
     def so_far(self) -> bytes:
         return orjson.dumps(run_output(self._events, self.edge.encoder()))
@@ -170,7 +167,7 @@ def stream_form(edge: EdgeFrames) -> LegForm[AgnoEncoder]:
     )
 
 
-def object_form(edge: EdgeFrames) -> LegForm[RunObject]:
+def object_form(edge: EdgeFrames) -> LegForm[WholeLeg[RunObject]]:
     return LegForm.of_object(("output",), "agno", partial(RunObject, edge), RunObject.so_far)
 
 

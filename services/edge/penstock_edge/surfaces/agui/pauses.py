@@ -60,7 +60,7 @@ class AnsweredPauses:
 
     async def _of_resume(self) -> Reply:
         sent = [
-            ClientAnswer(each.interrupt_id, {"status": each.status, "payload": each.payload})
+            ClientAnswer.of(each.interrupt_id, each.status, each.payload)
             for each in self.asked.resume or []
         ]
         return await reply_of(self.bus, self.who, self.agent, self.asked.thread_id, "resume", sent)

@@ -19,7 +19,6 @@ from penstock.web.auth import Identity, identity_of, require
 from penstock.web.operation import Operation, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.runs.agui_leg_ids import AGUI
-from penstock_edge.sources.locate import locate
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
@@ -106,10 +105,8 @@ class Runs(Handlers):
             when_busy=when_busy,
             prepare=lambda run_id: edge.agui_leg_ids.write(run_id, 1, asked.run_id),
         )
-        started, leg = await first_leg(edge, start)
-        view = self._view(leg, asked)
-        position = leg.position if started.new else await locate(edge.bus, view, None)
-        return await edge.stream(view, position)
+        _, leg = await first_leg(edge, start)
+        return await edge.stream(self._view(leg, asked), leg.position)
 
     async def _decide(self, who: Identity, asked: RunAgentInput, reply: Reply) -> ASGIApp:
         edge, names = self._edge, self._edge.agui_leg_ids

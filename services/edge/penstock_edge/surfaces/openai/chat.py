@@ -82,7 +82,8 @@ class Chat(Runs):
         if record is not None:
             newest = await legs.newest_leg(edge, record.run_id)
             if newest.waits:
-                shown = ResponseId(record.run_id, await self._waiting(record, newest))
+                number = await self._waiting(record, newest)
+                shown = ResponseId(record.run_id, legs.LegId(number))
                 form = chat_form(shown, body, look_up)
                 view, position = await legs.replay(edge, record, form, None, newest)
                 return await self.send(view, replace(position, ended=False), whole)
@@ -117,7 +118,8 @@ class Chat(Runs):
         """Give the encoder what the text of a pause needs: the links, and what follows."""
         record = await record_of(self._edge.bus, run_id_of(paused.subject))
         after = paused.sequence if is_workflow(record) else 0
-        encoder.following = str(ResponseId(record.run_id, encoder.at_leg + 1, after))
+        following = legs.LegId(encoder.at_leg + 1, after)
+        encoder.following = str(ResponseId(record.run_id, following))
         for approval_id in encoder.waiting:
             if (link := await self._link(asked, approval_id)) is not None:
                 encoder.links[approval_id] = link

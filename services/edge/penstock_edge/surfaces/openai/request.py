@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.bus.records import Decided
 from penstock.dialects.approvals import CONFIRMATIONS
-from penstock.dialects.json import parsed
+from penstock.dialects.json import parsed, string
 from penstock.dialects.openai import RequestId
 from penstock.web.problems import ErrorShape, Problem, schema_of
+from penstock_edge.surfaces.legs import ClientAnswer
 
 JsonObject = dict[str, Any]
 ANSWERS: Final = {"mcp_approval_response": "approval_request_id", "function_call_output": "call_id"}
@@ -53,54 +53,48 @@ class ChatRequest(_Body):
     stream_options: JsonObject | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """An item that answers the request `asked`."""
-
-    asked: RequestId
-    item: JsonObject
-
-    def decision(self, asked: Mapping[str, Any]) -> Decided:
-        """Return the decision on an item of `approval.requested`."""
-        kind, item_id = asked["kind"], asked["item_id"]
-        is_answer = self.item["type"] == "mcp_approval_response"
-        yes = self.item.get("approve") if is_answer else None
-        if yes is False or (yes is True and kind in CONFIRMATIONS):
-            decision, note = "approve" if yes else "reject", self.item.get("reason")
-            return Decided(item_id=item_id, decision=decision, note=note)
-        if is_answer or kind in CONFIRMATIONS:
-            yes_or_no = "mcp_approval_response with approve: true or false"
-            how = yes_or_no if kind in CONFIRMATIONS else "function_call_output with the value"
-            raise refused("input", f"{self.asked} is answered by {how}")
-        value = text_of("input", self.item.get("output"))
-        value = value if kind == "external" else parsed(value)
-        return Decided(item_id=item_id, decision="approve", value=value)
-
-
 def refused(param: str, text: str, status: int = 400, code: str | None = None) -> Problem:
     return Problem(status, f"{param}: {text}", param=param, code=code)
 
 
-def answers_of(asked: ResponsesRequest) -> list[Answered]:
+def answers_of(asked: ResponsesRequest) -> list[ClientAnswer]:
     """Return the answers at the end of the input."""
     if isinstance(asked.input, str):
         return []
     at = len(asked.input)
-    while at and asked.input[at - 1].get("type") in ANSWERS:
+    while at and str(asked.input[at - 1].get("type")) in ANSWERS:
         at -= 1
     if at and at < len(asked.input) and asked.previous_response_id is not None:
         raise refused("input", "send the answers to requests without other items")
-    return [_answered(item) for item in asked.input[at:]]
+    return [_answer(item) for item in asked.input[at:]]
 
 
-def _answered(item: JsonObject) -> Answered:
-    name = str(item.get(ANSWERS[item["type"]]))
+def _answer(sent: JsonObject) -> ClientAnswer:
+    name = str(sent.get(ANSWERS[sent["type"]]))
     asked = RequestId.parse(name)
     if asked is None:
-        raise refused(
-            "input", f"{name[:128]!r} is the id of no request; send it back unchanged", 404
-        )
-    return Answered(asked, item)
+        text = f"{name[:128]!r} is the id of no request; send it back unchanged"
+        raise refused("input", text, 404)
+    # The digest is that of an item, so a request that has changed since is no longer found.
+    return ClientAnswer(asked.approval_id, partial(_decided, asked, sent), status_if_none=409)
+
+
+def _decided(asked: RequestId, sent: JsonObject, item: JsonObject) -> JsonObject | None:
+    """Return the decision on an item of `approval.requested`; None if another one was asked."""
+    if RequestId.of(asked.approval_id, item) != asked:
+        return None
+    kind, decision = item["kind"], {"item_id": item["item_id"], "decision": "approve"}
+    is_answer = sent["type"] == "mcp_approval_response"
+    yes = sent.get("approve") if is_answer else None
+    if yes is False or (yes is True and kind in CONFIRMATIONS):
+        note = string(sent.get("reason"))
+        return {**decision, "decision": "approve" if yes else "reject", "note": note}
+    if is_answer or kind in CONFIRMATIONS:
+        yes_or_no = "mcp_approval_response with approve: true or false"
+        how = yes_or_no if kind in CONFIRMATIONS else "function_call_output with the value"
+        raise refused("input", f"{asked} is answered by {how}")
+    value = text_of("input", sent.get("output"))
+    return {**decision, "value": value if kind == "external" else parsed(value)}
 
 
 def message_of(items: Sequence[JsonObject], param: str, *, in_session: bool) -> str:
@@ -135,7 +129,7 @@ def text_of(param: str, content: Any) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = []
     for part in parts:
-        if not isinstance(part, dict) or part.get("type") not in _TEXTS:
+        if not isinstance(part, dict) or str(part.get("type")) not in _TEXTS:
             raise refused(param, "a message may only have parts that are texts")
         texts.append(str(part.get("text", "")))
     return "".join(texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -11,8 +11,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord
-from penstock.dialects.openai import ObjectEncoder, RequestId
-from penstock.web.auth import Identity, identity_of, require
+from penstock.dialects.openai import ObjectEncoder
+from penstock.settings import AgentConfig
+from penstock.web.auth import identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
     JSON,
@@ -25,18 +26,14 @@ from penstock.web.operation import (
     json,
     serves,
 )
-from penstock.web.problems import Problem
-from penstock_edge.runs.pauses import approval_seen
-from penstock_edge.runs.records import is_workflow, run_of
-from penstock_edge.sources.locate import ancestors_of
+from penstock_edge.runs.records import run_of
 from penstock_edge.stream.responses.single_body import Json
 from penstock_edge.surfaces import legs
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.bodies import json_response, page_of
+from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.openai.ids import ResponseId
 from penstock_edge.surfaces.openai.request import (
     ERRORS,
-    Answered,
     ResponsesRequest,
     answers_of,
     message_of,
@@ -76,7 +73,7 @@ class Responses(Runs):
         if body.stream:
             edge.streams.require_room(request.scope)
         if answers := answers_of(body):
-            response, leg = await self._answer(asked, body, answers)
+            response, leg = await self._answer(asked, body, agent, answers)
         else:
             session_id = await self._session(asked, body)
             items = body.input
@@ -104,12 +101,16 @@ class Responses(Runs):
         return previous.session_id
 
     async def _answer(
-        self, asked: Asked, body: ResponsesRequest, answers: list[Answered]
+        self,
+        asked: Asked,
+        body: ResponsesRequest,
+        agent: AgentConfig,
+        answers: Sequence[legs.ClientAnswer],
     ) -> tuple[ResponseId, legs.Leg | None]:
         """Decide, and return the leg that follows; None instead of a leg for a repeated request."""
         edge, who = self._edge, asked.who
         require(who, "decide")
-        reply = legs.Reply.of("input", [await self._item_answer(who, each) for each in answers])
+        reply = await legs.reply_of(edge.bus, who, agent, None, "input", answers)
         leg = await legs.next_leg(edge, reply)
         if body.previous_response_id is not None:
             name = "previous_response_id"
@@ -117,25 +118,12 @@ class Responses(Runs):
                 raise refused("input", "the answers belong to another run")
         earlier = await self.earlier(asked) if asked.is_retry else None
         if earlier is None:
-            in_tree = [each.approval.approval_id for each in reply.answers if reply.root]
-            response = ResponseId(leg.run_id, leg.number, leg.after, tuple(in_tree))
+            response = ResponseId(leg.run_id, leg)
             await self.remember(asked, response=str(response))
         else:
             response = (await self.run(who, earlier["response"], "input"))[0]
         await legs.decide(edge, who, "openai", reply, user_id=who.user_id, key=asked.key)
         return response, leg if earlier is None else None
-
-    async def _item_answer(self, who: Identity, answered: Answered) -> legs.ItemAnswer:
-        bus, asked = self._edge.bus, answered.asked
-        approval = await approval_seen(bus, who, asked.approval_id, awaited=True)
-        if approval is None:
-            raise refused("input", f"no request {asked} waits", 404)
-        shown = {RequestId.of(approval.approval_id, each): each for each in approval.items}
-        if (item := shown.get(asked)) is None:
-            raise Problem(409, "the request is not the one that was shown; look at it again")
-        root = (await ancestors_of(bus, approval.run_id))[-1]
-        in_tree = root if is_workflow(root) else None
-        return legs.ItemAnswer(approval, in_tree, answered.decision(item))
 
     @serves(
         _operation(
@@ -212,7 +200,6 @@ class Responses(Runs):
         self, request: Request, response: ResponseId, record: RunRecord
     ) -> ObjectEncoder:
         """Return an encoder that has read the stored events up to the end of the leg."""
-        encoder, form = ObjectEncoder(str(response), response.leg), object_form(response)
-        form = replace(form, encoder=lambda: encoder)
-        await page_of(self._edge, request, *await self.open(response, record, form, request))
+        encoder, who = ObjectEncoder(str(response), response.leg.number), identity_of(request)
+        await legs.read_stored(self._edge, who, record, "openai", encoder, response.leg)
         return encoder

@@ -81,8 +81,8 @@ class Runs(Handlers):
         message: str,
         session_id: str | None,
         metadata: Mapping[str, str] | None,
-    ) -> tuple[ResponseId, Leg | None]:
-        """Start a run. The leg is None if an earlier request has started the run."""
+    ) -> tuple[ResponseId, Leg]:
+        """Start a run, or find the one that an earlier request has started."""
         require(asked.who, "start")
         given = workflow_input(agent, (metadata or {}).get("input"), "metadata", "input")
         user = asked.who.run_user(asked.who.user_id)
@@ -92,8 +92,8 @@ class Runs(Handlers):
             start = replace(start, key=key)
         elif RETRY in asked.request.headers:
             start = replace(start, run_id=await self._run_id(asked, session_id))
-        started, leg = await first_leg(self._edge, start)
-        return ResponseId(leg.run_id), leg if started.new else None
+        _, leg = await first_leg(self._edge, start)
+        return ResponseId(leg.run_id), leg
 
     async def _run_id(self, asked: Asked, session_id: str | None) -> str:
         """Return the id of the run that the request starts, after storing it for its retries."""
@@ -129,15 +129,8 @@ class Runs(Handlers):
     ) -> tuple[View, StartPosition]:
         """Return the view of a leg that has begun, or will begin, and where the client reads. A
         GET continues after the cursor in `Last-Event-ID`, if the client has one."""
-        view, place = await located(
-            self._edge,
-            record,
-            form,
-            cursor_of(request) if request.method == "GET" else None,
-            number=response.leg,
-            after_event=response.after,
-            answered=response.answered,
-        )
+        after = cursor_of(request) if request.method == "GET" else None
+        view, place = await located(self._edge, record, form, after, response.leg)
         # These clients do not know 204, so a response that has ended is an empty stream.
         return view, replace(place, ended=False)
 
@@ -149,8 +142,8 @@ class Runs(Handlers):
         form: LegForm[Any],
         body: Json | None,
     ) -> ASGIApp:
-        """Answer with a leg that begins, or without `leg` with one of an earlier request: with its
-        stream, or at its end with the `body`."""
+        """Answer with a leg: with its stream, or at its end with the `body`. Without `leg`, it is
+        the one that the response names."""
         if leg is not None:
             return await self.send(leg.view(form), leg.position, body)
         record = await run_of(self._edge.bus, asked.who, response.run_id)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from penstock import sse
 from penstock.bus import Stored
+from penstock.dialects.base import frame
 from penstock.dialects.openai import DONE, ChatEncoder, ObjectEncoder, ResponsesEncoder, failure
 from penstock.sse import Frame
 from penstock.web.problems import Problem
@@ -18,7 +19,7 @@ from penstock_edge.stream.responses.single_body import Json
 from penstock_edge.surfaces.openai.ids import ResponseId
 from penstock_edge.surfaces.openai.request import ChatRequest
 from penstock_edge.views.agui import CUT
-from penstock_edge.views.encoded_leg import LegForm
+from penstock_edge.views.encoded_leg import LegForm, WholeLeg
 from penstock_edge.views.framing import NAMED_SSE, PageItems, Sse
 from penstock_edge.views.upstream_frames import INTERRUPTED
 from penstock_edge.views.view import Delivery
@@ -34,9 +35,9 @@ def stream_form(response: ResponseId, after: int = -1) -> LegForm[ResponsesEncod
         return NAMED_SSE.event(made, cursor) if int(made.id or 0) > after else b""
 
     return LegForm(
-        (f"after {after}", *_key(response)),
+        (f"after {after}", str(response)),
         "openai",
-        partial(ResponsesEncoder, str(response), response.leg),
+        partial(ResponsesEncoder, str(response), response.leg.number),
         NAMED_SSE.event if after < 0 else render,
         lambda encoder: [],
         NAMED_SSE,
@@ -44,9 +45,13 @@ def stream_form(response: ResponseId, after: int = -1) -> LegForm[ResponsesEncod
     )
 
 
-def object_form(response: ResponseId) -> LegForm[ObjectEncoder]:
-    encoder = partial(ObjectEncoder, str(response), response.leg)
-    return LegForm.of_object(("whole", *_key(response)), "openai", encoder, ObjectEncoder.so_far)
+def object_form(response: ResponseId) -> LegForm[WholeLeg[ObjectEncoder]]:
+    return LegForm.of_object(
+        ("whole", str(response)),
+        "openai",
+        partial(ObjectEncoder, str(response), response.leg.number),
+        lambda encoder: frame(encoder.response()).data,
+    )
 
 
 def chat_form(response: ResponseId, asked: ChatRequest, look_up: LookUp) -> LegForm[ChatEncoder]:
@@ -58,12 +63,12 @@ def chat_form(response: ResponseId, asked: ChatRequest, look_up: LookUp) -> LegF
         return [sse.encode(error), sse.encode(DONE)] if streams else [error]
 
     return LegForm(
-        ("chat", uuid4().hex, *_key(response)),
+        ("chat", uuid4().hex),
         "openai",
         partial(
             ChatEncoder,
             str(response),
-            response.leg,
+            response.leg.number,
             streaming=streams,
             include_usage=bool((asked.stream_options or {}).get("include_usage")),
         ),
@@ -83,7 +88,3 @@ class Completion(Json):
         if "error" in (body := orjson.loads(response.body)):
             raise Problem(502, body["error"]["message"], code=body["error"]["code"])
         return response
-
-
-def _key(response: ResponseId) -> tuple[str, ...]:
-    return (f"after pause {response.after}", *response.answered)

@@ -73,7 +73,7 @@ class Part(_Described):
             case _:
                 return None
         question = validated(Question, asked, *where)
-        return ClientAnswer(question.id, {"status": status, "payload": payload}, question.digest)
+        return ClientAnswer.of(question.id, status, payload, question.digest)
 
 
 class Message(_Described):
