@@ -147,6 +147,18 @@ BAD = {
         steps("a: {run: {agent: x, message: Say hello.}}"),
         "A text needs two pairs of quotes: '\"Say hello.\"'",
     ),
+    "in a template": (
+        steps("a:\n  run: {agent: x, message: 'Hello ${inptu.x}'}"),
+        "line 6, column 39: steps.a.run.message: undeclared reference to 'inptu.x': did you mean",
+    ),
+    "in a template of several lines": (
+        steps("a:\n  set: |\n    Hello\n      and ${nope}"),
+        "line 8, column 15: steps.a.set: undeclared reference to 'nope'",
+    ),
+    "a template for a condition": (
+        steps("a: {set: '1', when: 'is ${input.x} true'}"),
+        "line 5, column 24: steps.a.when: gives STRING, must be true or false",
+    ),
     "block": (
         steps("a:\n  set: |\n    1 +\n      nope"),
         "line 8, column 9: steps.a.set: undeclared reference to 'nope'",

@@ -3,7 +3,7 @@
 Rules of automations and rules of the approvals policy have conditions. Steps of workflows have
 expressions that give values. The module `value` compiles both with CEL, and
 `evaluation` evaluates both within a budget. The module `template` fills texts with values from
-data. The placeholders of templates are paths, not CEL.
+data. The placeholders of rules are paths, not CEL; those of workflows are expressions.
 """
 
 from penstock.expressions.errors import ExpressionError, MissingField, Position

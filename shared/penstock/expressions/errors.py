@@ -55,6 +55,10 @@ class ExpressionError(ValueError):
         self.position = position
 
 
+class NoExpression(ExpressionError):
+    """The error for a text that CEL cannot parse. Its types and names were not looked at."""
+
+
 class MissingField(ExpressionError):
     """The error for an expression that reads a field or an element which the data does not have."""
 
@@ -66,7 +70,7 @@ def compile_error(text: str, ignored: re.Pattern[str] | None = None) -> Expressi
     other error remains.
     """
     if "recursion" in text:
-        return ExpressionError("it is nested too deep, or has too many operators in a row (32)")
+        return NoExpression("it is nested too deep, or has too many operators in a row (32)")
     found = list(_WHERE.finditer(text))
     if not found:
         return ExpressionError(_STATUS.sub("", _STATUS.sub("", text)).strip())
@@ -75,7 +79,9 @@ def compile_error(text: str, ignored: re.Pattern[str] | None = None) -> Expressi
             continue
         hint = _MIXED_HINT if _MIXED_NUMBERS.search(reason) else ""
         position = Position(int(line), _column(max(int(column), 1), reason, shown or ""))
-        return ExpressionError(
+        # If CEL cannot parse a text, it looks at nothing else.
+        is_parsed = not any(each[3].startswith(_SYNTAX) for each in found)
+        return (ExpressionError if is_parsed else NoExpression)(
             _in_words(_STATUS.sub("", reason).removesuffix(" (in container '')")) + hint, position
         )
     return None

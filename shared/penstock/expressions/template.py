@@ -2,19 +2,22 @@
 
 Pure.
 
-A placeholder is a path into the data, or a text in double quotes. In a template, the characters
-`{{` are written as `{{ "{{" }}`. Templates have no operators and no functions. So the time and the
-memory for filling a template are proportional to the size of the template and of the inserted
-values.
+A placeholder of rules is a path into the data, or a text in double quotes. In a template, the
+characters `{{` are written as `{{ "{{" }}`. Templates have no operators and no functions. So the
+time and the memory for filling a template are proportional to the size of the template and of the
+inserted values.
+
+A placeholder of workflows is an expression, as in `Hello ${input.who}`: `parts_with_expressions`.
+The module `value` compiles these, since an evaluation has a budget.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from penstock.expressions.errors import ExpressionError, MissingField, Position
 
@@ -22,6 +25,8 @@ MAX_CHARACTERS: Final = 10_000  # the greatest length of a template
 MAX_PLACEHOLDERS: Final = 50
 MAX_STEPS: Final = 20  # the greatest number of names and indexes in a path
 MAX_RESULT_BYTES: Final = 64 * 1024
+
+T = TypeVar("T")
 
 _OPEN, _CLOSE = "{{", "}}"
 _BLANK = re.compile(r"\s*")
@@ -72,16 +77,7 @@ class Template:
         """
         if len(text) > MAX_CHARACTERS:
             _refuse(text, 0, f"a template has at most {MAX_CHARACTERS} characters")
-        parts: list[str | Path] = []
-        at = placeholders = 0
-        while (opened := text.find(_OPEN, at)) >= 0:
-            placeholders += 1
-            if placeholders > MAX_PLACEHOLDERS:
-                _refuse(text, opened, f"a template has at most {MAX_PLACEHOLDERS} placeholders")
-            part, end = _placeholder(text, opened, variables)
-            parts += [text[at:opened], part]
-            at = end
-        return cls(tuple(part for part in (*parts, text[at:]) if part != ""))
+        return cls(_parts(text, _OPEN, lambda opened: _placeholder(text, opened, variables)))
 
     @property
     def paths(self) -> list[tuple[str | int, ...]]:
@@ -112,6 +108,63 @@ class Template:
                 return path.value(data)
             case _:
                 return self.fill(data, max_bytes)
+
+
+def _parts(text: str, mark: str, read: Callable[[int], tuple[T, int]]) -> tuple[str | T, ...]:
+    """Return the parts of a template. `read` gets the position of a `mark`, and returns the
+    placeholder that begins there, and the position after it."""
+    parts: list[str | T] = []
+    at = placeholders = 0
+    while (opened := text.find(mark, at)) >= 0:
+        placeholders += 1
+        if placeholders > MAX_PLACEHOLDERS:
+            _refuse(text, opened, f"a template has at most {MAX_PLACEHOLDERS} placeholders")
+        part, end = read(opened)
+        parts += [text[at:opened], part]
+        at = end
+    return tuple(part for part in (*parts, text[at:]) if part != "")
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """An expression in a template, and where it begins in the template."""
+
+    text: str
+    start: Position
+
+    def located(self, compile: Callable[[str], T]) -> T:
+        """Return what `compile` makes of the expression. Raises its ExpressionError with the
+        position in the template."""
+        try:
+            return compile(self.text)
+        except ExpressionError as error:
+            where, start = error.position or Position(1, 1), self.start
+            column = where.column + (start.column - 1 if where.line == 1 else 0)
+            place = Position(where.line + start.line - 1, column)
+            raise ExpressionError(error.reason, place) from None
+
+
+EXPRESSION: Final = "${"  # begins a placeholder with an expression
+# Finds the end of such a placeholder: braces, and the texts in which braces mean nothing.
+_TOKEN: Final = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[{}]""")
+
+
+def parts_with_expressions(text: str) -> tuple[str | Embedded, ...]:
+    """Return the plain texts and the expressions of a template such as `Hello ${input.who}`. Raises
+    ExpressionError for a placeholder without an end, and for more than `MAX_PLACEHOLDERS`."""
+    return _parts(text, EXPRESSION, lambda opened: _embedded(text, opened))
+
+
+def _embedded(text: str, opened: int) -> tuple[Embedded, int]:
+    begin, depth = opened + len(EXPRESSION), 0
+    for token in _TOKEN.finditer(text, begin):
+        if token[0] == "{":
+            depth += 1
+        elif token[0] == "}" and depth:
+            depth -= 1
+        elif token[0] == "}":
+            return Embedded(text[begin : token.start()], _position(text, begin)), token.end()
+    _refuse(text, opened, "the placeholder has no end: } is missing")
 
 
 def _placeholder(text: str, opened: int, variables: Collection[str]) -> tuple[str | Path, int]:
@@ -168,6 +221,10 @@ def _shown(value: Any) -> str:
 
 
 def _refuse(text: str, at: int, reason: str) -> NoReturn:
+    raise ExpressionError(reason, _position(text, at))
+
+
+def _position(text: str, at: int) -> Position:
     before = text[:at]
     line_start = before.rfind("\n") + 1
-    raise ExpressionError(reason, Position(before.count("\n") + 1, at - line_start + 1))
+    return Position(before.count("\n") + 1, at - line_start + 1)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_math
 
-from penstock.expressions.errors import ExpressionError, Position, compile_error
+from penstock.expressions.errors import ExpressionError, NoExpression, Position, compile_error
 from penstock.expressions.evaluation import SUPPORTED, boolean, program_of
 from penstock.expressions.library.conversions import MAX_RESULT_BYTES, plain_json, to_time
 from penstock.expressions.library.values import Budget, TooMuch, kind_of
@@ -28,6 +28,7 @@ from penstock.expressions.syntax import (
     Tree,
     read_tree,
 )
+from penstock.expressions.template import EXPRESSION, Embedded, parts_with_expressions
 
 MAX_CHARACTERS: Final = 2000
 
@@ -52,6 +53,7 @@ VariableType = Literal[
 # A path that an expression reads, such as ("input", "files"). If the expression uses an index, the
 # path ends before the index.
 ReadPath = tuple[str, ...]
+_NOWHERE: Final = 0  # the id of a node that stands for no text, and so has no position
 # The step of a `FieldRead` to an element of a list. No field can have this name in an expression.
 ELEMENT: Final = "[]"
 
@@ -180,7 +182,8 @@ def checked(env: Any, variables: Mapping[str, Any], text: str) -> Checked:
 
 
 class Scope:
-    """Compiles expressions that may use variables with these names and types.
+    """Compiles expressions that may use variables with these names and types, and templates with
+    such expressions (decision 0362).
 
     `fields` has the types of fields of variables, by their paths. With it, `compile` also finds
     operations that these types do not have.
@@ -200,44 +203,88 @@ class Scope:
         return environment(types)
 
     def compile(self, text: str, gives: ValueType = "any") -> ValueExpression:
-        """Return the compiled expression.
+        """Return the compiled expression, or the compiled template.
 
         Raises:
-            ExpressionError: the text is no expression, is too long, uses an unknown variable or
-                function, or gives another type than `gives`.
+            ExpressionError: the text is no expression and no template, is too long, uses an unknown
+                variable or function, or gives another type than `gives`.
         """
-        parsed = checked(self._env, self._variables, text)
-        found = self._type_with_fields(text, parsed) or parsed.type
+        try:
+            parsed = self._checked(text)
+        except NoExpression:
+            if EXPRESSION not in text:
+                raise
+            parsed = self._template(parts_with_expressions(text))
+        found = parsed.type
         if gives != "any" and found.partition("<")[0] not in ("DYN", _GIVES[gives][0]):
             wanted = _GIVES[gives][2]
             raise ExpressionError(f"gives {found}, must be {wanted}", Position(1, 1))
         times = frozenset(name for name, type_ in self._variables.items() if type_ == "time")
         return ValueExpression(text, gives, parsed.root, parsed.reads, times, found)
 
-    def _type_with_fields(self, text: str, parsed: Checked) -> str | None:
-        """Return the type of an expression by the types of the fields that it reads; None if the
-        fields say nothing about the type.
+    def _checked(self, text: str) -> Checked:
+        parsed = checked(self._env, self._variables, text)
+        with_fields = self._environment_with_fields(parsed.reads, parsed.tested)
+        return replace(parsed, type=_type_in(with_fields, text) or parsed.type)
+
+    def _template(self, parts: Sequence[str | Embedded]) -> Checked:
+        """Return a template as the expression that joins its parts. A placeholder alone is its
+        expression."""
+        if len(parts) == 1 and isinstance(parts[0], Embedded):
+            return parts[0].located(self._checked)
+        expressions = [part for part in parts if isinstance(part, Embedded)]
+        found = [
+            each.located(lambda text: checked(self._env, self._variables, text))
+            for each in expressions
+        ]
+        reads = frozenset[ReadPath]().union(*(each.reads for each in found))
+        tested = frozenset[ReadPath]().union(*(each.tested for each in found))
+        # One for all, since making an environment takes longer than compiling an expression.
+        with_fields = self._environment_with_fields(reads, tested)
+        for each in expressions:
+            each.located(lambda text: _type_in(with_fields, text))
+        roots = iter(each.root for each in found)
+        nodes = tuple(
+            Constant(_NOWHERE, part)
+            if isinstance(part, str)
+            else Call(_NOWHERE, "${_}", (next(roots),))
+            for part in parts
+        )
+        joined = Call(_NOWHERE, "join", (Listed(_NOWHERE, nodes),))
+        fields = tuple(field for each in found for field in each.fields)
+        return Checked(joined, fields, reads, tested, "STRING")
+
+    def _environment_with_fields(self, reads: Set[ReadPath], tested: Set[ReadPath]) -> Any:
+        """Return CEL's environment in which the fields that an expression reads have their types;
+        None if none of them has a type.
 
         CEL takes a declared name such as `input.x` for a variable. `has(input.x)` would then be no
         test any more. So a field whose presence the expression tests has no type.
-
-        Raises:
-            ExpressionError: an operation does not exist for the types of its operands.
         """
         fields: dict[str, VariableType] = {
             ".".join(path): self._fields[path]
-            for path in {begin for path in parsed.reads for begin in _begins(path)}
-            if path in self._fields and parsed.tested.isdisjoint(_begins(path))
+            for path in {begin for path in reads for begin in _begins(path)}
+            if path in self._fields and tested.isdisjoint(_begins(path))
         }
-        if not fields:
-            return None
-        try:
-            return str(self._environment(fields).compile(text).return_type().name())
-        except RuntimeError as error:
-            mistake = compile_error(str(error), _COMPARED_NUMBERS)
-            if mistake is not None:
-                raise mistake from None
-            return None
+        return self._environment(fields) if fields else None
+
+
+def _type_in(env: Any, text: str) -> str | None:
+    """Return the type of an expression in an environment with the types of fields; None if these
+    say nothing about the type.
+
+    Raises:
+        ExpressionError: an operation does not exist for the types of its operands.
+    """
+    if env is None:
+        return None
+    try:
+        return str(env.compile(text).return_type().name())
+    except RuntimeError as error:
+        mistake = compile_error(str(error), _COMPARED_NUMBERS)
+        if mistake is not None:
+            raise mistake from None
+        return None
 
 
 class ValueExpression:

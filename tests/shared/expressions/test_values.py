@@ -96,6 +96,93 @@ def test_an_expression_gives_a_json_value(text: str, result: Any) -> None:
     assert type(found) is type(result)
 
 
+TEMPLATES: dict[str, Any] = {
+    "Hello ${a.s}": "Hello hé",
+    "${a.s}${a.n}": "hé7",
+    "${a.d} ${a.x[1]} ${true} ${now}": f"2 2.5 true {NOW}",
+    "It's ${a.s}, and that's ${b.map(e, e.n).join()}": "It's hé, and that's onetwo",
+    "a list ${a.x}, nothing ${a.x[2]}": 'a list [1,2.5,null,true,{"k":"v"}], nothing null',
+    'an object ${{"k": "}", "l": {}}} and text ${"a}" + \'b"}\'}': (
+        'an object {"k":"}","l":{}} and text a}b"}'
+    ),
+    'the sign ${"${"} and $ and {} and }': "the sign ${ and $ and {} and }",
+    "- ${a.n}\n- one more\n" * 20: "- 7\n- one more\n" * 20,
+    "https://x/${a.n}?q=${a.s}": "https://x/7?q=hé",
+    # A placeholder alone gives its value.
+    "${a.n + 1}": 8,
+    "${a.x}": DATA["a"]["x"],
+    "${\n a.n > 1 }": True,
+    "${a.n} ": "7 ",
+}
+
+
+@pytest.mark.parametrize("text", TEMPLATES)
+def test_a_text_that_is_no_expression_is_a_template_with_expressions(text: str) -> None:
+    found = value(text)
+    assert found == TEMPLATES[text]
+    assert type(found) is type(TEMPLATES[text])
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ('"${a.n}"', "${a.n}"),
+        ("'Hello ${a.s}' + a.s", "Hello ${a.s}hé"),
+        ('{"${a.n}": 1}', {"${a.n}": 1}),
+        ("a.n // ${a.s}", 7),
+        ('"""${\n}"""', "${\n}"),
+    ],
+)
+def test_in_an_expression_the_signs_of_placeholders_are_text(text: str, result: Any) -> None:
+    assert value(text) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "told"),
+    [
+        ("Hello ${c.x}", "line 1, column 9", "undeclared reference to 'c.x'"),
+        ("Hello\n ${a.x +\n  nope} x", "line 3, column 3", "undeclared reference to 'nope'"),
+        ("${a.s} and ${a.n +}", "line 1, column 19", "the expression ends too early"),
+        ("Hello ${}", "line 1, column 9", "the expression ends too early"),
+        ("Hello ${a.s", "line 1, column 7", "the placeholder has no end: } is missing"),
+        ('Hello ${a.s + "}', "line 1, column 15", "has no end"),
+        ("Hello ${{ a.s }}", "line 1, column 15", "cannot stand here"),
+        ("Hello ${type(a)}", "line 1, column 13", "type is not supported"),
+        ("Hello ${a.s}" + "${a.n}" * 50, "line 1, column 307", "at most 50 placeholders"),
+        ("${a.s}" + "x" * 2000, "None", "at most 2000 are allowed"),
+    ],
+)
+def test_a_mistake_in_a_template_is_named_with_its_position(
+    text: str, where: str, told: str
+) -> None:
+    with pytest.raises(ExpressionError) as refused:
+        SCOPE.compile(text)
+    assert told in refused.value.reason
+    assert str(refused.value.position) == where
+
+
+def test_a_template_gives_a_text_and_has_the_reads_and_the_types_of_its_placeholders() -> None:
+    scope = Scope({"a": "any"}, {("a", "n"): "integer"})
+    found = scope.compile("${a.n} of ${a.m}", "text")
+    assert found.type == "STRING"
+    assert found.reads == {("a", "n"), ("a", "m")}
+    assert scope.compile("${a.n}").type == "INT"
+    with pytest.raises(ExpressionError, match="gives STRING, must be true or false"):
+        scope.compile("${a.n} of ${a.m}", "boolean")
+    with pytest.raises(ExpressionError, match="no matching overload"):
+        scope.compile("a ${a.n + '!'}")
+    with pytest.raises(MissingField):
+        found.evaluate({"a": {"n": 1}})
+
+
+def test_a_template_is_filled_within_the_budget_and_the_limit_of_its_result() -> None:
+    large = SCOPE.compile("x" + "${a.l}" * 50)
+    with pytest.raises(ExpressionError, match="larger than 524288 bytes"):
+        large.evaluate({"a": {"l": "x" * 20_000}})
+    with pytest.raises(ExpressionError, match="given up"):
+        large.evaluate({"a": {"l": "x" * 400_000}})
+
+
 @pytest.mark.parametrize(
     ("text", "line", "column", "told"),
     [

@@ -38,6 +38,13 @@ def to_text(budget: Budget, value: Any) -> str:
     raise ExpressionError(f"string() does not take {kind_of(value)}; use json()")
 
 
+def inserted_text(budget: Budget, value: Any) -> str:
+    """Return a value as a template has it: lists, objects and null as JSON."""
+    if value is None or isinstance(value, list | dict):
+        return json_text(budget, value)
+    return to_text(budget, value)
+
+
 def _double_text(value: float) -> str:
     if math.isfinite(value):
         return repr(value).removesuffix(".0")

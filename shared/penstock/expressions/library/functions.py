@@ -127,6 +127,7 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
     "endsWith": texts.test("endsWith", str.endswith),
     "matches": matches,
     "string": conversions.to_text,
+    "${_}": conversions.inserted_text,  # a placeholder; no expression can call it by this name
     "int": conversions.to_integer,
     "double": conversions.to_double,
     "bool": conversions.to_boolean,
