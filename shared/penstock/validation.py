@@ -109,6 +109,45 @@ def check_url(url: str, secret_field: str) -> None:
         raise ValueError("the port 0 cannot be called")
 
 
+_OWN_HEADERS: Final = frozenset(
+    {"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"}
+)
+# Headers that are about the connection to the next server, or change how the answer comes.
+_CONNECTION_HEADERS: Final = frozenset(
+    {
+        *("accept-encoding", "expect", "keep-alive", "proxy-authenticate", "proxy-connection"),
+        *("te", "trailer", "traceparent", "tracestate", "upgrade"),
+    }
+)
+_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
+HEADER_NAME: Final = r"^[A-Za-z0-9-]{1,64}$"
+MAX_HEADERS: Final = 20
+
+
+def is_own_header(name: str) -> bool:
+    """Return whether Penstock itself sets this header of a webhook."""
+    lower = name.lower()
+    return lower in _OWN_HEADERS or lower.startswith(("webhook-", "penstock-"))
+
+
+def check_header(name: str, secret_field: str) -> None:
+    """Raise ValueError unless a webhook may have a header of this name, whose value is no secret.
+    `secret_field` is the field for credentials."""
+    if is_own_header(name) or name.lower() in _CONNECTION_HEADERS:
+        raise ValueError(f"the header {name} cannot be set here")
+    if name.lower() in _SECRET_HEADERS:
+        raise ValueError(
+            f"Penstock shows the headers; give {name} in `{secret_field}`, which is hidden"
+        )
+
+
+def check_headers_differ(names: Iterable[str]) -> None:
+    """Raise ValueError if two headers have the same name."""
+    lower = [name.lower() for name in names]
+    if len(set(lower)) < len(lower):
+        raise ValueError("a header is there twice: upper and lower case make no difference")
+
+
 def did_you_mean(asked: str, known: Iterable[str]) -> str:
     """Return `: did you mean "…"?` if a known name is similar to `asked`; else an empty text."""
     folded = {name.lower(): name for name in known}

@@ -87,6 +87,7 @@ async def test_a_call_is_signed_and_its_workflow_gets_the_answer(
             "outcome": "delivered",
             "status": 200,
             "answer": '{"ticket": 7}',
+            "headers": {"content-length": "13", "connection": "close"},
             "attempts": 1,
         }
         [request] = made.receiver.requests  # the receiver has checked the signature
@@ -133,6 +134,8 @@ FAILURES: dict[str, tuple[dict[str, Any], str]] = {
     "a secret of another host": ({"secret": "theirs"}, "unknown_secret"),
     "a wrong URL": ({"url": "ftp://127.0.0.1/"}, "not_accepted"),
     "a header of our own": ({"headers": {"Webhook-Id": "x"}}, "not_accepted"),
+    "a secret in a header": ({"headers": {"Cookie": "x"}}, "not_accepted"),
+    "a large header": ({"headers": {"X-Text": "x" * 5000}}, "not_accepted"),
     "a refused address": ({"url": "https://10.0.0.1/", "secret": None}, "refused_address"),
     "too late": ({"give_up_at": 1.0}, "gave_up"),
 }

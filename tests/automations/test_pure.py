@@ -296,6 +296,22 @@ def test_only_a_complete_2xx_answer_with_the_expected_text_delivers(
 
 
 @pytest.mark.parametrize(
+    ("status", "outcome", "code"),
+    [
+        (404, "delivered", ""),
+        (301, "delivered", ""),
+        (410, "delivered", ""),
+        (200, "failed", "http_200"),
+        (500, "failed", "http_500"),
+    ],
+)
+def test_a_call_with_statuses_expects_only_these(status: int, outcome: str, code: str) -> None:
+    meant = verdict(Answer(status, {}, b""), None, 0, [301, 404, 410])
+    assert (meant.outcome, meant.code) == (outcome, code)
+    assert outcome == "delivered" or "not 301 or 404 or 410" in meant.text
+
+
+@pytest.mark.parametrize(
     ("value", "seconds"),
     [
         (None, None),

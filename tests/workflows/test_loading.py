@@ -222,6 +222,39 @@ BAD = {
         steps("a: {call: {url: 'https://ada:pass@example.com/x'}}"),
         "steps.a.call.url: the URL has a user or password; use `secret` instead",
     ),
+    "body of a GET": (
+        steps("a: {call: {url: 'https://x', method: GET, body: '1'}}"),
+        "line 5, column 45: steps.a.call.body: a GET has no body",
+    ),
+    "method": (steps("a: {call: {url: 'https://x', method: get}}"), "must be 'POST', 'PUT'"),
+    "header of our own": (
+        steps("a: {call: {url: 'https://x', headers: {Webhook-Id: '\"x\"'}}}"),
+        "line 5, column 42: steps.a.call.headers.Webhook-Id: the header Webhook-Id cannot be set",
+    ),
+    "secret in a header": (
+        steps("a: {call: {url: 'https://x', headers: {Authorization: '\"x\"'}}}"),
+        "give Authorization in `secret`, which is hidden",
+    ),
+    "header twice": (
+        steps("a: {call: {url: 'https://x', headers: {X-A: '\"x\"', x-a: '\"x\"'}}}"),
+        "steps.a.call.headers: a header is there twice",
+    ),
+    "expression in a header": (
+        steps("a: {call: {url: 'https://x', headers: {X-A: '1', X-B: nope}}}"),
+        "line 5, column 57: steps.a.call.headers.X-B: undeclared reference to 'nope'",
+    ),
+    "name of a parameter": (
+        steps("a: {call: {url: 'https://x', query: {'a b': '1'}}}"),
+        "the name of a parameter has no blank",
+    ),
+    "expected status": (
+        steps("a: {call: {url: 'https://x', expect: [200, 99], body: nope}}"),
+        "line 5, column 46: steps.a.call.expect.1: must be greater than or equal to 200",
+    ),
+    "beside an expected status": (
+        steps("a: {call: {url: 'https://x', expect: [200, 99], body: nope}}"),
+        "steps.a.call.body: undeclared reference to 'nope'",
+    ),
     "fragment of a url": (
         steps("a: {call: {url: 'https://example.com/x#y'}}"),
         "the URL has a fragment",

@@ -9,6 +9,7 @@ and circuit breakers. When the call has an outcome, the service publishes a `Cal
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import orjson
@@ -32,7 +33,7 @@ def _is_small(body: JsonValue) -> JsonValue:
 
 
 class CallJob(Record):
-    """A call that a step of a workflow makes: a POST, repeated until it succeeds or is given up.
+    """A call that a step of a workflow makes: a request, repeated until it succeeds or is given up.
 
     All jobs with the same `run_id` and `call_id` are one call, even if they are published several
     times.
@@ -46,8 +47,9 @@ class CallJob(Record):
     )
     workflow: str = Field("", description="The workflow's name, for log lines")
     url: str = Field(max_length=2000)
+    method: Literal["POST", "PUT", "PATCH", "DELETE", "GET"] = "POST"
     body: Annotated[JsonValue, AfterValidator(_is_small)] = Field(
-        None, description="The JSON that is sent, at most 256 KiB"
+        None, description="The JSON that is sent, at most 256 KiB; not with `GET`"
     )
     secret: str | None = Field(
         None,
@@ -56,7 +58,10 @@ class CallJob(Record):
     )
     headers: dict[str, str] = Field({}, description="Further headers; they are no secrets")
     expect: str | None = Field(
-        None, min_length=1, max_length=200, description="A text that a 2xx answer must contain"
+        None, min_length=1, max_length=200, description="A text that the answer must contain"
+    )
+    statuses: list[int] | None = Field(
+        None, max_length=20, description="The statuses of a good answer; none for every 2xx"
     )
     timeout_s: float = Field(15.0, ge=1, le=60, description="Seconds that one request may take")
     retry_delays_s: list[float] | None = Field(
@@ -82,6 +87,11 @@ class CallJob(Record):
         return f"call.{self.run_id}.{self.call_id}"
 
 
+def is_expected(status: int, statuses: Sequence[int] | None) -> bool:
+    """Return whether an answer with this status is a good one."""
+    return 200 <= status < 300 if statuses is None else status in statuses
+
+
 class CallError(Record):
     """The reason why a call has failed."""
 
@@ -102,6 +112,9 @@ class Called(Record):
     status: int | None = Field(None, description="The HTTP status of the last answer")
     answer: str | None = Field(
         None, description="The first 64 KiB of the last answer, without secrets"
+    )
+    headers: dict[str, str] | None = Field(
+        None, description="The first KiB of its headers, without cookies and secrets"
     )
     attempts: int = 0
     error: CallError | None = Field(None, description="Only of a call that has failed")

@@ -29,6 +29,7 @@ class Received:
     headers: dict[str, str]
     body: bytes
     at: float  # on the monotonic clock
+    method: str = "POST"
 
     @property
     def id(self) -> str:
@@ -178,8 +179,9 @@ async def _read(reader: asyncio.StreamReader) -> Received:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.strip().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    body = await reader.readexactly(int(headers["content-length"]))
-    return Received(first.split(" ")[1], headers, body, asyncio.get_running_loop().time())
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    method, path, _ = first.split(" ")
+    return Received(path, headers, body, asyncio.get_running_loop().time(), method)
 
 
 @asynccontextmanager

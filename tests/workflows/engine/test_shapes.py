@@ -659,7 +659,32 @@ def test_a_call_gives_its_answer() -> None:
     assert end_of(world.run()) == ("completed", True)
     (call,) = world.calls.values()
     assert (call.url, call.body, call.secret) == ("https://example.com/", {"n": 1}, "mine")
+    assert (call.method, call.headers, call.expect) == ("POST", {}, None)
     world.check()
+
+
+def test_a_call_has_its_method_its_parameters_its_headers_and_the_answers_that_it_expects() -> None:
+    fields = {
+        "url": "https://example.com/?a=1",
+        "method": "GET",
+        "query": {"q": "input.q", "n": "[1, 2.5]", "none": "null", "is": "true"},
+        "headers": {"X-Id": "id ${size(input.q)}"},
+        "expect": [200, 404],
+    }
+    steps = {"a": {"call": fields, "output": "[result.status, result.headers]"}}
+    world = World(workflow(steps, output="a.output"), {"q": "x & y"})
+    assert end_of(world.run()) == ("completed", [200, {}])
+    (call,) = world.calls.values()
+    assert call.url == "https://example.com/?a=1&q=x+%26+y&n=1&n=2.5&is=true"
+    assert (call.method, call.headers, call.expect) == ("GET", {"X-Id": "id 5"}, [200, 404])
+    world.check()
+
+
+def test_a_call_with_a_header_that_is_no_text_fails_its_step() -> None:
+    steps = {"a": {"call": {"url": "https://example.com/", "headers": {"X-Id": "input.n"}}}}
+    world = World(workflow(steps), {"n": 1})
+    assert end_of(world.run()) == ("failed", "expression_error")
+    assert world.calls == {}
 
 
 # cancel

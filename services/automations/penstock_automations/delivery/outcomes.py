@@ -141,6 +141,7 @@ def called_of(call: CallJob, record: DeliveryRecord) -> Called:
         outcome="delivered" if record.status == "delivered" else "failed",
         status=last.status if last is not None else None,
         answer=record.answer,
+        headers=last.headers or None if last is not None else None,
         attempts=record.made,
         error=error,
     )

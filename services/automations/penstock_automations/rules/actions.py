@@ -12,7 +12,16 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from penstock import start_fields
 from penstock.expressions import ExpressionError, Template
 from penstock.start_fields import Tags
-from penstock.validation import Part, check_url, with_mistakes
+from penstock.validation import (
+    HEADER_NAME,
+    MAX_HEADERS,
+    Part,
+    check_header,
+    check_headers_differ,
+    check_url,
+    is_own_header,
+    with_mistakes,
+)
 from penstock_automations.guard import AddressRefused
 from penstock_automations.rules.draft import draft_of
 from penstock_automations.rules.secrets import WRITE_ONLY, Secrets
@@ -28,19 +37,7 @@ MAX_TIMEOUT_S: Final = 60.0
 _NO_WORKFLOW: Final = (
     "a rule starts a stored workflow through an agent of the configuration with protocol: workflow"
 )
-MAX_HEADERS: Final = 20
 MAX_HEADER_BYTES: Final = 4096
-_OWN_HEADERS: Final = frozenset(
-    {"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"}
-)
-# Headers that are about the connection to the next server, or change how the answer comes.
-_CONNECTION_HEADERS: Final = frozenset(
-    {
-        *("accept-encoding", "expect", "keep-alive", "proxy-authenticate", "proxy-connection"),
-        *("te", "trailer", "traceparent", "tracestate", "upgrade"),
-    }
-)
-_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -90,16 +87,8 @@ def _check_json(value: Any, name: str, variables: Sequence[str]) -> None:
 
 
 def _is_header(name: str) -> str:
-    lower = name.lower()
-    if _is_own(lower) or lower in _CONNECTION_HEADERS:
-        raise ValueError(f"the header {name} cannot be set here")
-    if lower in _SECRET_HEADERS:
-        raise ValueError(f"Penstock shows the headers; give {name} in `auth`, which is hidden")
+    check_header(name, "auth")
     return name
-
-
-def _is_own(lower: str) -> bool:
-    return lower in _OWN_HEADERS or lower.startswith(("webhook-", "penstock-"))
 
 
 def _is_one_line(text: str) -> str:
@@ -110,7 +99,7 @@ def _is_one_line(text: str) -> str:
 
 Place = tuple[int | str, ...]  # of a text in a JSON value
 TemplateText = Annotated[str, AfterValidator(_is_template)]
-HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$"), AfterValidator(_is_header)]
+HeaderName = Annotated[str, Field(pattern=HEADER_NAME), AfterValidator(_is_header)]
 HeaderText = Annotated[TemplateText, AfterValidator(_is_one_line)]
 
 
@@ -134,7 +123,7 @@ class BasicAuth(Part):
 class HeaderAuth(Part):
     """A header with a secret value."""
 
-    name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
+    name: str = Field(description="The header's name.", pattern=HEADER_NAME)
     value: str = Field(
         description="The header's value. Penstock never shows it.",
         # No space is allowed at either end. h11 would refuse such a value with an error text that
@@ -146,7 +135,7 @@ class HeaderAuth(Part):
     @field_validator("name")
     @classmethod
     def _is_free(cls, name: str) -> str:
-        if _is_own(name.lower()):
+        if is_own_header(name):
             raise ValueError(f"the header {name} is set by Penstock; choose another")
         return name
 
@@ -279,9 +268,7 @@ class Webhook(Part):
     @field_validator("headers")
     @classmethod
     def _are_different(cls, headers: dict[str, str]) -> dict[str, str]:
-        names = [name.lower() for name in headers]
-        if len(set(names)) < len(names):
-            raise ValueError("a header is there twice: upper and lower case make no difference")
+        check_headers_differ(headers)
         return headers
 
     @field_validator("body")
@@ -388,8 +375,11 @@ def filled(text: str, event: Mapping[str, Any]) -> str:
 def filled_header(text: str, event: Mapping[str, Any]) -> str:
     """Return the value of a header. Line ends and other control characters, with which a text of a
     user could begin another header, become a space. Raises as `filled`."""
-    found = Template.compile(text, VARIABLES).fill({"event": event}, MAX_HEADER_BYTES)
-    return _CONTROL.sub(" ", found).strip()
+    return one_line(Template.compile(text, VARIABLES).fill({"event": event}, MAX_HEADER_BYTES))
+
+
+def one_line(text: str) -> str:
+    return _CONTROL.sub(" ", text).strip()
 
 
 def filled_json(value: Any, data: Mapping[str, Any]) -> Any:

@@ -17,8 +17,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from penstock.runs.calls import CALLS, CallJob
 from penstock.settings import ConfigurationError
 from penstock.turns import TenantUser
-from penstock.validation import Part
-from penstock_automations.rules.actions import Action, HeaderAuth, Webhook, WebhookAuth
+from penstock.validation import MAX_HEADERS, Part, check_header, check_headers_differ
+from penstock_automations.rules.actions import MAX_HEADER_BYTES, Action, Webhook, WebhookAuth
 from penstock_automations.rules.check import problems_of
 from penstock_automations.rules.file import read_list
 from penstock_automations.rules.model import Rule
@@ -69,7 +69,6 @@ def _reasons(error: ValidationError, model: type[Part]) -> str:
     return "; ".join(f"{each['field'] or 'secret'}: {each['reason']}" for each in problems)
 
 
-MAX_HEADERS: Final = 20
 _NOBODY: Final = TenantUser("", "")
 
 
@@ -87,13 +86,12 @@ def rule_of_call(
     """Return a rule whose action is the call. `user` is the owner of the workflow's run. Raises
     CallRefused if the URL, a header or the secret cannot be used."""
     try:
-        for name, value in call.headers.items():
-            HeaderAuth(name=name, value=value)
-        if len(call.headers) > MAX_HEADERS:
-            raise CallRefused("not_accepted", f"a call has at most {MAX_HEADERS} headers")
-        webhook = Webhook(url=call.url, timeout_s=call.timeout_s, expect=call.expect)
-    except ValidationError as error:
-        reasons = _reasons(error, Webhook)
+        _check_headers(call.headers)
+        webhook = Webhook(
+            url=call.url, method=call.method, timeout_s=call.timeout_s, expect=call.expect
+        )
+    except ValueError as error:
+        reasons = _reasons(error, Webhook) if isinstance(error, ValidationError) else str(error)
         raise CallRefused("not_accepted", f"the call cannot be made: {reasons}") from None
     if call.secret is not None:
         webhook = _with_secret(webhook, call.secret, secrets)
@@ -109,6 +107,16 @@ def rule_of_call(
         updated_at="",
     )
     return CompiledRule(record, 0, frozenset(), None)
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    if len(headers) > MAX_HEADERS:
+        raise ValueError(f"a call has at most {MAX_HEADERS} headers")
+    check_headers_differ(headers)
+    for name, value in headers.items():
+        check_header(name, "secret")
+        if len(value.encode()) > MAX_HEADER_BYTES:
+            raise ValueError(f"the header {name} has more than {MAX_HEADER_BYTES} bytes")
 
 
 def _with_secret(webhook: Webhook, name: str, secrets: Mapping[str, CallSecret]) -> Webhook:

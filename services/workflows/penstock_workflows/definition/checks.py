@@ -9,14 +9,15 @@ from penstock.events import CATALOGUE
 from penstock.expressions import ReadPath
 from penstock.json_schema import schema_mistakes
 from penstock.settings import Config
-from penstock.validation import did_you_mean
+from penstock.validation import check_headers_differ, did_you_mean
 from penstock_workflows.definition.compiled import Run, SubWorkflow, Workflow
-from penstock_workflows.definition.model import KINDS, Definition, StepDefinition, StepKind
+from penstock_workflows.definition.model import KINDS, Call, Definition, StepDefinition, StepKind
 from penstock_workflows.definition.problems import Path, Problem
 
 # The fields of a step, and of a run's result, that expressions may read.
 OF_STEP: Final = ("output", "error", "status")
 OF_RESULT: Final = ("text", "data", "status", "run_id", "usage")
+OF_CALL: Final = (*OF_RESULT, "headers")
 OF_APPROVAL: Final = (*OF_RESULT, "decision", "value", "note", "by")
 
 _RUNS: Final[Collection[StepKind]] = ("run", "workflow")
@@ -80,10 +81,22 @@ def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iter
     if step.for_each is not None and step.for_each.as_ in steps:
         reason = f"the step {step.for_each.as_!r} has this name: choose another name"
         yield Problem((*path, "for_each", "as"), reason)
+    if step.call is not None:
+        yield from _check_call((*path, "call"), step.call)
     if step.listen is not None and step.listen.event not in CATALOGUE:
         guess = did_you_mean(step.listen.event, CATALOGUE)
         reason = f"there is no event {step.listen.event}{guess}"
         yield Problem((*path, "listen", "event"), reason)
+
+
+def _check_call(path: Path, call: Call) -> Iterator[Problem]:
+    if call.body is not None and call.method == "GET":
+        reason = "a GET has no body; choose another method"
+        yield Problem((*path, "body"), reason, is_key=True)
+    try:
+        check_headers_differ(call.headers)
+    except ValueError as error:
+        yield Problem((*path, "headers"), str(error))
 
 
 def misread(
@@ -117,7 +130,7 @@ def _of_output(step: StepDefinition) -> Collection[str] | None:
     """Return the fields of a step's output; None if only a run shows which it has."""
     if step.output is not None or step.for_each is not None or step.kind == "set":
         return None
-    return OF_APPROVAL if step.kind == "approve" else OF_RESULT
+    return {"approve": OF_APPROVAL, "call": OF_CALL}.get(step.kind, OF_RESULT)
 
 
 def unknown_references(

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from penstock.expressions import ValueExpression
 from penstock_workflows.definition.model import Definition, StepKind
 
+Method = Literal["POST", "PUT", "PATCH", "DELETE", "GET"]
 Role = Literal["global_supervisor", "team_supervisor", "worker"]
 
 
@@ -44,10 +45,15 @@ class Approve:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Sends a webhook. The value of `body` may be any JSON value."""
+    """Sends a request. The values of `body` and `query` may be any JSON values, and those of
+    `headers` are texts. `expect` has the statuses of a good answer; None for every 2xx."""
 
     url: str
+    method: Method
+    query: Mapping[str, ValueExpression]
+    headers: Mapping[str, ValueExpression]
     body: ValueExpression | None
+    expect: tuple[int, ...] | None
     secret: str | None
 
 

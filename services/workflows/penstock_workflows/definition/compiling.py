@@ -191,8 +191,7 @@ class _Compiler:
                 show = self._expression((*path, "approve", "show"), ask.show, "object", names)
                 action = compiled.Approve(title, show, ask.policy or str(path[-1]))
             case Call() as call:
-                body = self._expression((*path, "call", "body"), call.body, "any", names)
-                action = compiled.Call(call.url, body, call.secret)
+                action = self._call((*path, "call"), call, names)
             case Listen() as listen:
                 seen = {*names, "event"}
                 where = self._expression((*path, "listen", "where"), listen.where, "boolean", seen)
@@ -202,6 +201,23 @@ class _Compiler:
             case text:
                 action = compiled.Set(self._required((*path, "set"), text, "any", names))
         return action
+
+    def _call(self, path: Path, call: Call, names: Collection[str]) -> compiled.Call:
+        def each(field: str, texts: Mapping[str, str], gives: ValueType) -> Any:
+            return {
+                name: self._required((*path, field, name), text, gives, names)
+                for name, text in texts.items()
+            }
+
+        return compiled.Call(
+            url=call.url,
+            method=call.method,
+            query=each("query", call.query, "any"),
+            headers=each("headers", call.headers, "text"),
+            body=self._expression((*path, "body"), call.body, "any", names),
+            expect=call.expect,
+            secret=call.secret,
+        )
 
     def _dispatch(
         self, path: Path, step: StepDefinition, names: Collection[str]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from penstock.validation import check_url
+from penstock.validation import HEADER_NAME, MAX_HEADERS, check_header, check_url
 
 # The words that CEL reserves, and the names that CEL gives to types. CEL could not read an
 # expression that uses a step of such a name.
@@ -71,12 +71,18 @@ def _checked_url(url: str) -> str:
     return url
 
 
+def _checked_header(name: str) -> str:
+    check_header(name, "secret")
+    return name
+
+
 _VARIABLE: Final = r"^[A-Za-z][A-Za-z0-9_]{0,62}$"
 _WORKFLOW: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _VERSION: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$"
 _ID: Final = r"^[A-Za-z0-9_.-]{1,128}$"
 _URL: Final = r"^https?://[^\s]+$"
 _EVENT: Final = r"^[a-z_]{1,32}\.[a-z_]{1,64}$"
+_PARAMETER: Final = r"^[\x21-\x7e]{1,64}$"
 # Describes, in words for people, what each pattern allows.
 PATTERNS: Final = {
     _VARIABLE: "a name has letters, digits and _, begins with a letter, and has at most 63 of them",
@@ -85,6 +91,8 @@ PATTERNS: Final = {
     _ID: "an id has letters, digits, _, . and -, and at most 128 of them",
     _URL: "a URL begins with https:// or http:// and has no blank",
     _EVENT: "the type of an event is as in lifecycle.completed",
+    HEADER_NAME: "the name of a header has letters, digits and -, and at most 64 of them",
+    _PARAMETER: "the name of a parameter has no blank, and at most 64 characters of ASCII",
 }
 
 # The name of a step or of a loop variable. Expressions use this name for a variable.
@@ -97,11 +105,14 @@ Id = Annotated[str, Field(pattern=_ID)]
 # The URL of a webhook. The check refuses secrets in the URL, because everybody with the scope
 # `read` sees the definition.
 Url = Annotated[str, Field(pattern=_URL, max_length=2000), AfterValidator(_checked_url)]
+HeaderName = Annotated[str, Field(pattern=HEADER_NAME), AfterValidator(_checked_header)]
+ParameterName = Annotated[str, Field(pattern=_PARAMETER)]
 EventType = Annotated[str, Field(pattern=_EVENT)]
 Duration = Annotated[
     str, Field(examples=["500ms", "5s", "1h30m", "2d"]), AfterValidator(_checked_duration)
 ]
-# The text of an expression in CEL.
+Status = Annotated[int, Field(ge=200, le=599)]  # of an HTTP answer
+# The text of an expression in CEL, or of a template.
 Expression = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
@@ -165,14 +176,33 @@ class Approve(Part):
 
 
 class Call(Part):
-    """Sends a signed webhook, and waits for the answer."""
+    """Sends a request, signed with a secret of the operator, and waits for the answer."""
 
     url: Url = Field(
         description="The URL, a fixed text. The service automations sends the request and limits "
         "which addresses it may reach.",
     )
+    method: Literal["POST", "PUT", "PATCH", "DELETE", "GET"] = Field(
+        "POST", description="The method of the request."
+    )
+    query: dict[ParameterName, Expression] = Field(
+        {},
+        max_length=50,
+        description="Further parameters of the URL, by their names: expressions. Null leaves the "
+        "parameter out, and a list repeats it.",
+    )
+    headers: dict[HeaderName, Expression] = Field(
+        {},
+        max_length=MAX_HEADERS,
+        description="Further headers, by their names: expressions that give texts, which are no "
+        "secrets.",
+    )
     body: Expression | None = Field(
-        None, description="An expression that gives the body, any JSON value."
+        None, description="An expression that gives the body, any JSON value; not with `GET`."
+    )
+    expect: Annotated[tuple[Status, ...], Field(min_length=1, max_length=20)] | None = Field(
+        None,
+        description="The statuses of a good answer, such as `[200, 404]`. Default: every 2xx.",
     )
     secret: Id | None = Field(None, description="The name of the secret that signs the request.")
 
@@ -241,7 +271,7 @@ class StepDefinition(Part):
     run: Run | None = Field(None, description="Run an agent.")
     workflow: SubWorkflow | None = Field(None, description="Run another workflow.")
     approve: Approve | None = Field(None, description="Ask people for a decision.")
-    call: Call | None = Field(None, description="Send a webhook.")
+    call: Call | None = Field(None, description="Send an HTTP request.")
     listen: Listen | None = Field(None, description="Wait for an event.")
     wait: Duration | None = Field(None, description="Wait for this time.")
     set: Expression | None = Field(

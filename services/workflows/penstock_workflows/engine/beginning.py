@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlencode
+
+import orjson
 
 from penstock.expressions import ValueExpression
 from penstock_workflows.definition import Step, compiled
@@ -225,10 +228,37 @@ def _begin_approve(attempt: _Attempt, action: compiled.Approve) -> None:
 
 
 def _begin_call(attempt: _Attempt, action: compiled.Call) -> None:
-    body = attempt.value("body", action.body)
-    detail = {"url": action.url, "body": body, "secret": action.secret}
+    query = _values(attempt, "query", action.query)
+    detail: JsonObject = {
+        "url": _with_query(action.url, query),
+        "method": action.method,
+        "headers": _values(attempt, "headers", action.headers),
+        "body": attempt.value("body", action.body),
+        "expect": list(action.expect) if action.expect is not None else None,
+        "secret": action.secret,
+    }
     id_ = ids.call_id(attempt.step.name, attempt.index, attempt.number)
     attempt.draft.write(records.Waiting(kind="call", id=id_, detail=detail, **attempt.common))
+
+
+def _values(
+    attempt: _Attempt, field: str, expressions: Mapping[str, ValueExpression]
+) -> JsonObject:
+    return {name: attempt.value(f"{field}.{name}", each) for name, each in expressions.items()}
+
+
+def _with_query(url: str, query: Mapping[str, Json]) -> str:
+    """Return the URL with further parameters. Null leaves a parameter out, and a list repeats it;
+    what is no text is written as JSON."""
+    pairs = [
+        (name, each if isinstance(each, str) else orjson.dumps(each))
+        for name, value in query.items()
+        if value is not None
+        for each in (value if isinstance(value, list) else [value])
+    ]
+    if not pairs:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(pairs)}"
 
 
 def _begin_listen(attempt: _Attempt, action: compiled.Listen) -> None:

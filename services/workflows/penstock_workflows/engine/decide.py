@@ -413,7 +413,8 @@ def _on_called(draft: Draft, called: inputs.CalledInput) -> None:
     entry, answer = draft.state.open[key], called.answer or ""
     if called.outcome == "delivered":
         status = called.status or 0
-        complete(draft, entry, result_of(text=answer, data=_parsed(answer), status=status))
+        result = result_of(text=answer, data=_parsed(answer), status=status)
+        complete(draft, entry, {**result, "headers": called.headers or {}})
         return
     reported = called.error or {}
     error = {

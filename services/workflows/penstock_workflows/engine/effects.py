@@ -6,9 +6,11 @@ Every effect is harmless when it is repeated. The service repeats the effects of
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from penstock_workflows.definition.compiled import Method
 from penstock_workflows.engine.records import ChildKind, Json, JsonObject
 
 
@@ -63,16 +65,20 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Send a webhook through the automations service.
+    """Send a request through the automations service.
 
-    `one_attempt` is True if the step itself has a `retry`. The automations service then makes no
-    second attempt. After `give_up_at` (milliseconds since 1970), the service makes no attempt.
+    `expect` has the statuses of a good answer; None for every 2xx. `one_attempt` is True if the
+    step itself has a `retry`. The automations service then makes no second attempt. After
+    `give_up_at` (milliseconds since 1970), the service makes no attempt.
     """
 
     call_id: str
     step_id: str
     url: str
+    method: Method
+    headers: Mapping[str, str]
     body: Json
+    expect: Sequence[int] | None
     secret: str | None
     one_attempt: bool
     give_up_at: int | None

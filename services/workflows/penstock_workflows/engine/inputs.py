@@ -113,6 +113,7 @@ class CalledInput:
     status: int | None = None
     answer: str | None = None
     error: JsonObject | None = None
+    headers: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)

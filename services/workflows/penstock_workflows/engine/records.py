@@ -90,8 +90,8 @@ class Waiting:
     """A step waits for something other than a child.
 
     `id` is the approval's id or the call's id. `due` is the time at which a `wait` ends. `detail`
-    has what the kind needs: `title`, `show` and `policy` of an approval; `url`, `body` and `secret`
-    of a call; `event` of `listen`.
+    has what the kind needs: `title`, `show` and `policy` of an approval; `url`, `method`,
+    `headers`, `body`, `expect` and `secret` of a call; `event` of `listen`.
     """
 
     at: int

@@ -65,6 +65,7 @@ def input_of_command(kind: str, payload: bytes) -> Input:
                 called.status,
                 called.answer,
                 called.error.model_dump() if called.error is not None else None,
+                called.headers,
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -15,6 +15,7 @@ from typing import Final, Literal
 import httpx
 
 from penstock.http.transport import connect, encoded_request
+from penstock.runs.calls import is_expected
 from penstock_automations.actions.executor import Verdict
 from penstock_automations.guard import AddressRefused, Guard
 from penstock_automations.rules.secrets import HIDDEN
@@ -136,12 +137,18 @@ def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Verdict:
-    """Return the verdict on an attempt. Only a 2xx answer counts as delivered."""
+def verdict(
+    result: Answer | NoAnswer,
+    expect: str | None,
+    unix_s: float,
+    statuses: Sequence[int] | None = None,
+) -> Verdict:
+    """Return the verdict on an attempt. Only an answer with one of the `statuses` counts as
+    delivered; without them, a 2xx answer."""
     if isinstance(result, NoAnswer):
         return Verdict("failed", result.code, result.text)
     status = result.status
-    if 200 <= status < 300:
+    if is_expected(status, statuses):
         if expect is None or expect.encode() in result.body:
             return Verdict("delivered", status=status)
         text = f"the answer {status} does not contain the expected text"
@@ -149,6 +156,8 @@ def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Ver
     if status == HTTPStatus.GONE:
         return Verdict("gone", GONE, "the receiver answered 410: it wants no more", status)
     text = f"the receiver answered {status} {_phrase(status)}".rstrip()
+    if statuses is not None:
+        text += f", not {' or '.join(map(str, statuses))}"
     if 300 <= status < 400:
         text += "; redirects are not followed"
     after_s = retry_after_s(result.headers.get("retry-after"), unix_s)

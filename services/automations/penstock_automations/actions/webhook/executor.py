@@ -17,6 +17,7 @@ from penstock.bus.records import Decider, LinkReply, LinkRequest
 from penstock.bus.streams import events_for
 from penstock.bus.write.objects import unwrap
 from penstock.expressions import ExpressionError
+from penstock.runs.calls import CallJob
 from penstock.runs.decide import request_link
 from penstock_automations.actions.executor import (
     ActionExecutor,
@@ -94,8 +95,8 @@ class WebhookExecutor(ActionExecutor):
                 request = self._request(rule, job, occurrence, links=links)
             except ExpressionError as error:
                 return Attempted(unfilled(error), self._bus.clock.stamp(), 0.0)
-            is_call = isinstance(job.source, CallSource)
-            result, attempted = await self._send(request, webhook, keeps_answer=is_call)
+            call = job.source.call if isinstance(job.source, CallSource) else None
+            result, attempted = await self._send(request, webhook, call)
         if not is_up(result):
             endpoint.breaker.record_failure(time.monotonic())
         elif endpoint.breaker.record_success() or job.replay:
@@ -144,7 +145,7 @@ class WebhookExecutor(ActionExecutor):
         )
 
     async def _send(
-        self, request: Request, webhook: Webhook, *, keeps_answer: bool = False
+        self, request: Request, webhook: Webhook, call: CallJob | None = None
     ) -> tuple[Answer | NoAnswer, Attempted]:
         begun, at = time.monotonic(), self._bus.clock.stamp()
         result = await self._sender.send(
@@ -152,13 +153,15 @@ class WebhookExecutor(ActionExecutor):
         )
         whole = result.text(request.secrets) if isinstance(result, Answer) else None
         return result, Attempted(
-            verdict(result, webhook.expect, self._bus.clock.time()),
+            verdict(
+                result, webhook.expect, self._bus.clock.time(), call.statuses if call else None
+            ),
             at,
             time.monotonic() - begun,
             answer=result.shown(request.secrets) if isinstance(result, Answer) else "",
             headers=result.shown_headers(request.secrets) if isinstance(result, Answer) else {},
             request=request.head,
-            whole_answer=whole if keeps_answer else None,
+            whole_answer=whole if call is not None else None,
         )
 
 

@@ -17,7 +17,13 @@ from penstock.dialects import a2a
 from penstock.expressions import ExpressionError
 from penstock_automations.actions.executor import Occurrence, RequestHead
 from penstock_automations.jobs.job import CallSource, Job
-from penstock_automations.rules.actions import Webhook, WebhookAuth, filled_header, filled_json
+from penstock_automations.rules.actions import (
+    Webhook,
+    WebhookAuth,
+    filled_header,
+    filled_json,
+    one_line,
+)
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import event_of
 
@@ -138,7 +144,10 @@ def _content(
     """Return the headers of the rule or the call, and the body. Raises ExpressionError if a
     template cannot be filled."""
     if isinstance(job.source, CallSource):
-        return job.source.call.headers, orjson.dumps(job.source.call.body)
+        call = job.source.call
+        return {name: one_line(text) for name, text in call.headers.items()}, orjson.dumps(
+            call.body
+        )
     own: Mapping[str, str] = {}
     event = {}
     if webhook.headers or webhook.body is not None:
