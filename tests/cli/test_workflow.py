@@ -287,3 +287,49 @@ async def test_a_graph_is_drawn_from_a_file() -> None:
     ]
     drawn = local("graph", str(EXAMPLES / "diagnosis.yaml"), "--mermaid").stdout
     assert drawn.splitlines()[:2] == ["flowchart TD", '    s0["plan<br/>run global_supervisor"]']
+
+
+TESTS = """\
+workflow: hello.yaml
+tests:
+  a guest:
+    input: {who: Ada}
+    expect: {output: Hello Ada}
+  nobody:
+    input: {who: ""}
+    expect: {output: Hello}
+"""
+
+
+async def test_tests_of_a_workflow_are_run_without_a_server(tmp_path: Path) -> None:
+    steps = 'steps: {a: {set: "Hello ${input.who}"}}\noutput: a.output\n'
+    (tmp_path / "hello.yaml").write_text(f'dsl: penstock/1\nname: hello\nversion: "1"\n{steps}')
+    file = tmp_path / "hello.test.yaml"
+    file.write_text(TESTS)
+    found = local("test", str(tmp_path))
+    assert found.exit_code == 1
+    assert found.stdout == (f'{file}:8:22: tests.nobody.expect.output: is "Hello ", not "Hello"\n')
+    assert found.stderr == f"{file}: a guest: passed\n"
+    lines = [json.loads(line) for line in local("test", str(file), "--json").stdout.splitlines()]
+    assert lines[0] == {"file": str(file), "test": "a guest", "passed": True}
+    assert (lines[1]["test"], lines[1]["line"]) == ("nobody", 8)
+    file.write_text(TESTS.replace("{output: Hello}", "{output: 'Hello '}"))
+    assert local("test", str(file)).exit_code == 0
+    # The file with tests is no definition of its folder.
+    checked = local("check", str(tmp_path))
+    assert (checked.exit_code, "hello.test.yaml" in checked.stderr) == (0, False)
+
+
+async def test_files_that_cannot_be_tested_are_named(tmp_path: Path) -> None:
+    assert local("test", str(tmp_path)).exit_code == 2
+    file = tmp_path / "hello.test.yaml"
+    file.write_text(TESTS)
+    missing = local("test", str(file))
+    assert missing.exit_code == 1
+    told = f"{tmp_path / 'hello.yaml'}: file: cannot be read: No such file or directory\n"
+    assert missing.stdout == told
+    (tmp_path / "hello.yaml").write_text("dsl: penstock/1\nname: x\nversion: '1'\nsteps: {}\n")
+    wrong = local("test", str(file))
+    assert wrong.stdout.startswith(f"{tmp_path / 'hello.yaml'}:4:8: steps: must have at least 1")
+    file.write_text("workflow: hello.yaml\ntest: {}\n")
+    assert f"{file}:2:1: test: there is no field" in local("test", str(file)).stdout

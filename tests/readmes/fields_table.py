@@ -14,6 +14,7 @@ _PLAIN = {
     "number": "number",
     "array": "list",
     "boolean": "true or false",
+    "": "any value",
 }
 
 

@@ -197,13 +197,23 @@ def _record(key: str, value: bytes) -> WorkflowRecord | None:
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
+def definitions_in(path: Path) -> list[Path]:
+    """Return the files of a folder that have definitions, or the file itself. Raises OSError."""
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.iterdir() if each.suffix in SUFFIXES and not is_test(each))
+
+
+def is_test(path: Path) -> bool:
+    """Return whether a file has tests of a workflow, such as `trip.test.yaml`."""
+    return path.suffix in SUFFIXES and path.stem.endswith(".test")
+
+
 def read_files(path: Path) -> dict[Path, Loaded]:
     """Return the definitions of a file or folder. Raises ConfigurationError, which names file and
     lines."""
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        wanted = [each for each in files if each == path or each.suffix in SUFFIXES]
-        contents = {each: each.read_bytes() for each in wanted}
+        contents = {each: each.read_bytes() for each in definitions_in(path)}
     except OSError as error:
         text = f"the workflows in {path} cannot be read: {error.strerror}"
         raise ConfigurationError(text) from error

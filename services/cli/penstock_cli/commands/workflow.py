@@ -28,7 +28,9 @@ from penstock_cli.terminal.output import Output, Record
 if TYPE_CHECKING:
     from penstock_cli.local.definitions import Checked
 
-app = typer.Typer(help="List, check, draw, store and run workflows.", invoke_without_command=True)
+app = typer.Typer(
+    help="List, check, test, draw, store and run workflows.", invoke_without_command=True
+)
 
 Name = Annotated[str, typer.Argument(help="The workflow's name, see `penstock workflow list`.")]
 Files = Annotated[
@@ -56,6 +58,36 @@ def check(
     with configuration(output):
         agents = definitions.agents_of(config) if config is not None else None
     raise typer.Exit(_show_checked(output, definitions.check(files, agents)))
+
+
+@app.command("test")
+def run_tests(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Files with tests, or folders with files such as flow.test.yaml."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Run tests of workflows without a server: the steps get the answers that a test has.
+
+    The exit code is 0 if all tests pass, 1 if one does not, and 2 if there are none.
+    """
+    from penstock_cli.local import workflow_tests  # noqa: PLC0415 - needs the engine
+
+    output = Output(as_json)
+    found = list(workflow_tests.run(files))
+    for each in found:
+        about = {"file": str(each.path), "test": each.test}
+        for problem in each.problems:
+            output.result({**about, **problem}, _line(each.path, problem))
+        if not each.problems and as_json:
+            output.json_line({**about, "passed": True})
+        elif not each.problems:
+            output.notice(f"{each.path}: {each.test}: passed")
+    if not found:
+        output.notice("penstock: there are no files with tests, such as flow.test.yaml")
+        raise typer.Exit(2)
+    raise typer.Exit(1 if any(each.problems for each in found) else 0)
 
 
 @app.command("graph")

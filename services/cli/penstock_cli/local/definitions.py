@@ -12,7 +12,7 @@ from penstock.settings import load_config
 from penstock_workflows.definition import InvalidDefinition, Loaded, load, load_value
 from penstock_workflows.definition.checks import unknown_references
 from penstock_workflows.definition.graph import as_text, mermaid
-from penstock_workflows.registry import SUFFIXES
+from penstock_workflows.registry import definitions_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,7 @@ def agents_of(config: Path) -> list[str]:
 def check(files: Sequence[Path], agents: Collection[str] | None) -> list[Checked]:
     """Return the files with their definitions or mistakes; `agents` None: no names of agents are
     checked."""
-    found = []
-    for path in files:
-        inside = (
-            sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
-            if (path.is_dir())
-            else [path]
-        )
-        found += [_checked(each, agents) for each in inside]
-    return found
+    return [_checked(each, agents) for path in files for each in definitions_in(path)]
 
 
 def _checked(path: Path, agents: Collection[str] | None) -> Checked:

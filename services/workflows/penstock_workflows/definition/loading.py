@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from penstock.validation import did_you_mean, fields_at, reason_of
 from penstock_workflows.definition import compiled
@@ -65,7 +65,7 @@ def load_value(value: Any) -> Loaded:
     try:
         definition = Definition.model_validate(value)
     except ValidationError as error:
-        found = [_problem(each) for each in error.errors(include_url=False)]
+        found = [problem_of(each) for each in error.errors(include_url=False)]
         raise InvalidDefinition([*found, *_further(value, found)]) from None
     return Loaded(compile(definition, is_new=True), value, None)
 
@@ -149,12 +149,13 @@ def _place(problem: Problem) -> tuple[int, int]:
     return (where.line, where.column) if where is not None else (0, 0)
 
 
-def _problem(error: Any) -> Problem:
+def problem_of(error: Any, model: type[BaseModel] = Definition) -> Problem:
+    """Return a mistake that pydantic has found in a value of the model."""
     path: Path = tuple(each for each in error["loc"] if each != "[key]")
     type_, value = error["type"], error["input"]
     if type_ == "extra_forbidden":
         name = str(path[-1])
-        guess = did_you_mean(name, fields_at(Definition, path[:-1]))
+        guess = did_you_mean(name, fields_at(model, path[:-1]))
         return Problem(path, f"there is no field {name[:64]!r}{guess}", is_key=True)
     reason = "must not be empty" if type_ == "string_too_short" else reason_of(error)
     if type_ == "string_type" and isinstance(value, bool | int | float):

@@ -1,0 +1,1 @@
+"""Tests of workflows with canned answers, without a server. Pure."""
