@@ -4,7 +4,7 @@
 .PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench console-check pictures chaos chaos-long rolling faults mutations lock format clean
 
 BIN := .venv/bin
-MEMBERS := shared services/approvals services/automations services/cli services/connector \
+MEMBERS := shared clients/python services/approvals services/automations services/cli services/connector \
 	services/console services/edge services/normalizer services/workflows
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph openai a2a
@@ -117,6 +117,13 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 		$(BIN)/python -m penstock_console.unseen > $$made/unseen.js && \
 		cp $$made/unseen.js services/console/penstock_console/static/unseen.js && \
 		cp $$made/openapi.json services/console/penstock_console/static/openapi.json && \
+		$(BIN)/python -m penstock.contract.records $$made/openapi.json $$made && \
+		$(BIN)/python -m penstock.contract.threads clients/python/penstock_client/async_client.py $$made/client.py && \
+		$(BIN)/ruff check --quiet --fix --select I --config pyproject.toml $$made/*.py && \
+		$(BIN)/ruff format --quiet --config pyproject.toml $$made/*.py && \
+		cp $$made/models.py $$made/client.py clients/python/penstock_client/ && \
+		cp $$made/records.d.ts clients/javascript/ && \
+		cp deploy/contract/penstock.d.ts clients/javascript/events.d.ts && \
 		cp $$made/accounts.conf deploy/nats/accounts.conf && \
 		$(BIN)/python -m penstock.bus.admin.nack > $$made/streams.yaml && \
 		cp $$made/streams.yaml deploy/helm/penstock/files/streams.yaml && \

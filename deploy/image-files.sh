@@ -7,7 +7,7 @@ out=$1
 tools=/opt/tools/bin
 python=/opt/penstock/bin/python
 
-for member in shared services/*; do
+for member in shared clients/python services/*; do
     "$tools/python" -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels "./$member"
 done
 
@@ -23,7 +23,7 @@ files() {
         --output-format JSON --output-file "$out/$target/share/sbom.cdx.json" "$python"
 }
 
-all=penstock
+all="penstock penstock-client"
 for folder in services/*; do
     name=${folder#services/}
     all="$all penstock-$name"

@@ -33,7 +33,11 @@ SERVERS = [name for name in services() if name != "cli"]
 # The demo's agents run as scripts in other environments.
 DEMO = ROOT / "services/cli/penstock_cli/demo"
 SURFACES = ROOT / "services/edge/penstock_edge/surfaces"
-PACKAGES = [ROOT / "shared/penstock", *(ROOT / f"services/{s}/penstock_{s}" for s in services())]
+PACKAGES = [
+    ROOT / "shared/penstock",
+    ROOT / "clients/python/penstock_client",
+    *(ROOT / f"services/{s}/penstock_{s}" for s in services()),
+]
 
 
 def contract(id: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from support.drive.repository import ROOT, files, services, toml
 from support.real.up import Up
 from support.real.upstreams import ADK, AGNO
 
-MEMBERS = ["shared", *(f"services/{name}" for name in services())]
+MEMBERS = ["shared", "clients/python", *(f"services/{name}" for name in services())]
 NO_INDEX = ("No matching distribution found", "Connection", "Network is unreachable")
 
 

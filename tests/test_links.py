@@ -9,7 +9,7 @@ import pytest
 
 from support.drive.repository import ROOT
 
-FOLDERS = ("deploy", "docs", "services", "shared", "tests")
+FOLDERS = ("clients", "deploy", "docs", "services", "shared", "tests")
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))),

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock_cli.main import app
-from penstock_cli.terminal import api as client
+from penstock_client import client, retries
 from support.drive.waiting import wait_for
 from support.fakes.penstock_api import APPROVAL_ID, RUN_ID, PenstockApi, events
 from support.real.authority import Authority
@@ -39,7 +39,7 @@ DECISION = f"/v1/approvals/{APPROVAL_ID}/decision"
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[PenstockApi]:
     """Serve an API with a run that says hello."""
-    monkeypatch.setattr(client, "BACKOFF_S", (0.01,))
+    monkeypatch.setattr(retries, "BACKOFF_S", (0.01,))
     server = PenstockApi(events(STARTED, HELLO, WORLD, COMPLETED))
     server.start()
     yield server
@@ -131,6 +131,7 @@ def test_a_run_that_was_silent_for_long_is_not_given_up_at_once(
     hours = count(step=3600)
     clock = SimpleNamespace(monotonic=lambda: float(next(hours)), sleep=lambda _: None)
     monkeypatch.setattr(client, "time", clock)
+    monkeypatch.setattr(retries, "time", clock)
     api.trouble.cuts = [2]
     assert penstock(*RUN).exit_code == 0
 
@@ -138,7 +139,7 @@ def test_a_run_that_was_silent_for_long_is_not_given_up_at_once(
 def test_a_stream_that_does_not_come_back_is_given_up(
     penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "GIVE_UP_S", 0.05)
+    monkeypatch.setattr(retries, "GIVE_UP_S", 0.05)
     api.trouble.cuts = [1] + [0] * 1_000_000
     result = penstock(*RUN)
     assert result.exit_code == 2
@@ -165,7 +166,7 @@ def test_a_busy_service_is_asked_again_with_the_same_key(
 def test_a_service_that_stays_busy_is_given_up(
     penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CALL_GIVE_UP_S", 0.05)
+    monkeypatch.setattr(retries, "CALL_GIVE_UP_S", 0.05)
     api.trouble.busy = 1_000_000
     result = penstock("runs")
     assert result.exit_code == 2

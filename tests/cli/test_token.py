@@ -19,7 +19,8 @@ from penstock.settings import (
 )
 from penstock.web.auth.jwt import roles_of
 from penstock_cli.main import app
-from penstock_cli.terminal.api import ApiError, _refusal
+from penstock_cli.terminal.api import advice
+from penstock_client.errors import refusal
 from penstock_connector.settings import ConnectorSettings
 from support.real.forked import finished
 from support.real.up import FORKED, Up
@@ -158,11 +159,11 @@ def test_an_unknown_agent_is_told_with_those_that_there_are() -> None:
 
 
 def test_only_a_401_names_the_variable_of_the_token() -> None:
-    def refusal(status: int) -> ApiError:
-        return _refusal(httpx.Response(status, json={"detail": "no"}))
+    def told(status: int) -> str:
+        return advice(refusal(httpx.Response(status, json={"detail": "no"})))
 
-    assert "PENSTOCK_TOKEN" in str(refusal(401))
-    assert "PENSTOCK_TOKEN" not in str(refusal(403))
+    assert "PENSTOCK_TOKEN" in told(401)
+    assert "PENSTOCK_TOKEN" not in told(403)
 
 
 @pytest.mark.parametrize(

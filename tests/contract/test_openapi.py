@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from penstock.contract import openapi
+from penstock.contract import openapi, records, typescript
 from penstock.contract.schemas import text
 from penstock.web.operation import Operation
 from penstock.web.problems import Problem
 from penstock_cli.openapi import OPERATIONS, document
 from penstock_console.files import FOLDER
 from support.drive.contract import CONTRACT
+from support.drive.repository import ROOT
 
+CLIENTS = ROOT / "clients"
 OPENAPI: dict[str, Any] = json.loads((CONTRACT / "openapi.json").read_text())
 PUBLISHED = [operation for operation in OPERATIONS if operation.published]
 
@@ -36,6 +39,18 @@ def told() -> set[tuple[str, str]]:
 def test_what_is_committed_is_what_is_made() -> None:
     """If this fails after a change of the API, run `make contract` and review its changes."""
     assert (CONTRACT / "openapi.json").read_text() == text(document())
+
+
+def test_the_records_of_the_clients_are_those_of_the_document() -> None:
+    """If this fails after a change of the API, run `make contract` and review its changes."""
+    parts = records.parts_of(OPENAPI)
+    made = ast.parse(records.module(parts))
+    models = (CLIENTS / "python/penstock_client/models.py").read_text()
+    assert ast.dump(ast.parse(models)) == ast.dump(made)
+    declared = (CLIENTS / "javascript/records.d.ts").read_text()
+    assert declared == typescript.records(parts)
+    events = (CLIENTS / "javascript/events.d.ts").read_text()
+    assert events == (CONTRACT / "penstock.d.ts").read_text()
 
 
 def test_the_published_document_is_the_file_that_the_console_serves() -> None:

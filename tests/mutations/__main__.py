@@ -47,7 +47,8 @@ def _limit_memory() -> None:
 
 def _run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run pytest; return its exit code and the last lines of its output."""
-    members = [folder / "shared", *sorted((folder / "services").iterdir())]
+    packages = [folder / "shared", folder / "clients/python"]
+    members = [*packages, *sorted((folder / "services").iterdir())]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, members)),

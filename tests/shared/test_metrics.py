@@ -14,7 +14,10 @@ from readmes.metrics_table import metrics, name_of, series
 from support.drive.repository import ROOT, files
 
 NAME = re.compile(r"\bpenstock_[a-z_]+\b")
-PACKAGES = {f"penstock_{path.name}" for path in (ROOT / "services").iterdir()}
+PACKAGES = {
+    *(f"penstock_{path.name}" for path in (ROOT / "services").iterdir()),
+    *("penstock_client", "penstock_replay"),
+}
 CONVENTION = "gen_ai_"  # metrics whose names are OpenTelemetry's
 FREE = {"user", "user_id", "run", "run_id", "session", "session_id", "path", "url"}
 

@@ -64,6 +64,12 @@ def declarations() -> str:
     )
 
 
+def records(parts: dict[str, Schema]) -> str:
+    """Return the content of `records.d.ts`: the records of the HTTP API, by their names."""
+    head = "// Made by `make contract` from the OpenAPI document: do not edit.\n"
+    return "\n".join([head, *(_interface(name, parts[name]) for name in sorted(parts))])
+
+
 def _shared(documents: Iterable[Schema]) -> list[str]:
     """Return the parts that several events share, each once."""
     parts: dict[str, Schema] = {}

@@ -18,8 +18,8 @@ from penstock.settings import (
     load_config,
 )
 from penstock_cli.commands.options import AsJson, Url, configuration, connected
-from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.output import Output, Record
+from penstock_client import DEFAULT_URL
 
 DONE, WRONG = 0, 1
 

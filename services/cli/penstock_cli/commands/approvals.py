@@ -23,9 +23,10 @@ from penstock_cli.commands.options import (
     parser,
 )
 from penstock_cli.terminal import approvals, render
-from penstock_cli.terminal.api import DEFAULT_URL, Api, path_of
+from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output, Record
 from penstock_cli.terminal.watch import Watch
+from penstock_client import DEFAULT_URL, path_of
 
 app = typer.Typer(help="List, show and decide approvals.", no_args_is_help=True)
 

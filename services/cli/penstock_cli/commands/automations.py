@@ -14,9 +14,10 @@ import typer
 
 from penstock_cli.commands.options import Limit, Since, Until, client, parse_time
 from penstock_cli.terminal import render
-from penstock_cli.terminal.api import NOT_FOUND, Api, ApiError, path_of
+from penstock_cli.terminal.api import NOT_FOUND, Api
 from penstock_cli.terminal.output import Output, Record
 from penstock_cli.terminal.rules_file import FileRule, InvalidFile, read_rules
+from penstock_client import ApiError, path_of
 
 DONE, FAILED = 0, 1
 ROOT = path_of("automations")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import orjson
 import typer
 
-from penstock_cli.terminal.api import DEFAULT_URL, Api, CallFailed
+from penstock_cli.terminal.api import Api, advice, exit_code
 from penstock_cli.terminal.output import Output
+from penstock_client import DEFAULT_URL, PenstockError
 
 if TYPE_CHECKING:
     from penstock.bus import Bus
@@ -123,9 +124,9 @@ def connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
         # can read a command line.
         with Api(url, output.notice, os.environ.get("PENSTOCK_TOKEN")) as api:
             yield api, output
-    except CallFailed as error:
-        output.notice(f"penstock: {error}")
-        raise typer.Exit(error.exit_code) from None
+    except PenstockError as error:
+        output.notice(f"penstock: {advice(error)}")
+        raise typer.Exit(exit_code(error)) from None
 
 
 @contextmanager

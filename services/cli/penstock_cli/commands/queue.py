@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from penstock_cli.commands.options import RunId, client
-from penstock_cli.terminal.api import Api, path_of
+from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
+from penstock_client import path_of
 
 app = typer.Typer(
     help="List, move and withdraw the starts that wait in a session.", no_args_is_help=True

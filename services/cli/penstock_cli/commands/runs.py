@@ -23,9 +23,10 @@ from penstock_cli.commands.options import (
     client,
 )
 from penstock_cli.terminal import approvals, render
-from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api, ApiError, CallFailed, path_of
+from penstock_cli.terminal.api import CONFLICT, NOT_FOUND, Api
 from penstock_cli.terminal.approvals import Item, waits
 from penstock_cli.terminal.output import Output, command
+from penstock_client import ApiError, PenstockError, path_of
 
 WAITS = 4  # The exit code if the run waits for an approval that this command has not answered.
 INTERRUPTED = 130  # The exit code that shells use for Ctrl-C.
@@ -47,13 +48,15 @@ def start(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
         if error.status != NOT_FOUND or not _is_workflow(api, agent):
             raise
         right = command(api.url, "workflow", "run", agent, message)
-        raise CallFailed(f"{agent} is a workflow and no agent; start it with: {right}") from error
+        raise PenstockError(
+            f"{agent} is a workflow and no agent; start it with: {right}"
+        ) from error
 
 
 def _is_workflow(api: Api, name: str) -> bool:
     try:
         api.call("GET", path_of("workflows", name), repeat=False)
-    except CallFailed:
+    except PenstockError:
         return False
     return True
 
@@ -281,7 +284,7 @@ def fork(
     path = path_of("runs", run_id, "fork")
     seen = api.call("GET", path, {"sequence": sequence})
     if not seen["possible"]:
-        raise CallFailed(f"this run cannot be forked: {seen['reason']}")
+        raise PenstockError(f"this run cannot be forked: {seen['reason']}")
     output.notice(_forecast(seen))
     if output.is_interactive and output.ask("start it? y or n ") != "y":
         return 0

@@ -9,8 +9,9 @@ import typer
 
 from penstock_cli.commands.options import client, parse_lifetime, parser
 from penstock_cli.terminal import render
-from penstock_cli.terminal.api import Api, path_of
+from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output, Record
+from penstock_client import path_of
 
 app = typer.Typer(
     help="Make, list and revoke service tokens, the credentials of machines.",

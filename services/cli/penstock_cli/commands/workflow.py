@@ -22,8 +22,9 @@ from penstock_cli.commands.options import (
     connected,
 )
 from penstock_cli.commands.runs import Follower, answer_of
-from penstock_cli.terminal.api import DEFAULT_URL, Api, ApiError, path_of
+from penstock_cli.terminal.api import Api, exit_code
 from penstock_cli.terminal.output import Output, Record
+from penstock_client import DEFAULT_URL, ApiError, path_of
 
 if TYPE_CHECKING:
     from penstock_cli.local.definitions import Checked
@@ -239,7 +240,7 @@ def _store(api: Api, output: Output, file: Checked) -> int:
             output.notice(_line(file.path, problem))
         if not error.errors:
             output.notice(f"penstock: {file.path}: {error}")
-        return error.exit_code
+        return exit_code(error)
     if output.as_json:
         output.json_line(stored)
     else:

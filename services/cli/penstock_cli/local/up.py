@@ -42,8 +42,8 @@ from penstock_cli.demo.connector import DemoConnector
 from penstock_cli.demo.first_runs import start_first_runs
 from penstock_cli.local.child import StartFailed
 from penstock_cli.local.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
-from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.output import command
+from penstock_client import DEFAULT_URL
 from penstock_connector.checks import check_all
 from penstock_connector.service import ConnectorService
 from penstock_console.service import ConsoleService

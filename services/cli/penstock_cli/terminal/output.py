@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.render import Piece, clean, fields, short
+from penstock_client import DEFAULT_URL
 
 Record = Mapping[str, Any]
 MORE = "there are more than these; show more with --limit"

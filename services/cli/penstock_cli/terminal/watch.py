@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from penstock.visible import TooLarge, members, visible
 from penstock_cli.terminal import approvals, render
-from penstock_cli.terminal.api import Api, ApiError
+from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
 from penstock_cli.terminal.render import Piece
+from penstock_client import ApiError
 
 MAX_CHARS: Final = 100_000
 
@@ -129,7 +130,7 @@ class Watch:
         self._skipped: dict[str, str] = {}
 
     def run(self) -> int:
-        """Ask until the caller quits; return the exit code. Raises CallFailed."""
+        """Ask until the caller quits; return the exit code. Raises PenstockError."""
         if not self._output.is_interactive:
             self._output.notice(
                 "penstock: nobody can be asked here: `approvals watch` needs a terminal. "

@@ -1,0 +1,89 @@
+// Follows runs with @penstock/client, and prints what it saw as JSON: node client.mjs URL CASE
+import { ApiError, Client, CursorGone, DeadlineReached, Unreachable, isNotice, isType } from "@penstock/client";
+import { Parser } from "../node_modules/@penstock/client/sse.js";
+
+const [url, name] = process.argv.slice(2);
+const APPROVAL = "ap-1";
+
+/** Follow a run and approve what it asks; return the events' sequences. */
+async function follow(client, options) {
+  const run = client.run("assistant", "hi", options);
+  const seen = [];
+  for await (const event of run) {
+    if (isNotice(event)) continue;
+    seen.push(event.sequence);
+    if (isType(event, "lifecycle.paused")) {
+      await client.decide(await client.approval(event.data.approval_id), true);
+    }
+  }
+  const record = await client.record(await run.start());
+  return { seen, status: record.status, cursor: run.cursor };
+}
+
+/** Return the error's class and text. */
+async function refused(call) {
+  try {
+    return { answer: await call() };
+  } catch (error) {
+    return { name: error.name, text: error.message, status: error.status, cursor: error.cursor };
+  }
+}
+
+const CASES = {
+  whole: () => follow(new Client(url)),
+  deadline: () => refused(() => new Client(url).run("assistant", "hi", { deadlineMs: 300 }).wait()),
+  async changed() {
+    const client = new Client(url);
+    const approval = await client.approval(APPROVAL);
+    return refused(() => client.decide({ ...approval, digest: "another" }, false, "too risky"));
+  },
+  async gone() {
+    return refused(() => new Client(url).follow(process.argv[4], { after: "9-0" }).wait());
+  },
+  nowhere: () => refused(() => new Client("http://127.0.0.1:1").run("assistant", "hi").wait()),
+  async tokens() {
+    const tokens = ["old", "new"];
+    const sent = [];
+    const fetch = async (_, { headers }) => {
+      sent.push(headers.authorization);
+      return new Response("{}", { status: sent.length === 1 ? 401 : 200 });
+    };
+    await new Client(url, { token: () => tokens.shift(), fetch }).record("r");
+    return sent;
+  },
+  async stopped() {
+    const control = new AbortController();
+    const run = new Client(url).run("assistant", "hi", { signal: control.signal });
+    const seen = [];
+    const ended = await refused(async () => {
+      for await (const event of run) {
+        seen.push(event.sequence);
+        if (seen.length === 5) setTimeout(() => control.abort(new Error("enough")), 50);
+      }
+    });
+    return { seen, ...ended };
+  },
+  async listed() {
+    const client = new Client(url);
+    const runs = [];
+    for await (const run of client.runs({ tag: ["a=b", "c=d"] })) runs.push(run.run_id);
+    return runs;
+  },
+  /** The parser gives the same frames however the text is divided. */
+  parsed() {
+    const text = "\u{1F600}: c\r\nid: 1\r\nevent: a\r\ndata: x\r\ndata: y\u2028z\r\n\r\nid: 2\rdata:q\r\r\n\ndata\n\n";
+    const whole = JSON.stringify(new Parser().feed(`${text}`));
+    for (let first = 0; first <= text.length; first += 1) {
+      for (let second = first; second <= text.length; second += 1) {
+        const parser = new Parser();
+        const parts = [text.slice(0, first), text.slice(first, second), text.slice(second)];
+        const found = JSON.stringify(parts.flatMap((part) => parser.feed(part)));
+        if (found !== whole) return { first, second, found, whole };
+      }
+    }
+    return JSON.parse(whole);
+  },
+};
+
+if (!(ApiError.prototype instanceof Error && CursorGone && DeadlineReached && Unreachable)) process.exit(1);
+console.log(JSON.stringify(await CASES[name]()));
