@@ -74,14 +74,20 @@ async def test_an_escalation_brings_links_to_those_whom_it_lets_decide(
 ) -> None:
     others = (NormalizerService, ApprovalsService)
     steps = "[{after: 1s, to: {roles: [leads]}}]"
-    policy = written(tmp_path, f"default: {{deadline: 1h, escalate: {steps}}}\n")
+    terms = f"deadline: 1h, remind: [3598s], escalate: {steps}"
+    policy = written(tmp_path, f"default: {{{terms}}}\n")
     async with automations(nats_server.url, others=others, policy=policy) as made:
         link = {"role": "leads"}
-        asked = with_links(made.receiver.url(), link, subject="approval.escalated")
-        await made.store.apply(asked, ADMIN, all_users=True)
+        url = made.receiver.url()
+        both = with_links(url, link, subject="approval.escalated").model_dump(exclude_none=True)
+        both["subjects"] = ["approval.escalated", "approval.reminded"]
+        await made.store.apply(Rule.model_validate(both), ADMIN, all_users=True)
         await made.settled()
         run_id = await start_and_pause(made.penstock, confirmation("t1"))
-        [request] = await made.receiver.count(1)
+        both_sent = await made.receiver.count(2)
+        request, reminder = sorted(both_sent, key=lambda each: str(each.json["type"]))
+        assert reminder.json["type"] == "approval.reminded"
+        assert reminder.json["links"][0]["role"] == "leads"
         assert request.json["type"] == "approval.escalated"
         assert request.json["data"]["data"]["to"] == {"roles": ["leads"], "users": []}
         [sent] = request.json["links"]

@@ -216,6 +216,8 @@ def test_a_decision_names_who_took_it_and_why() -> None:
     )
     nobody = {**step, "to": {"roles": [], "users": []}}
     assert "everybody who decides approvals may decide" in said(event("approval.escalated", nobody))
+    reminder = {"approval_id": "a", "step": 2, "expires_at": "2025-12-31T11:00:00Z"}
+    assert said(event("approval.reminded", reminder)) == "reminder: decide by 2025-12-31T11:00:00Z\n"
     data = {"approval_id": "a", "outcome": "rejected", "by": "ann", "note": "not today"}
     assert said(event("approval.decided", data)) == "rejected by ann: not today\n"
 

@@ -166,6 +166,22 @@ def test_escalations_are_taken_once_with_rising_steps_until_the_approval_ends(en
     assert "approval.escalated" not in types(fold_all(resumed, one))
 
 
+def test_escalations_and_reminders_have_one_order() -> None:
+    frames, one = Frames(), fold()
+    fold_all(paused(frames), one)
+    asked = one.approval_id
+    expires_at = "2025-12-31T11:00:00.000Z"
+    reminded = [
+        frames.event("approval.reminded", approval_id=asked, step=step, expires_at=expires_at)
+        for step in (2, 2, 1)
+    ]
+    told = fold_all([escalated(frames, asked, 1), *reminded, escalated(frames, asked, 2)], one)
+    assert [(e.type, e.data["step"]) for e in told] == [
+        ("approval.escalated", 1),
+        ("approval.reminded", 2),
+    ]
+
+
 def test_a_snapshot_has_the_escalations_and_may_be_of_a_release_without_them() -> None:
     frames, one = Frames(), fold()
     fold_all(paused(frames), one)

@@ -477,10 +477,10 @@ class Deciders(Record):
 
 
 class Escalation(Record):
-    """A time from which further people may decide."""
+    """A time from which further people may decide, or at which a reminder is due."""
 
     at: str
-    to: Deciders
+    to: Deciders | None = Field(None, description="Who may decide, too; null for a reminder")
     group: int | None = Field(
         None,
         description="The place in `deciders` of the group that these people stand in for; without "
@@ -580,7 +580,7 @@ class ApprovalRecord(Record):
     )
     expires_at: str | None = Field(None, description="The deadline, RFC 3339")
     on_deadline: OnDeadline = "reject"
-    escalations: list[Escalation] = []
+    escalations: list[Escalation] = Field([], description="Escalations and reminders, by time")
     escalated: int = Field(0, description="How many of the escalations were reached")
     traceparent: str | None = Field(
         None, description="The W3C trace context with which the run was started"

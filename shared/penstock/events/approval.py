@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
 from penstock.events.base import Data, Model, Subrun
 from penstock.events.note import APPROVAL_ID, DIGEST, Note
+
+
+STEP: Final = (
+    "The number of the step: 1 for the first that the waiting approval takes. Escalations and "
+    "reminders are steps."
+)
 
 
 class RequestedItem(Model):
@@ -158,13 +164,31 @@ class Escalated(Data, title="Approval escalated"):
         },
     )
     approval_id: str = Field(description="The approval's id.")
-    step: int = Field(
-        description="The number of the step: 1 for the approval's first escalation by time."
-    )
+    step: int = Field(description=STEP)
     to: EscalatedTo = Field(description="The people who may decide from now on, too.")
     expires_at: str | None = Field(
         default=None, description="The deadline of the decision: RFC 3339, UTC."
     )
+
+
+class Reminded(Data, title="Approval reminded"):
+    """The deadline is near, and the run still waits."""
+
+    TYPE: ClassVar[str] = "approval.reminded"
+    NOTE: ClassVar[Note] = Note(
+        when="At a time before the deadline that the policy names, if the run still waits.",
+        times="at most once per `approval_id` and `step`, with rising steps",
+        sequence=10,
+        from_agent=False,
+        example={
+            "approval_id": APPROVAL_ID,
+            "step": 1,
+            "expires_at": "2025-12-31T11:00:00.000Z",
+        },
+    )
+    approval_id: str = Field(description="The approval's id.")
+    step: int = Field(description=STEP)
+    expires_at: str = Field(description="The deadline of the decision: RFC 3339, UTC.")
 
 
 class Expired(Data, title="Approval expired"):

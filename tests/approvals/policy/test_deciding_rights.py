@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.bus.records import ApprovalRecord, Decider, Deciders, Escalation, Vote
+from penstock_approvals.inbox.visibility import audiences_of
 from penstock_approvals.policy.deciding_rights import may_decide, may_see, person_of
 from penstock_approvals.policy.document import parse
 from penstock_approvals.policy.rulings import Question
@@ -105,6 +106,18 @@ def test_an_escalation_lets_further_people_decide_from_its_time_on() -> None:
     assert may_decide(after, lead) is None
     assert may_see(after, lead)
     assert may_decide(after, who_is("fay", roles=["finance"])) is None
+
+
+def test_a_reminder_lets_nobody_decide_and_shows_the_approval_to_nobody() -> None:
+    reminder = Escalation(at="2026-11-20T10:30:00Z")
+    terms = Deciders(roles=["finance"], excluded=["requester"])
+    record = approval(terms, escalations=[reminder], escalated=1)
+    stranger, requester = who_is("eve"), who_is("ada", roles=["finance"])
+    assert "the role finance" in str(may_decide(record, stranger))
+    assert not may_see(record, stranger)
+    assert may_decide(record, requester) is not None
+    plain = record.model_copy(update={"escalations": [], "escalated": 0})
+    assert audiences_of(record) == audiences_of(plain), "the list shows it to nobody else"
 
 
 def test_the_escalation_of_one_item_lets_nobody_decide_what_another_item_asks_of_others() -> None:

@@ -50,6 +50,8 @@ def mistakes(text: str) -> list[str]:
             "    deadline: 1h\n    escalate: [{after: 2h, to: {}}]",
             "line 3: rules[0]: escalate: each `after` must be shorter",
         ),
+        ("    remind: [30m]", "line 3: rules[0]: remind: each time must be shorter"),
+        ("    deadline: 1h\n    remind: [1h]", "line 3: rules[0]: remind: each time must be"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(line: str, expected: str) -> None:

@@ -1,4 +1,5 @@
-"""Each escalation that is reached is announced once, in order, and only while the run waits."""
+"""Each escalation and reminder that is reached is announced once, in order, and only while the run
+waits."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
 from penstock_approvals.api.changes import name_of
 from penstock_approvals.lifecycle.decisions import Approvals
-from penstock_approvals.outcomes.automatic import reached_count
+from penstock_approvals.outcomes.automatic import expiring_at_most, reached_count
 from penstock_approvals.runs.events import request_events
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
@@ -85,14 +86,21 @@ async def test_each_step_is_announced_with_whom_it_lets_decide(
 async def test_steps_come_before_the_expiry_and_none_comes_after_it(
     nats: NatsServer, tmp_path: Path
 ) -> None:
-    policy = written(tmp_path, f"default: {{deadline: 3s, escalate: [{LEADS}, {CHIEF}]}}\n")
+    terms = f"deadline: 3s, remind: [1s], escalate: [{LEADS}]"
+    policy = written(tmp_path, f"default: {{{terms}}}\n")
     async with pipeline(nats.url, Config(), ONE, policy=policy, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
         events = await penstock.events_until(approval.run_id, "approval.decided")
+        audit = await penstock.http.get(f"/v1/approvals/{approval.approval_id}/audit")
     assert told(events) == [
-        *("lifecycle.paused", "approval.escalated 1", "approval.escalated 2"),
+        *("lifecycle.paused", "approval.escalated 1", "approval.reminded 2"),
         *("approval.expired", "approval.decided"),
     ]
+    [reminded] = [each.data for each in events if each.type == "approval.reminded"]
+    facts = {"approval_id": approval.approval_id, "expires_at": approval.expires_at}
+    assert reminded == {**facts, "step": 2}
+    recorded = [each["event"] for each in audit.json()["records"]]
+    assert recorded[:4] == ["requested", "escalated", "reminded", "expired"]
 
 
 @pytest.mark.parametrize("ending", ["decided", "withdrawn"])
@@ -155,10 +163,13 @@ WRITES = 4
 
 
 @pytest.mark.parametrize("write", range(1, WRITES + 1))
-async def test_a_kill_at_any_write_of_an_escalation_leaves_it_announced_once(
+async def test_a_kill_at_any_write_of_a_step_leaves_it_announced_once(
     fresh_nats: NatsServer, tmp_path: Path, write: int
 ) -> None:
-    policy = written(tmp_path, f"default: {{deadline: 1h, escalate: [{LEADS}]}}\n")
+    """Odd writes are those of an escalation, even ones of a reminder, which takes the same way."""
+    step, terms = ("escalated", f"escalate: [{LEADS}]"), ("reminded", "remind: [3599s]")
+    kind, term = step if write % 2 else terms
+    policy = written(tmp_path, f"default: {{deadline: 1h, {term}}}\n")
     async with pipeline(fresh_nats.url, Config(), WITHOUT) as penstock:
         dies = approvals_process(
             fresh_nats.url, dies_in=("on_due", write), ack_wait_s=1, outbox_s=60, policy=policy
@@ -169,7 +180,7 @@ async def test_a_kill_at_any_write_of_an_escalation_leaves_it_announced_once(
         async with pipeline(
             fresh_nats.url, Config(), AGAIN, policy=policy, ack_wait_s=1, outbox_s=0.1
         ):
-            await until(penstock, approval, 1)
+            await penstock.events_until(approval.run_id, f"approval.{kind}")
 
             async def handled() -> bool:
                 subject = f"due.approvals.escalation-1.{approval.run_id}-1"
@@ -179,7 +190,7 @@ async def test_a_kill_at_any_write_of_an_escalation_leaves_it_announced_once(
             await penstock.ask(approval.approval_id, vote(approval, ADA))
             events = await penstock.events_until(approval.run_id, "approval.decided")
             said = await announced(penstock, approval)
-    assert said == ["lifecycle.paused", "approval.escalated 1", "approval.decided"]
+    assert said == ["lifecycle.paused", f"approval.{kind} 1", "approval.decided"]
     assert told(events) == said
 
 
@@ -234,6 +245,32 @@ async def test_a_message_that_comes_too_early_is_scheduled_again(
     assert left == [f"schedule.approvals.expiry.{approval.run_id}-1"]
 
 
+@pytest.mark.parametrize(
+    ("until", "kept"),
+    [
+        ("2026-11-22T10:40:00.5Z", ["10:10:00Z", "10:10:00.500000+00:00"]),
+        ("2026-11-22T10:30:00Z", ["10:10:00Z"]),
+    ],
+)
+def test_reminders_come_before_an_earlier_deadline_of_the_workflow(
+    until: str, kept: list[str]
+) -> None:
+    """A reminder that would have come before the request is left out."""
+    day = "2026-11-22T"
+    steps = [{"at": f"{day}10:10:00Z", "to": {"roles": ["r"]}}, {"at": f"{day}11:30:00Z"}]
+    record = ApprovalRecord.model_validate(
+        {
+            **{"approval_id": "a", "run_id": "r", "agent": "x", "session_id": "s", "user_id": "u"},
+            **{"leg": 1, "digest": "d", "items": [], "escalations": steps},
+            **{"requested_at": f"{day}10:00:00Z", "updated_at": f"{day}10:00:00Z"},
+            "expires_at": f"{day}12:00:00Z",
+        }
+    )
+    earlier = expiring_at_most(record, until)
+    assert [each.at.removeprefix(day) for each in earlier.escalations] == kept
+    assert earlier.expires_at == until
+
+
 def test_the_events_of_a_record_are_those_of_the_steps_that_it_counts() -> None:
     steps = [{"at": f"2026-11-22T10:0{n}:00.000Z", "to": {"roles": [f"r{n}"]}} for n in (1, 2, 3)]
     record = ApprovalRecord.model_validate(
@@ -247,4 +284,11 @@ def test_the_events_of_a_record_are_those_of_the_steps_that_it_counts() -> None:
     assert first == "lifecycle.paused"
     assert [data["step"] for _, data in escalated] == [1, 2]
     assert all("expires_at" not in data for _, data in escalated)
+    assert name_of(record) == "approval.escalated"
+    reminder = [steps[0], {"at": steps[1]["at"], "to": None}]
+    reminded = ApprovalRecord.model_validate(record.model_dump() | {"escalations": reminder})
+    assert [type_ for type_, _ in request_events(reminded)[1:]] == [
+        *("approval.escalated", "approval.reminded")
+    ]
+    assert name_of(reminded) == "approval.reminded", "the name of the live change"
     assert reached_count(record, datetime(2026, 11, 22, 10, 2, 30, tzinfo=UTC)) == 2

@@ -69,10 +69,30 @@ def test_an_asking_rule_says_who_and_how_many_and_until_when() -> None:
     )
     assert (ruling.need, ruling.on_deadline) == (2, "reject")
     assert ruling.expires_at == "2026-11-22T15:00:01Z", "a deadline is rounded up to a second"
-    [step] = ruling.escalate
+    step, reminder = ruling.escalate
+    assert step.to is not None
+    assert (reminder.at, reminder.to) == ("2026-11-22T14:50:01Z", None)
     assert (step.at, step.to.roles) == ("2026-11-22T14:30:01Z", ["finance-leads"])
     assert step.to.excluded == ["requester"], "an escalation lets in nobody whom the rule excludes"
     assert [each.edit for each in ruling.items] == [["args.memo"]]
+
+
+def test_reminders_come_before_the_earliest_deadline_of_a_pause_each_once() -> None:
+    policy = parse(
+        """
+version: 1
+rules:
+  - {id: a, match: {tool: a}, outcome: ask, deadline: 2h, remind: [30m, 90m]}
+  - {id: b, match: {tool: b}, outcome: ask, deadline: 1h, remind: [1800s],
+     escalate: [{after: 10m, to: {roles: [leads]}}]}
+"""
+    )
+    ruling = policy.outcome_of(asked(item("a", "1"), item("b", "2")))
+    assert [(each.at[11:], each.to is None) for each in ruling.escalate] == [
+        ("14:10:01Z", False),
+        ("14:30:01Z", True),
+    ]
+    assert ruling.expires_at == "2026-11-22T15:00:01Z"
 
 
 def test_a_ruling_says_whether_the_rule_calls_it_dangerous() -> None:

@@ -214,8 +214,8 @@ class Api:
             path="/v1/approvals/events",
             summary="The changes of the approvals that the caller may see, as they happen",
             description="Each frame has the approval's record after a change, and is named "
-            "`approval.requested`, `approval.voted`, `approval.escalated`, `approval.decided`, "
-            "`approval.expired` or `approval.withdrawn`. The first frame is named `ready`. Of "
+            "`approval.requested`, `approval.voted`, `approval.escalated`, `approval.reminded`, "
+            "`approval.decided`, `approval.expired` or `approval.withdrawn`. The first frame is named `ready`. Of "
             "several changes that a client missed, it gets the last one of each approval. To miss "
             "nothing, open the stream, wait for `ready`, then list.",
             answers={

@@ -28,7 +28,10 @@ def name_of(record: ApprovalRecord) -> str:
         return f"approval.{record.status}"
     if record.votes and (not record.escalated or record.votes[-1].at >= record.updated_at):
         return "approval.voted"
-    return "approval.escalated" if record.escalated else "approval.requested"
+    if record.escalated == 0:
+        return "approval.requested"
+    is_reminder = record.escalations[record.escalated - 1].to is None
+    return "approval.reminded" if is_reminder else "approval.escalated"
 
 
 def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any]:

@@ -24,7 +24,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 Event = Literal[
-    "requested", "viewed", "voted", "decided", "expired", "withdrawn", "escalated", "sent", "ran"
+    "requested",
+    "viewed",
+    "voted",
+    "decided",
+    "expired",
+    "withdrawn",
+    "escalated",
+    "reminded",
+    "sent",
+    "ran",
 ]
 Record = Mapping[str, Any]
 

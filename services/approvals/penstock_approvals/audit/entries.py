@@ -25,11 +25,12 @@ _NOT_RUN: Final = frozenset({"rejected", "expired"})  # outcomes of calls that d
 
 
 def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
-    """Return the entries for the request, escalations, votes and end that the record contains."""
+    """Return the entries for the request, escalations, reminders, votes and end that the record
+    contains."""
     policy = record.policy.model_dump() if record.policy is not None else None
     made = [
         _requested(record, with_details),
-        *(_escalated(record, number) for number in range(record.escalated)),
+        *(_reached(record, number) for number in range(record.escalated)),
         *_voted(record, with_details),
         *_ended(record),
     ]
@@ -81,10 +82,10 @@ def _requested(record: ApprovalRecord, with_details: bool) -> Entry:
     )
 
 
-def _escalated(record: ApprovalRecord, number: int) -> Entry:
+def _reached(record: ApprovalRecord, number: int) -> Entry:
     return Entry(
         approval_id=record.approval_id,
-        event="escalated",
+        event="reminded" if record.escalations[number].to is None else "escalated",
         which=str(number + 1),
         at=record.escalations[number].at,
         by="policy",

@@ -113,7 +113,7 @@ def audiences_of(record: ApprovalRecord) -> dict[str, Audience]:
     """Return the audiences of an approval by name: everybody who may see it, and perhaps others."""
     owner = record.user_id
     found = defaultdict(Audience, {owner: Audience()})
-    reached = [each.to for each in record.escalations[: record.escalated]]
+    reached = [each.to for each in record.escalations[: record.escalated] if each.to is not None]
     groups = record.deciders or [Deciders()]
     for group in (*groups, *reached):
         users = [owner if name == REQUESTER else name for name in group.users]

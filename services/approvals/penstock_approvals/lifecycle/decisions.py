@@ -51,7 +51,7 @@ from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with
 from penstock_approvals.policy.deciding_rights import person_of
 from penstock_approvals.policy.rulings import Question, Ruling, asked_by_budget
 from penstock_approvals.runs.announcements import Announcements
-from penstock_approvals.runs.events import WORKFLOWS, request_events
+from penstock_approvals.runs.events import WORKFLOWS, Event, request_events
 from penstock_approvals.store.policies import Policies
 from penstock_approvals.store.records import ApprovalRecords, StoredApproval
 
@@ -126,37 +126,34 @@ class Approvals:
         await self._on_requested(body, stored.headers.get("traceparent"), again=True)
 
     async def on_due(self, approval_id: str) -> None:
-        """Record and announce each escalation whose time has come, or the end of an approval whose
-        deadline has passed.
+        """Record and announce each escalation and reminder whose time has come, or the end of an
+        approval whose deadline has passed.
 
-        A repeat changes nothing. After an outage, all escalations that were reached are announced,
-        in their order. After the deadline, no escalation is announced, because nobody can decide
-        any more.
+        A repeat changes nothing. After an outage, all steps that were reached are announced, in
+        their order. After the deadline, no step is announced, because nobody can decide any more.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
             BusError: the bus does not answer.
         """
         await self._bus.clock.refresh()
-        known: int | None = None  # how many escalations the record counted before this call
+        earlier: list[Event] | None = None  # the events of the record before this call
         while (stored := await self.records.find(approval_id)) is not None:
             record, now = stored.record, self._bus.clock.now()
             if record.status != "pending":
                 break
-            known = record.escalated if known is None else known
+            earlier = request_events(record) if earlier is None else earlier
             if is_late(record, now):
                 await self._expire(stored)
             elif (escalated := reached_count(record, now)) > record.escalated:
                 update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
                 if await self.records.replace(stored, record.model_copy(update=update)):
-                    reached_now = record.escalations[record.escalated : escalated]
-                    names = "; ".join(_names(each.to) for each in reached_now)
-                    text = "run %s: approval %s was escalated to %s"
-                    log.info(text, record.run_id, approval_id, names)
+                    for step in record.escalations[record.escalated : escalated]:
+                        what = f"was escalated to {_names(step.to)}" if step.to else "has a reminder"
+                        log.info("run %s: approval %s %s", record.run_id, approval_id, what)
             else:
-                await self.audit.follow(record)  # writes an entry for each escalation
-                events = request_events(record)
-                earlier, new = events[: known + 1], events[known + 1 :]
+                await self.audit.follow(record)  # writes an entry for each step
+                new = request_events(record)[len(earlier) :]
                 await self._announcements.announce(record, *new, earlier=earlier)
                 # The message may have come too early, because the clock of another server was fast.
                 # The message is then used up, and nothing would happen at the time of the

@@ -9,11 +9,11 @@ the policy then rejects or approves the items.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
+from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Escalation
 from penstock_approvals.outcomes.rules import outcome
 from penstock_approvals.policy.model import CANCELS, NEEDS_VALUE
 
@@ -42,13 +42,26 @@ def deadline_consequence(record: ApprovalRecord) -> Consequence:
 
 def expiring_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:
     """Return the record with a deadline no later than `until`, the end of the run's wait; None
-    means no limit. If `until` becomes the deadline, the items are rejected then."""
+    means no limit. If `until` becomes the deadline, the items are rejected then, and reminders come
+    earlier; one that would have come before the request is left out."""
     if until is None:
         return record
     at = datetime.fromisoformat(until)
     if record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= at:
         return record
-    return record.model_copy(update={"expires_at": until, "on_deadline": "reject"})
+    update: dict[str, object] = {"expires_at": until, "on_deadline": "reject"}
+    if record.expires_at is not None:
+        earlier = datetime.fromisoformat(record.expires_at) - at
+        steps = [each if each.to else _moved(each, earlier) for each in record.escalations]
+        asked = datetime.fromisoformat(record.requested_at)
+        steps = [each for each in steps if each.to or datetime.fromisoformat(each.at) > asked]
+        update["escalations"] = sorted(steps, key=lambda each: datetime.fromisoformat(each.at))
+    return record.model_copy(update=update)
+
+
+def _moved(step: Escalation, earlier: timedelta) -> Escalation:
+    at = datetime.fromisoformat(step.at) - earlier
+    return step.model_copy(update={"at": at.isoformat()})
 
 
 def is_late(record: ApprovalRecord, now: datetime) -> bool:
@@ -56,7 +69,7 @@ def is_late(record: ApprovalRecord, now: datetime) -> bool:
 
 
 def reached_count(record: ApprovalRecord, now: datetime) -> int:
-    """Return how many escalations were reached. An escalation lets further people decide."""
+    """Return how many escalations and reminders were reached."""
     return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
 
 

@@ -114,7 +114,8 @@ def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
     the agent would get around the stricter rule of the other item.
     """
     reached = record.escalations[: record.escalated]
-    return [each.to for each in reached if each.group in (None, group)]
+    # A reminder lets nobody decide, though it names no deciders, as do terms that let everybody.
+    return [each.to for each in reached if each.to is not None and each.group in (None, group)]
 
 
 def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:

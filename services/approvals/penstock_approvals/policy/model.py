@@ -81,6 +81,11 @@ class Terms(Strict):
         "reject", description="What the end of the deadline means: `reject`, `approve` or `leave`."
     )
     escalate: list[EscalationStep] = Field([], max_length=10)
+    remind: list[Duration] = Field(
+        [],
+        max_length=10,
+        description="The times before the deadline at which a reminder is due, such as `30m`.",
+    )
     edit: Annotated[list[Name], Listed] = Field(
         [], description="The arguments that a decider may change, such as `args.memo` or `args.*`."
     )
@@ -95,6 +100,8 @@ class Terms(Strict):
         fields_set = self.model_fields_set
         if "on_deadline" in fields_set and self.deadline is None:
             raise ValueError("on_deadline needs a deadline")
+        if self.remind and max(self.remind) >= (self.deadline or 0):
+            raise ValueError("remind: each time must be shorter than the deadline")
         late = [step.after for step in self.escalate if step.after >= (self.deadline or 2**31)]
         if late:
             raise ValueError("escalate: each `after` must be shorter than the deadline")
@@ -132,7 +139,7 @@ class Rule(Terms):
 
 DEFAULT_ID: Final = "default"
 _ASKING: Final = frozenset(
-    {"deciders", "need", "deadline", "on_deadline", "escalate", "edit", "danger"}
+    {"deciders", "need", "deadline", "on_deadline", "escalate", "remind", "edit", "danger"}
 )
 
 

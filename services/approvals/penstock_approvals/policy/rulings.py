@@ -290,12 +290,15 @@ class Policy:
                 to = _deciders(step.to, each.deciders.excluded)
                 at = _stamp(question.now, step.after)
                 escalate.append(Escalation(at=at, to=to, group=len(groups) - 1))
+        earliest = min(deadlines, default=0)
+        before = {time for each in terms for time in each.remind if time < earliest}
+        escalate += [Escalation(at=_stamp(question.now, earliest - each)) for each in before]
         return Ruling(
             outcome=outcome,
             policy=PolicyRef(rule_id=rule_id, version=self.version, digest=self.digest),
             deciders=deciders,
             need=max((each.need for each in terms), default=1),
-            expires_at=_stamp(question.now, min(deadlines)) if deadlines else None,
+            expires_at=_stamp(question.now, earliest) if deadlines else None,
             on_deadline=at_deadline.pop() if len(at_deadline) == 1 else "reject",
             escalate=sorted(escalate, key=lambda each: each.at),
             items=[

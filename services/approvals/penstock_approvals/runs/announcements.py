@@ -29,6 +29,7 @@ WRITER: Final = "approvals"
 _CHANGES: Final[Mapping[str, ApprovalChange]] = {
     "lifecycle.paused": "asked",
     "approval.escalated": "escalated",
+    "approval.reminded": "escalated",
     "approval.expired": "expired",
     "approval.decided": "decided",
 }

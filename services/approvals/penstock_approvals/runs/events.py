@@ -17,11 +17,11 @@ Event = tuple[str, Mapping[str, object]]  # an event's type and data
 
 def request_events(record: ApprovalRecord) -> list[Event]:
     """Return the events that come before the end of the approval, in their order: the run's pause,
-    and the reached escalations; none if the policy has decided the approval automatically."""
+    and its steps; none if the policy has decided the approval automatically."""
     if record.decision is not None and record.decision.automatic and record.status == "decided":
         return []
     steps = enumerate(record.escalations[: record.escalated], 1)
-    return [_paused(record), *(_escalated(record, step, each.to) for step, each in steps)]
+    return [_paused(record), *(_reached(record, step, each.to) for step, each in steps)]
 
 
 def end_events(record: ApprovalRecord) -> list[Event]:
@@ -50,15 +50,13 @@ def _paused(record: ApprovalRecord) -> Event:
     return "lifecycle.paused", _known(data)
 
 
-def _escalated(record: ApprovalRecord, step: int, to: Deciders) -> Event:
-    users = [record.user_id if name == REQUESTER else name for name in to.users]
-    data = {
-        "approval_id": record.approval_id,
-        "step": step,
-        "to": {"roles": list(to.roles), "users": users},
-        "expires_at": record.expires_at,
-    }
-    return "approval.escalated", _known(data)
+def _reached(record: ApprovalRecord, step: int, to: Deciders | None) -> Event:
+    data: dict[str, object] = {"approval_id": record.approval_id, "step": step}
+    if to is not None:
+        users = [record.user_id if name == REQUESTER else name for name in to.users]
+        data["to"] = {"roles": list(to.roles), "users": users}
+    data["expires_at"] = record.expires_at
+    return "approval.reminded" if to is None else "approval.escalated", _known(data)
 
 
 def _decided(record: ApprovalRecord, decision: Decision) -> Event:
@@ -94,8 +92,8 @@ def span_of(record: ApprovalRecord) -> Span | None:
     """Return the span of an approval that has ended; None if its run has no trace.
 
     The span has a link to the request of each person who voted. Such a request is in a trace of
-    that person's client. The span has an event for each escalation that was reached. The span
-    contains no names of people.
+    that person's client. The span has an event for each escalation and reminder that was reached.
+    The span contains no names of people.
     """
     parent = spans.of_run(record.traceparent, record.run_id)
     context, decision = record.span_context, record.decision
@@ -104,7 +102,10 @@ def span_of(record: ApprovalRecord) -> Span | None:
     try:
         began_ns = nanoseconds(record.requested_at)
         ended_ns = nanoseconds(decision.at if decision is not None else record.updated_at)
-        escalated = [nanoseconds(each.at) for each in record.escalations[: record.escalated]]
+        reached = [
+            ("reminded" if each.to is None else "escalated", nanoseconds(each.at))
+            for each in record.escalations[: record.escalated]
+        ]
     except ValueError:
         return None
     return Span(
@@ -123,5 +124,5 @@ def span_of(record: ApprovalRecord) -> Span | None:
             "penstock.approval.items": len(record.items),
         },
         links=tuple(vote.traceparent for vote in record.votes if vote.traceparent is not None),
-        events=tuple(("escalated", at_ns) for at_ns in escalated),
+        events=tuple(reached),
     )

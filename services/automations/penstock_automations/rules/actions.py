@@ -261,8 +261,8 @@ class Webhook(Part):
         [],
         max_length=10,
         description="One-time links to the approval, which the body gets as `links`. Only with the "
-        "subjects `approval.requested` and `approval.escalated`, and for an owner with the scope "
-        "`administer`.",
+        "subjects `approval.requested`, `approval.escalated` and `approval.reminded`, and for an "
+        "owner with the scope `administer`.",
     )
 
     @field_validator("headers")

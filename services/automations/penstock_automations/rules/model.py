@@ -31,7 +31,7 @@ MAX_CATCH_UP_S: Final = 7 * 86400.0
 # the type of the only event that the action `decide` can answer
 DECIDED: Final = "approval.requested"
 # the event types for which a webhook may contain links, because the approval waits for people
-LINKED: Final = frozenset({DECIDED, "approval.escalated"})
+LINKED: Final = (DECIDED, "approval.escalated", "approval.reminded")
 TRIGGERS: Final = ("subjects", "schedule", "hook")
 CONDITIONS: Final = Conditions(["event"])
 
@@ -263,8 +263,8 @@ class Rule(Part):
             raise ValueError(f"only a rule with the one subject {DECIDED} can decide")
         has_links = action.webhook is not None and bool(action.webhook.links)
         subjects = info.data.get("subjects")
-        if has_links and subjects is not None and not (subjects and LINKED.issuperset(subjects)):
-            text = "approval.requested or approval.escalated"
+        if has_links and subjects is not None and not (subjects and set(subjects) <= set(LINKED)):
+            text = " or ".join(LINKED)
             raise ValueError(f"only a rule with no other subjects than {text} can have links")
         return action
 

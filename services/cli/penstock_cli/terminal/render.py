@@ -337,6 +337,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "approval.requested": _requested,
     "approval.decided": _decided,
     "approval.escalated": _escalated,
+    "approval.reminded": lambda d: (f"reminder: decide by {short(d['expires_at'])}", "yellow"),
     "approval.expired": lambda d: (f"expired: {short(d['reason'])}", "yellow"),
     "approval.withdrawn": lambda d: (f"withdrawn: {short(d['reason'])}", "yellow"),
     "artifact.updated": lambda d: (f"file: {short(d['name'])}", "magenta"),

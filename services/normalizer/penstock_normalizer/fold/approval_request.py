@@ -20,23 +20,24 @@ class PendingApproval:
     """The request that a run waits for, from `approval.requested` until the run's next leg opens.
 
     The approvals service announces four kinds of events in the run: the pause (`lifecycle.paused`)
-    after it has recorded the request, each escalation that is reached (`approval.escalated`), the
-    end of the deadline (`approval.expired`), and the decision (`approval.decided`).
+    after it has recorded the request, each step that the waiting approval takes (an event with
+    `step`, as `approval.escalated`), the end of the deadline (`approval.expired`), and the decision
+    (`approval.decided`).
     """
 
     approval_id: str
     resume: JsonObject  # the data with which the connector continues the run, verbatim
     pause_announced: bool = False
     decision_announced: bool = False
-    escalated: int = 0  # the number of the last escalation that was announced
+    step: int = 0  # the number of the last step that was announced
     expiry_announced: bool = False
 
     def note(self, type_: str, data: JsonObject) -> None:
         match type_:
             case "lifecycle.paused":
                 self.pause_announced = True
-            case "approval.escalated":
-                self.escalated = data["step"]
+            case "approval.escalated" | "approval.reminded":
+                self.step = data["step"]
             case "approval.expired":
                 self.expiry_announced = True
             case "approval.decided":

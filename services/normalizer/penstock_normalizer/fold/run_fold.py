@@ -427,7 +427,7 @@ class RunFold:
             "resume": approval.resume if approval is not None else None,
             "paused": approval is not None and approval.pause_announced,
             "decided": approval is not None and approval.decision_announced,
-            "escalated": approval.escalated if approval is not None else 0,
+            "escalated": approval.step if approval is not None else 0,
             "expired": approval is not None and approval.expiry_announced,
             "decoder": decoder.snapshot(),
         }
@@ -442,7 +442,7 @@ class RunFold:
                 pause_announced=state["paused"],
                 decision_announced=state["decided"],
                 # Snapshots of releases up to 0.1 do not have the following two values.
-                escalated=state.get("escalated", 0),
+                step=state.get("escalated", 0),
                 expiry_announced=state.get("expired", False),
             )
         self._the_decoder().restore(state["decoder"])

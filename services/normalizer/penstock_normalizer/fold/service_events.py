@@ -45,12 +45,12 @@ def _is_first_decision(data: JsonObject, pending: PendingApproval | None) -> boo
     return _is_about_pending(data, pending) and not (pending and pending.decision_announced)
 
 
-def _is_next_escalation(data: JsonObject, pending: PendingApproval | None) -> bool:
+def _is_next_step(data: JsonObject, pending: PendingApproval | None) -> bool:
     if pending is None or not _is_about_pending(data, pending):
         return False
     is_over = pending.decision_announced or pending.expiry_announced
     step = data.get("step")
-    return not is_over and isinstance(step, int) and step > pending.escalated
+    return not is_over and isinstance(step, int) and step > pending.step
 
 
 def _always(data: JsonObject, pending: PendingApproval | None) -> bool:
@@ -62,7 +62,8 @@ _CONDITIONS: Final[Mapping[str, _Condition]] = {
     "lifecycle.cancelled": _always,
     "lifecycle.failed": _always,
     "approval.decided": _is_first_decision,
-    "approval.escalated": _is_next_escalation,
+    "approval.escalated": _is_next_step,
+    "approval.reminded": _is_next_step,
     "approval.expired": _is_about_pending,
     "approval.withdrawn": _always,
     "automation.triggered": _always,

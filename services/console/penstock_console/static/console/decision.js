@@ -49,7 +49,8 @@ export function termsOf({ deciders = [], need = 1, expires_at: deadline, on_dead
   return [
     ...deciders.map((each) => `May decide: ${named(each)}.`),
     ...(need > 1 ? [`${need} people must approve.`] : []),
-    ...escalations.map(({ at, to }) => `From ${new Date(at).toLocaleString()} on, also: ${named(to)}.`),
+    ...escalations.map(({ at, to }) =>
+      to ? `From ${new Date(at).toLocaleString()} on, also: ${named(to)}.` : `A reminder comes at ${new Date(at).toLocaleString()}.`),
     ...(deadline ? [`If nobody decides in time, ${AT_DEADLINE[then] ?? AT_DEADLINE.reject}.`] : []),
   ];
 }
