@@ -70,6 +70,18 @@ def test_a_decision_of_the_policy_that_asked_nobody() -> None:
     assert [entry.event for entry in entries_of(made)] == ["requested", "decided"]
 
 
+def test_a_vote_that_was_taken_back() -> None:
+    taken = said("bob", 1, taken_back=AT.format(2), void=True)
+    entries = entries_of(record(**TWO, votes=[taken, said("bob", 3)]))
+    assert [(entry.event, entry.which, entry.at[18:19]) for entry in entries] == [
+        ("requested", "1", "0"),
+        ("voted", "1", "1"),
+        ("voted", "2", "3"),
+        ("taken_back", "1", "2"),
+    ]
+    assert (entries[-1].by, entries[-1].token_id) == ("bob", "k-bob")
+
+
 def test_escalations_that_were_reached() -> None:
     escalations = [{"at": AT.format(second), "to": {"roles": ["lead"]}} for second in (3, 6)]
     assert told(record(escalations=escalations, escalated=1)) == [

@@ -8,10 +8,12 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from penstock.bus import BusError
 from penstock.settings import Config
+from penstock_approvals.outcomes.votes import without_vote
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Services, pipeline
@@ -120,3 +122,77 @@ async def test_a_kill_at_any_write_of_a_vote_loses_no_vote_and_sends_one_decisio
     assert [each.by for each in record.votes] == ["ada", "bob"]
     assert events[-1].data["deciders"] == ["ada", "bob"]
     assert len(commands) == 1
+
+
+# The outbox entry, the record, the audit, and the removal of the entry.
+TAKE_BACK_WRITES = 4
+
+
+@pytest.mark.parametrize("write", in_short(range(1, TAKE_BACK_WRITES + 1), [3]))
+async def test_a_kill_at_any_write_leaves_the_vote_taken_back_once_or_not_at_all(
+    fresh_nats: NatsServer, tmp_path: Path, write: int
+) -> None:
+    policy = written(tmp_path, NEEDS_TWO)
+    async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
+        dies = approvals_process(fresh_nats.url, dies_in=("amend", write), policy=policy)
+        async with dies as victim:
+            approval = await pause(penstock)
+            given = vote(approval, person("anonymous", "ops"))
+            await penstock.ask(approval.approval_id, given)
+            url = f"{victim.url}/v1/approvals/{approval.approval_id}/decision"
+            with suppress(httpx.HTTPError):
+                await penstock.http.delete(url)
+            assert await victim.process.ended() == -signal.SIGKILL
+        services: Services = (ApprovalsService,)
+        async with pipeline(
+            fresh_nats.url, Config(), services, policy=policy, outbox_s=0.1
+        ) as other:
+            path = f"/v1/approvals/{approval.approval_id}"
+            # Whoever did not get an answer asks again.
+            again = await other.http.delete(f"{path}/decision")
+            audit = (await other.http.get(f"{path}/audit")).json()
+
+            async def nothing_is_left() -> bool:
+                return not await penstock.bus.bucket("approvals").keys("outbox.*")
+
+            await eventually(nothing_is_left, 60, "the entry is removed")
+            for name in ("ada", "bob"):
+                await other.ask(approval.approval_id, vote(approval, person(name, "ops")))
+            events = await penstock.events_until(approval.run_id, "approval.decided")
+    assert again.status_code == 200, again.text
+    assert [each["event"] for each in audit["records"]] == ["requested", "voted", "taken_back"]
+    assert audit["intact"]
+    assert events[-1].data["deciders"] == ["ada", "bob"]
+
+
+async def test_votes_that_are_taken_back_race_with_the_votes_of_others(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    """The decision counts two votes that stand, and no vote is taken back after it."""
+    policy = written(tmp_path, NEEDS_TWO)
+    async with pipeline(nats.url, Config(), TWO, policy=policy) as penstock:
+        approval = await pause(penstock)
+        first, _ = [each._approvals for each in penstock.services[1:]]  # type: ignore[attr-defined]
+
+        async def vacillates(number: int) -> None:
+            who = person(f"p{number}", "ops")
+            for turn in range(3):
+                request = vote(approval, who, key=f"{number} {turn}")
+                await penstock.ask(approval.approval_id, request)
+                await first.amend(approval.approval_id, who, without_vote)
+
+        await asyncio.gather(*map(vacillates, range(6)))
+        for name in ("ada", "bob"):
+            await penstock.ask(approval.approval_id, vote(approval, person(name, "ops")))
+        await penstock.events_until(approval.run_id, "approval.decided")
+        record = await penstock.approval(approval.approval_id)
+        late = await first.amend(approval.approval_id, person(record.votes[-1].by), without_vote)
+
+        async def sent() -> bool:
+            return bool(await continues(penstock, approval.run_id))
+
+        await eventually(sent, what="the continue")
+        commands = await continues(penstock, approval.run_id)
+    standing = [each for each in record.votes if each.taken_back is None]
+    assert (len(standing), record.votes[-1].taken_back, len(commands)) == (2, None, 1)
+    assert (late.status, "decided already" in late.detail) == (409, True)

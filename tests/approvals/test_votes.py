@@ -19,10 +19,10 @@ from penstock.bus.records import (
 )
 from penstock.digests import item_digest, request_digest
 from penstock_approvals.outcomes import votes
-from penstock_approvals.outcomes.votes import VoteRefused, with_vote
+from penstock_approvals.outcomes.votes import VoteRefused, with_vote, without_vote
 from support.fakes.policies import person, vote
 
-NOW = "2026-11-22T15:00:00.000Z"
+NOW, LATER = "2026-11-22T15:00:00.000Z", "2026-11-22T16:00:00.000Z"
 ADA, BOB, CLEO = person("ada", "ops"), person("bob", "ops"), person("cleo", "ops")
 
 
@@ -298,3 +298,86 @@ def test_whatever_people_vote_what_runs_has_enough_votes_of_different_people(
         ]
     else:
         assert len(rejections) == 1
+
+
+def back(record: ApprovalRecord, who: Decider, at: str = LATER) -> ApprovalRecord:
+    return without_vote(record, who, at)
+
+
+def not_back(record: ApprovalRecord, who: Decider) -> str:
+    with pytest.raises(VoteRefused) as error:
+        back(record, who)
+    assert error.value.status == 409
+    return str(error.value)
+
+
+def test_a_vote_that_was_taken_back_counts_for_nothing_and_the_person_may_vote_again() -> None:
+    asked = approval()
+    voted = with_vote(asked, vote(asked, ADA, key="k"), NOW)
+    taken = back(voted, ADA)
+    assert (taken.votes[0].void, taken.votes[0].taken_back) == (True, LATER)
+    assert back(taken, ADA, "later still") is taken, "a repeat changes nothing"
+    assert with_vote(taken, vote(asked, BOB), NOW).decision is None, "one of two has approved"
+    status, why = refused(taken, vote(asked, ADA, key="k"))
+    assert (status, "was taken back" in why) == (409, True), "a late repeat brings no vote back"
+    again = with_vote(taken, vote(asked, ADA, "reject", key="other"), NOW)
+    assert again.decision is not None
+    assert again.decision.outcome == "rejected"
+
+
+def test_a_rejection_of_an_item_that_was_taken_back_rejects_nothing() -> None:
+    asked = approval({"item_id": "1"}, {"item_id": "2"})
+    first = with_vote(asked, says(ADA, ("1", "reject"), ("2", "approve")), NOW)
+    both = ("1", "approve"), ("2", "approve")
+    second = with_vote(back(first, ADA), says(BOB, *both), NOW)
+    decided = with_vote(second, says(CLEO, *both), NOW)
+    assert second.decision is None
+    assert decided.decision is not None
+    assert decided.decision.outcome == "approved"
+
+
+def test_arguments_that_only_a_vote_has_changed_go_with_the_vote() -> None:
+    asked = approval()
+    edited = with_vote(asked, vote(asked, ADA, args={"amount": 5, "memo": "b"}), NOW)
+    taken = back(edited, ADA)
+    assert (taken.items, taken.digest, taken.requested_digest) == (asked.items, asked.digest, None)
+    agreed = approval(need=3)
+    edited = with_vote(agreed, vote(agreed, ADA, args={"amount": 5, "memo": "b"}), NOW)
+    edited = with_vote(edited, vote(edited, BOB), NOW)
+    kept = back(edited, ADA)
+    assert (kept.items, kept.digest) == (edited.items, edited.digest), "BOB approved the change"
+
+
+LINK = {"token_id": "l1", "token_maker": "root", "channel": "link"}
+
+
+@pytest.mark.parametrize(
+    ("voter", "other"),
+    [
+        (ADA, BOB),
+        (ADA, person("ada", "ops", **LINK)),
+        (person("ada", "ops", **LINK), ADA),
+        (person("link:ops", "ops", **LINK), person("link:ops", "ops", **LINK | {"token_id": "l2"})),
+        (person("link:ops", "ops", **LINK), person("link:ops", "ops")),
+        (person("bot", "ops", token_id="t", token_maker="bob"), BOB),
+        (person("bot", "ops", token_id="t", on_behalf_of="ada"), person("bot", token_id="t")),
+        (ADA, person("root", scopes=["decide", "act-as", "administer"], on_behalf_of="ada")),
+        (ADA, person("u", "ops")),
+    ],
+    ids=str,
+)
+def test_nobody_takes_back_the_vote_of_another(voter: Decider, other: Decider) -> None:
+    """Another person, another link of the person or of the group, the maker of the token, whoever
+    acts for the person, and the requester are others."""
+    voted = with_vote(approval(), vote(approval(), voter), NOW)
+    assert not_back(voted, other) == "there is no vote of yours to take back"
+    assert back(voted, voter).votes[0].taken_back == LATER
+
+
+def test_one_person_cannot_use_up_all_votes_by_taking_them_back() -> None:
+    asked = record = approval()
+    for number in range(votes.MAX_TAKEN_BACK):
+        record = back(with_vote(record, vote(asked, ADA, key=str(number)), NOW), ADA)
+    record = with_vote(record, vote(asked, ADA), NOW)
+    assert "this one stays" in not_back(record, ADA)
+    assert with_vote(record, vote(asked, BOB), NOW).status == "decided"

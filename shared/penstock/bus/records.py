@@ -518,7 +518,12 @@ class Vote(Record):
     note: str | None = None
     idempotency_key: str | None = None
     traceparent: str | None = Field(None, description="The trace context of the caller's request")
-    void: bool = Field(False, description="A later vote has changed what is to be approved")
+    void: bool = Field(
+        False, description="A later vote has changed what is to be approved, or it was taken back"
+    )
+    taken_back: str | None = Field(
+        None, description="When the person took the vote back; nothing of it counts from then on"
+    )
 
 
 class Decision(Record):

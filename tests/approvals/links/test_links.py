@@ -253,6 +253,40 @@ async def test_where_several_people_decide_a_link_names_one_of_them(penstock: Se
     assert (await record(penstock, approval_id)).status == "pending"
 
 
+async def test_a_link_takes_back_the_vote_that_was_given_by_it_and_no_other(
+    penstock: Secured,
+) -> None:
+    _, approval_id = await paused(penstock, need=2)
+    mine, again, of_fred = [
+        await linked(penstock, approval_id, user=user) for user in ("grace", "grace", "fred")
+    ]
+    assert (await act(penstock, mine)).status_code == 303
+    shown, signature = await opened(penstock, mine)
+    assert (signature != "", "Take back my decision" in shown) == (True, True)
+    for other in (again, of_fred):
+        # The page of another link of the same person, and of another person, has no such button.
+        assert "Take back" not in (await opened(penstock, other))[0]
+        link = await Links(penstock.bus).find(other.removeprefix("/d/"))
+        assert link is not None
+        body = urlencode({"csrf": link.signature(), "decision": "take-back"})
+        refused = await penstock.http.post(other, content=body, headers=FORM)
+        assert refused.status_code == 409
+    of_grace = f"/v1/approvals/{approval_id}/decision"
+    plain = bearer("grace", scope="read decide", roles=["finance"])
+    assert (await penstock.http.delete(of_grace, headers=plain)).status_code == 409
+    assert (await record(penstock, approval_id)).votes[0].taken_back is None
+    assert (await act(penstock, mine, decision="take-back")).status_code == 303
+    shown, _ = await opened(penstock, mine)
+    assert "2 people; 0 so far: nobody" in shown, "the link can be used again"
+    assert (await act(penstock, mine, decision="reject")).status_code == 303
+    decided = await record(penstock, approval_id)
+    assert decided.decision is not None
+    assert (decided.decision.by, decided.decision.outcome) == ("grace", "rejected")
+    body = urlencode({"csrf": signature, "decision": "take-back"})
+    late = await penstock.http.post(mine, content=body, headers=FORM)
+    assert (late.status_code, "rejected by <bdi>grace" in late.text) == (409, True)
+
+
 async def test_the_page_shows_who_has_voted_and_the_remaining_time(penstock: Secured) -> None:
     now = penstock.bus.clock.now()
     for remaining, text in (

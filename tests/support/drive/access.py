@@ -243,6 +243,7 @@ HOW: dict[str, list[How]] = {
     "GET /v1/approvals/{approval_id}": [How(404)],
     "GET /v1/approvals/{approval_id}/audit": [How(404)],
     "POST /v1/approvals/{approval_id}/decision": [How(404, body=DECISION)],
+    "DELETE /v1/approvals/{approval_id}/decision": [How(404, 409)],  # Alice has not voted
     "GET /v1/policy": [How()],
     "GET /v1/budgets": [How()],
     "GET /v1/budgets/accounts": [How()],

@@ -29,7 +29,7 @@ from penstock.service.deciders import decider_of
 from penstock.web.answers import json_answer, while_connected
 from penstock.web.auth import Identity, deciding_user, identity_of
 from penstock.web.auth.limits import count_stream
-from penstock.web.bodies import read_model, read_query
+from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
     FLAG,
     JSON,
@@ -54,11 +54,13 @@ from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.inbox.listing import ListPosition, Page
 from penstock_approvals.inbox.visibility import may_see_approval, viewer_of
-from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.lifecycle.decisions import Amendment, Approvals
+from penstock_approvals.outcomes.votes import without_vote
 from penstock_approvals.policy.model import NEEDS_VALUE
 from penstock_approvals.store.hiding import as_shown
 
 TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
+Amend = Callable[[str, Decider, Amendment], Awaitable[DecideReply]]
 
 _FORMS: Final = (
     'send either items: [{"item_id": "…", "decision": "approve"}], or approved: true for all items'
@@ -175,19 +177,31 @@ class Query(BaseModel):
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
 
+class VoteQuery(BaseModel):
+    """The query parameters that name a vote."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    by: str | None = Field(None, description="The user for whom the caller has voted, as in a vote")
+
+
 _ID = in_path("approval_id", "The approval's id, from approval.requested")
 _FILTERS = in_query(Query)
 _operation = partial(Operation, tag="approvals")
 
 
 class Api:
-    """The handlers of the routes. `take_vote` counts a vote, and has its decision sent later."""
+    """The handlers of the routes. `take_vote` counts a vote, and has its decision sent later;
+    `amend` changes an approval without a decision."""
 
-    def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, *, take_vote: TakeVote) -> None:
+    def __init__(
+        self, bus: Bus, approvals: Approvals, feed: Feed, *, take_vote: TakeVote, amend: Amend
+    ) -> None:
         self._bus = bus
         self._approvals = approvals
         self._feed = feed
         self._take_vote = take_vote
+        self._amend = amend
         self._turns = ReadScheduler()
 
     @serves(
@@ -214,8 +228,8 @@ class Api:
             path="/v1/approvals/events",
             summary="The changes of the approvals that the caller may see, as they happen",
             description="Each frame has the approval's record after a change, and is named "
-            "`approval.requested`, `approval.voted`, `approval.escalated`, `approval.reminded`, "
-            "`approval.decided`, `approval.expired` or `approval.withdrawn`. The first frame is named `ready`. Of "
+            "`approval.requested`, `approval.voted`, `approval.taken_back`, `approval.escalated`, "
+            "`approval.reminded`, `approval.decided`, `approval.expired` or `approval.withdrawn`. The first frame is named `ready`. Of "
             "several changes that a client missed, it gets the last one of each approval. To miss "
             "nothing, open the stream, wait for `ready`, then list.",
             answers={
@@ -361,6 +375,37 @@ class Api:
         decider = decider_of(who, _channel(request, who), deciding_user(who, body.by))
         vote = body.request(record, decider)
         reply = await self._take_vote(record.approval_id, vote)
+        if reply.status != 200 or reply.approval is None:
+            raise Problem(reply.status, reply.detail)
+        return _shown(reply.approval)
+
+    @serves(
+        _operation(
+            method="DELETE",
+            path="/v1/approvals/{approval_id}/decision",
+            summary="Take back the caller's vote, before the approval is decided",
+            answers={200: json("The approval without the vote", ApprovalRecord)},
+            scopes=("decide",),
+            parameters=(_ID, *in_query(VoteQuery)),
+            refusals=(404, 409),
+        )
+    )
+    async def take_back(self, request: Request) -> Response:
+        """Take the caller's vote back, and return the approval's record. A repeat changes nothing.
+
+        The refusals, in their order (401 and 403 for a missing scope come before the handler): 422
+        for a wrong query; 404 as `decide`; 403, the caller may not act for the user in `by`; 409,
+        the approval has ended, or the caller has not voted.
+        """
+        query = read_query(request, VoteQuery)
+        await ignore_body(request)
+        return await self._amended(request, query.by, without_vote)
+
+    async def _amended(self, request: Request, by: str | None, change: Amendment) -> Response:
+        who = identity_of(request)
+        record = await self._visible(request)
+        decider = decider_of(who, _channel(request, who), deciding_user(who, by))
+        reply = await self._amend(record.approval_id, decider, change)
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _shown(reply.approval)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -28,7 +28,7 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.api.approvals import TakeVote, found
+from penstock_approvals.api.approvals import Amend, TakeVote, found
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.links import form, page
@@ -38,8 +38,11 @@ from penstock_approvals.links.store import (
     LinkRefused,
     Links,
     State,
+    may_take_back,
     state_of,
 )
+from penstock_approvals.outcomes.votes import without_vote
+from penstock_approvals.policy.deciding_rights import votes_of
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +100,18 @@ class LinkRoutes:
     """
 
     def __init__(
-        self, bus: Bus, approvals: Approvals, take_vote: TakeVote, *, public_url: str | None
+        self,
+        bus: Bus,
+        approvals: Approvals,
+        *,
+        take_vote: TakeVote,
+        amend: Amend,
+        public_url: str | None,
     ) -> None:
         self._bus = bus
         self._approvals = approvals
         self._take_vote = take_vote
+        self._amend = amend
         self._links = Links(bus, public_url)
 
     @serves(
@@ -123,8 +133,8 @@ class LinkRoutes:
     @serves(
         _page(
             method="POST",
-            summary="Decide by a one-time link",
-            answers={303: Answer("Decided; the page says so"), 200: Answer("-", {HTML: TEXT})},
+            summary="Decide by a one-time link, or take the vote back that was given by it",
+            answers={303: Answer("Done; the page says so"), 200: Answer("-", {HTML: TEXT})},
             refusals=(403, 404, 409),
             body=an_object(csrf=TEXT, decision=TEXT),
             body_types=(FORM,),
@@ -135,7 +145,7 @@ class LinkRoutes:
 
         The refusals, in their order: 404 for an unknown link; 403 for a form of another site; 413,
         415, 422 for what is no form; 403 for a form of another link; then a page with 409 if the
-        link cannot be used now (`links.model.state_of`), with 422 if the tool's name was not typed,
+        link cannot be used so now (`links.store.state_of`), with 422 if the tool's name was not typed,
         or with the status of the refused vote.
         """
         link = await self._link(request)
@@ -145,7 +155,12 @@ class LinkRoutes:
         if not hmac.compare_digest(sent.signature.encode(), link.signature().encode()):
             raise Problem(403, "this form is not from the page of this link; open the link again")
         view = await self._view(link)
-        if view.state is not State.OPEN or view.record is None:
+        if sent.decision == "take-back" and view.may_take_back:
+            reply = await self._amend(link.approval_id, link.decider(), without_vote)
+            if reply.status == 200:
+                return _redirected(request)
+            return _html(await self._view(link), reply.status)
+        if view.state is not State.OPEN or view.record is None or sent.decision == "take-back":
             return _html(view, 409)
         name = form.name_to_type(view.record)
         if sent.decision == "approve" and name is not None and sent.typed != name:
@@ -157,12 +172,12 @@ class LinkRoutes:
             digest=link.request_digest,
             items=form.decisions(view.record.items, sent),
             # If a browser sends the form twice, both requests get the same answer.
-            idempotency_key=f"link:{link.id}",
+            idempotency_key=f"link:{link.id}:{len(votes_of(view.record, link.decider()))}",
         )
         reply = await self._take_vote(link.approval_id, decision)
         if reply.status == 200:
-            await self._note_use(link, sent)
-            return Response(None, 303, {**page.HEADERS, "location": request.url.path})
+            await self._note_use(link, sent.decision)
+            return _redirected(request)
         after = await self._view(link, problem=reply.detail, refused=sent)
         return _html(after, reply.status)
 
@@ -232,16 +247,29 @@ class LinkRoutes:
         is_open = state is State.OPEN and record is not None
         lines = await last_lines(self._bus, record.run_id) if is_open and record else ()
         entered = refused.fields() if refused else None
-        return View(link, state, record, now, lines, problem, entered)
+        return View(
+            link,
+            state,
+            record,
+            now,
+            may_take_back=may_take_back(link, record, now),
+            lines=lines,
+            problem=problem,
+            form=entered,
+        )
 
-    async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
+    async def _note_use(self, link: LinkRecord, decision: Literal["approve", "reject"]) -> None:
         try:
-            await self._links.note_use(link, sent.decision)
+            await self._links.note_use(link, decision)
         except BusError as error:
             # The vote is counted, so the link cannot be used again, although its use is not
             # recorded. The page then says that the approval was decided, or that the person has
             # voted, but not that this link was used.
             log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
+
+
+def _redirected(request: Request) -> Response:
+    return Response(None, 303, {**page.HEADERS, "location": request.url.path})
 
 
 async def _form(request: Request) -> form.Form:

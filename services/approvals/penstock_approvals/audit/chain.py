@@ -27,6 +27,7 @@ Event = Literal[
     "requested",
     "viewed",
     "voted",
+    "taken_back",
     "decided",
     "expired",
     "withdrawn",

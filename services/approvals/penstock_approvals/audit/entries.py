@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
-from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
+from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Vote
 from penstock_approvals.audit.chain import Entry, canonical, digest
 from penstock_approvals.store.hiding import SECRET_KINDS, items_without_credentials
 
@@ -94,25 +94,43 @@ def _reached(record: ApprovalRecord, number: int) -> Entry:
 
 
 def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
-    """Return the entries of the votes, except for the deciding vote, which `_decided` covers."""
+    """Return the entries of the votes and of those that were taken back, except for the deciding
+    vote, which `_decided` covers."""
     decision = record.decision
     by_vote = decision is not None and not decision.automatic
     votes = record.votes[:-1] if by_vote else record.votes
     return [
-        Entry(
-            approval_id=record.approval_id,
-            event="voted",
-            which=str(number),
-            at=vote.at,
-            by=vote.decider.name,
-            **_who(vote.decider),
-            digest=vote.digest,
-            items={item.item_id: item.decision for item in vote.items},
-            note_hash=note_hash(vote.note),
-            details=_answers(record, vote.note, vote.items) if with_details else None,
-        )
-        for number, vote in enumerate(votes, 1)
+        *(_vote(record, number, vote, with_details) for number, vote in enumerate(votes, 1)),
+        *(
+            Entry(
+                approval_id=record.approval_id,
+                event="taken_back",
+                which=str(number),
+                at=vote.taken_back,
+                by=vote.decider.name,
+                on_behalf_of=vote.decider.on_behalf_of,
+                token_id=vote.decider.token_id,
+                digest=vote.digest,
+            )
+            for number, vote in enumerate(votes, 1)
+            if vote.taken_back is not None
+        ),
     ]
+
+
+def _vote(record: ApprovalRecord, number: int, vote: Vote, with_details: bool) -> Entry:
+    return Entry(
+        approval_id=record.approval_id,
+        event="voted",
+        which=str(number),
+        at=vote.at,
+        by=vote.decider.name,
+        **_who(vote.decider),
+        digest=vote.digest,
+        items={item.item_id: item.decision for item in vote.items},
+        note_hash=note_hash(vote.note),
+        details=_answers(record, vote.note, vote.items) if with_details else None,
+    )
 
 
 def _ended(record: ApprovalRecord) -> list[Entry]:

@@ -8,7 +8,7 @@ workflows service, even if the process that took the decision has ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -20,6 +20,7 @@ from penstock.bus import Bus, Stored
 from penstock.bus.records import (
     ENDED,
     ApprovalRecord,
+    Decider,
     DecideReply,
     DecideRequest,
     Deciders,
@@ -56,6 +57,9 @@ from penstock_approvals.store.policies import Policies
 from penstock_approvals.store.records import ApprovalRecords, StoredApproval
 
 log = logging.getLogger(__name__)
+
+# A function that returns the pending record with a person's change at a time, or raises VoteRefused.
+Amendment = Callable[[ApprovalRecord, Decider, str], ApprovalRecord]
 
 LOOP_STEPS: Final = 5_000  # the most steps of a policy's conditions on the event loop
 
@@ -353,27 +357,65 @@ class Approvals:
             UnreadableRecord, ObjectGone: the record cannot be read.
             BusError: the bus does not answer, so it is unknown whether the decision was taken.
         """
+        count, ended = partial(self._count, request=request), partial(_not_pending, request=request)
+        return await self._on_pending(approval_id, request.decider, count, ended)
+
+    async def amend(self, approval_id: str, who: Decider, change: Amendment) -> DecideReply:
+        """Change a pending approval without a decision, and announce the change.
+
+        `change` returns the new record, or the same if it repeats an earlier change; the record is
+        then announced again. If the process ends after the write, another process finds the entry
+        in the outbox, and announces the change.
+
+        Refuses, in this order: 404 and 409 as `take_vote`; then as `change` does. Raises as
+        `take_vote`.
+        """
+
+        async def attempt(stored: StoredApproval) -> DecideReply | None:
+            record = stored.record
+            try:
+                changed = change(record, who, self._bus.clock.stamp())
+            except VoteRefused as refused:
+                return DecideReply(status=refused.status, detail=str(refused), approval=record)
+            entry = await self.outbox.open(approval_id)
+            if changed is not record and not await self.records.replace(stored, changed):
+                return None
+            await self.outbox.announce(changed)
+            await self.outbox.close(approval_id, entry)
+            return DecideReply(status=200, approval=changed)
+
+        return await self._on_pending(approval_id, who, attempt, _refusal_of_ended)
+
+    async def _on_pending(
+        self,
+        approval_id: str,
+        who: Decider,
+        attempt: Callable[[StoredApproval], Awaitable[DecideReply | None]],
+        ended: Callable[[ApprovalRecord], DecideReply],
+    ) -> DecideReply:
+        """Return the reply of `attempt` on the pending record, which is called again while it
+        returns None; the reply of `ended` on a record that has ended."""
         while True:
             stored = await look_until(
-                person_of(request.decider),
+                person_of(who),
                 partial(self.records.find, approval_id),
                 lambda found: found is not None,
             )
             if stored is None:
                 return DecideReply(status=404, detail=f"there is no approval {approval_id}")
             if stored.record.status != "pending":
-                return _not_pending(stored.record, request)
+                return ended(stored.record)
             if stored.record.expires_at is not None:
                 # After this machine was suspended, its estimate of the server's clock is wrong.
                 await self._bus.clock.refresh()
                 if is_late(stored.record, self._bus.clock.now()):
                     await self._expire(stored)
                     continue
-            reply = await self._count(stored, request)
+            reply = await attempt(stored)
             if reply is not None:
                 return reply
 
-    async def _count(self, stored: StoredApproval, request: DecideRequest) -> DecideReply | None:
+    async def _count(self, stored: StoredApproval, *, request: DecideRequest) -> DecideReply | None:
         """Count the vote; return None if the record has changed and must be read again."""
         record = stored.record
         now = self._bus.clock.stamp()
@@ -410,7 +452,7 @@ class Approvals:
         return record
 
 
-def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
+def _not_pending(record: ApprovalRecord, *, request: DecideRequest) -> DecideReply:
     """Return 409 for a record that is not pending; 200 if the request repeats a vote."""
     key, who = request.idempotency_key, request.decider
     recorded = [(vote.idempotency_key, vote.decider) for vote in record.votes]
@@ -421,6 +463,10 @@ def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
             return DecideReply(status=200, approval=record)
         text = "this idempotency key came with another decision before"
         return DecideReply(status=409, detail=text, approval=record)
+    return _refusal_of_ended(record)
+
+
+def _refusal_of_ended(record: ApprovalRecord) -> DecideReply:
     return DecideReply(status=409, detail=_HOW_IT_ENDED[record.status](record), approval=record)
 
 

@@ -1,6 +1,7 @@
-"""Sends decisions.
+"""Sends decisions, and announces the changes of waiting approvals.
 
 If the process that took a decision ends before it has sent the decision, another process sends it.
+A change that people make without a decision, such as a question, is announced in the same way.
 
 An entry `outbox.<approval>` is written before the decision is taken and deleted after the decision
 was sent. The entry's value is the server's time at which the entry was written, in Unix seconds.
@@ -42,7 +43,7 @@ class Phase(Enum):
     """What to do next with an entry of the outbox."""
 
     TO_SEND = auto()  # The decision is taken: announce it, and send the continue command.
-    UNDECIDED = auto()  # The decision may still be taken: wait.
+    UNDECIDED = auto()  # The decision may still be taken: announce other changes, and wait.
     ABANDONED = auto()  # The decision was not taken within ABANDONED_S: delete the entry.
 
 
@@ -74,9 +75,24 @@ class Outbox:
         self._announcements = announcements
         self._reported: dict[str, int] = {}  # maps the key of a reported entry to its revision
 
-    async def open(self, approval_id: str) -> None:
-        """Write the entry of a decision that is about to be taken."""
-        await self._bucket.put(f"{_PREFIX}{approval_id}", str(self._bus.clock.time()).encode())
+    async def open(self, approval_id: str) -> int:
+        """Write the entry of a decision or a change that is about to be made; return its
+        revision."""
+        now = str(self._bus.clock.time()).encode()
+        return await self._bucket.put(f"{_PREFIX}{approval_id}", now)
+
+    async def close(self, approval_id: str, revision: int) -> None:
+        """Delete the entry of a change that was announced, unless it was written again: a decision
+        may be about to be taken."""
+        await self._bucket.delete(f"{_PREFIX}{approval_id}", revision)
+
+    async def announce(self, record: ApprovalRecord) -> None:
+        """Write the audit and the events of a waiting approval that are missing. Raises BusError.
+
+        The call may be repeated."""
+        await self._audit.follow(record)
+        *earlier, last = request_events(record)
+        await self._announcements.announce(record, last, earlier=earlier)
 
     async def send_on(self, approval_id: str) -> None:
         """Announce how the approval ended, and send the command that continues the run.
@@ -172,6 +188,8 @@ class Outbox:
                 await self.send_on(approval_id)
             case Phase.ABANDONED:
                 await self._abandon(approval_id, entry)
+            case Phase.UNDECIDED if record is not None and record.status == "pending":
+                await self.announce(record)
             case Phase.UNDECIDED:
                 pass
 
@@ -187,8 +205,10 @@ class Outbox:
         if stored is not None:
             if stored.record.status in ENDED:
                 return  # the decision was taken just now; the next sweep sends it
-            if stored.record.status == "pending" and not await self._records.touch(stored):
-                return
+            if stored.record.status == "pending":
+                if not await self._records.touch(stored):
+                    return
+                await self.announce(stored.record)
         await self._bucket.delete(entry.key, entry.revision)
 
 

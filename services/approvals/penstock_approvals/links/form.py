@@ -31,7 +31,7 @@ class Form:
     """What a person has sent."""
 
     signature: str
-    decision: Literal["approve", "reject"]
+    decision: Literal["approve", "reject", "take-back"]
     note: str | None
     values: Mapping[int, str]
     typed: str = ""
@@ -54,7 +54,7 @@ def parse(body: bytes) -> Form:
         raise InvalidForm("the form has a field twice; open the link again")
     fields = {name: values[0] for name, values in pairs.items()}
     decision = fields.get("decision")
-    if decision not in ("approve", "reject"):
+    if decision not in ("approve", "reject", "take-back"):
         raise InvalidForm("choose Approve or Reject")
     note = fields.get("note", "").replace("\r\n", "\n").strip()
     if len(note) > MAX_NOTE:
@@ -66,7 +66,7 @@ def parse(body: bytes) -> Form:
     }
     return Form(
         fields.get("csrf", ""),
-        "approve" if decision == "approve" else "reject",
+        decision,
         note or None,
         values,
         fields.get(TYPED, "").strip(),
@@ -84,11 +84,12 @@ def name_to_type(record: ApprovalRecord) -> str | None:
 
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
     """Return the form's decision on each item, with the value of the item's own field."""
+    decision: Literal["approve", "reject"] = "approve" if form.decision == "approve" else "reject"
     return [
         Decided(
             item_id=item["item_id"],
-            decision=form.decision,
-            value=_value(item, form.values.get(number)) if form.decision == "approve" else None,
+            decision=decision,
+            value=_value(item, form.values.get(number)) if decision == "approve" else None,
         )
         for number, item in enumerate(items)
     ]

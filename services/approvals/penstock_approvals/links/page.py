@@ -52,12 +52,14 @@ _OUTCOMES: Final = {"approved": "approved", "rejected": "rejected", "mixed": "de
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The content of a link's page at the time `now`. `problem` says why a form was refused."""
+    """The content of a link's page at the time `now`. `problem` says why a form was refused,
+    `may_take_back` whether the vote that was given by the link can be taken back."""
 
     link: LinkRecord
     state: State
     record: ApprovalRecord | None
     now: datetime
+    may_take_back: bool = False
     lines: Sequence[Line] = ()
     problem: str | None = None
     form: Mapping[str, str] | None = None  # the values of the refused form
@@ -68,7 +70,8 @@ def page(view: View) -> str:
     record = view.record
     if view.state is not State.OPEN or record is None:
         title, text = _unusable_text(view)
-        return _document(title, f'<div class="panel" role="status"><p>{text}</p></div>')
+        panel = f'<div class="panel" role="status"><p>{text}</p></div>'
+        return _document(title, panel + (_take_back(view.link) if view.may_take_back else ""))
     try:
         items = "".join(_item(item) for item in record.items)
     except TooLarge:
@@ -226,6 +229,14 @@ def _form(record: ApprovalRecord, link: LinkRecord, entered: Mapping[str, str]) 
         '<div class="buttons"><button name="decision" value="approve">Approve</button>'
         f"{reject}</div></form>"
         f'<p class="dim">This link works once. Digest {visible(record.digest[:19])}…</p>'
+    )
+
+
+def _take_back(link: LinkRecord) -> str:
+    return (
+        f'<form method="post"><input type="hidden" name="csrf" value="{link.signature()}">'
+        '<div class="buttons"><button name="decision" value="take-back">'
+        "Take back my decision</button></div></form>"
     )
 
 

@@ -15,7 +15,7 @@ from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decider
 from penstock.web.auth.token_records import TokenRecords
 from penstock_approvals.outcomes.automatic import is_late
-from penstock_approvals.policy.deciding_rights import earlier_vote, may_decide
+from penstock_approvals.policy.deciding_rights import earlier_vote, may_decide, votes_of
 
 # The seconds for which the record of an expired link is kept. During this time, the link's page
 # says that the link has expired.
@@ -84,15 +84,24 @@ _ENDED: Final[Mapping[str, State]] = {
 }
 
 
+def may_take_back(link: LinkRecord, record: ApprovalRecord | None, now: datetime) -> bool:
+    """Return whether the vote that was given by the link can be taken back by it at `now`."""
+    if record is None or record.status != "pending" or is_late(record, now):
+        return False
+    standing = [vote for vote in votes_of(record, link.decider()) if vote.taken_back is None]
+    return bool(standing) and now.timestamp() < link.expires_at
+
+
 def state_of(link: LinkRecord, record: ApprovalRecord | None, now: datetime) -> State:
     """Return the state of the link at `now`, the time of the NATS server."""
     if record is None:
         return State.GONE
-    if link.used_at is not None:
+    decider = link.decider()
+    mine = votes_of(record, decider)
+    if link.used_at is not None and not (mine and mine[-1].taken_back):
         return State.USED
     if record.status != "pending":
         return _ENDED[record.status]
-    decider = link.decider()
     vote = earlier_vote(record, decider)
     checks = (
         (State.EXPIRED, now.timestamp() >= link.expires_at),

@@ -5,6 +5,9 @@ item. An item is approved when as many people as the policy requires have approv
 is decided when each item is rejected or approved. A vote may change the arguments or the value that
 people are asked to approve. Such a vote makes the earlier votes void, because the earlier votes
 approved something else.
+
+Until the decision, a person may take the vote back, and then vote again. The record keeps the vote,
+which counts for nothing from then on.
 """
 
 from __future__ import annotations
@@ -12,11 +15,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from penstock.bus.records import ApprovalRecord, Channel, Decided, DecideRequest, Decision, Vote
+from penstock.bus.records import (
+    ApprovalRecord,
+    Channel,
+    Decided,
+    Decider,
+    DecideRequest,
+    Decision,
+    Vote,
+)
 from penstock.dialects.approvals import have_same_args
 from penstock.digests import item_digest, request_digest
 from penstock_approvals.outcomes.rules import DecisionMismatch, check, check_edit, outcome
-from penstock_approvals.policy.deciding_rights import earlier_vote, may_decide, voter_of
+from penstock_approvals.policy.deciding_rights import (
+    earlier_vote,
+    may_decide,
+    voter_of,
+    votes_of,
+)
 from penstock_approvals.policy.model import NEEDS_VALUE
 
 # The channels whose clients get the digest and must send the digest back. The protocols of agent
@@ -26,6 +42,8 @@ SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "ver
 # The greatest number of votes. Without this limit, people who change arguments in turns could vote
 # for ever.
 MAX_VOTES: Final = 1000
+# How often one person may take a vote back. Otherwise one person could use up all votes.
+MAX_TAKEN_BACK: Final = 10
 
 
 class VoteRefused(Exception):
@@ -43,14 +61,19 @@ def with_vote(
     approval. If the vote repeats an earlier vote with the same idempotency key, the same record.
 
     Raises:
-        VoteRefused: in this order: 403, the person may not decide; 409, the person or the maker of
-            the token or link has voted, or there are too many votes; 409, another digest; 422, an
-            item, a value or an edit does not fit; 403, a rule rejects an item; 422, no digest.
+        VoteRefused: in this order: 403, the person may not decide; 409, the vote was taken back,
+            the person or the maker of the token or link has voted, or there are too many votes;
+            409, another digest; 422, an item, a value or an edit does not fit; 403, a rule rejects an item; 422, no digest.
     """
     decider = request.decider
     if (reason := may_decide(record, decider)) is not None:
         raise VoteRefused(403, reason)
     earlier = earlier_vote(record, decider)
+    mine = votes_of(record, decider)
+    if any(vote.taken_back is not None and _repeats(vote, request) for vote in mine):
+        # A request that a client or a proxy repeats late must not bring the vote back.
+        text = "this vote was taken back; to vote again, send another idempotency_key"
+        raise VoteRefused(409, text)
     if earlier is not None and _repeats(earlier, request):
         return record
     if earlier is not None:
@@ -78,6 +101,40 @@ def with_vote(
     if require_digest and decider.channel in SENDS_DIGEST and request.digest is None:
         raise VoteRefused(422, "digest: send the `digest` of the approval that was shown")
     return _counted(edited, request, now)
+
+
+def without_vote(record: ApprovalRecord, who: Decider, now: str) -> ApprovalRecord:
+    """Return the pending record without the caller's vote; the same record if the caller has taken
+    the vote back before.
+
+    If no vote is left, the arguments are those that were requested.
+
+    Raises:
+        VoteRefused: 409, the caller has not voted, or has taken too many votes back.
+    """
+    mine = votes_of(record, who)
+    standing = [vote for vote in mine if vote.taken_back is None]
+    if mine and not standing:
+        return record
+    if not standing:
+        raise VoteRefused(409, "there is no vote of yours to take back")
+    if len(mine) - len(standing) >= MAX_TAKEN_BACK:
+        raise VoteRefused(409, f"you have taken back {MAX_TAKEN_BACK} votes; this one stays")
+    taken = {"void": True, "taken_back": now}
+    votes = [vote.model_copy(update=taken) if vote in standing else vote for vote in record.votes]
+    update: dict[str, Any] = {"votes": votes, "updated_at": now}
+    if record.requested_digest is not None and all(vote.void for vote in votes):
+        items = [_as_requested(record, item) for item in record.items]
+        update |= {"items": items, "digest": record.requested_digest, "requested_digest": None}
+    return record.model_copy(update=update)
+
+
+def _as_requested(record: ApprovalRecord, item: dict[str, Any]) -> dict[str, Any]:
+    if "requested_args" not in item:
+        return item
+    asked = {name: value for name, value in item.items() if name != "requested_args"}
+    asked["args"] = item["requested_args"]
+    return asked | {"digest": item_digest(record.approval_id, asked)}
 
 
 def _repeats(vote: Vote, request: DecideRequest) -> bool:
@@ -268,10 +325,12 @@ def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> Approv
 
 def decided_items(record: ApprovalRecord) -> list[Decided] | None:
     """Return the decision on each item; None while an item is still open. A rejection in a void
-    vote still counts: a person who rejected an item has not approved the changed item either."""
+    vote still counts, unless the vote was taken back: a person who rejected an item has not
+    approved the changed item either."""
     decided = []
+    votes = [vote for vote in record.votes if vote.taken_back is None]
     for asked in record.items:
-        decisions = [(vote, _item_of(vote, asked["item_id"])) for vote in record.votes]
+        decisions = [(vote, _item_of(vote, asked["item_id"])) for vote in votes]
         rejected = [(vote, item) for vote, item in decisions if item.decision == "reject"]
         approved = [item for vote, item in decisions if not vote.void]
         if rejected:

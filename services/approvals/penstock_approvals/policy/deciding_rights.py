@@ -54,6 +54,18 @@ def earlier_vote(record: ApprovalRecord, who: Decider) -> Vote | None:
     return None
 
 
+def votes_of(record: ApprovalRecord, who: Decider) -> list[Vote]:
+    """Return the votes that the caller may take back, also those that were taken back.
+
+    A vote that was given with a token or a link can be taken back only with the same one. All links
+    of a group count as one person, so otherwise somebody could take back the vote of somebody else.
+    """
+    voter = voter_of(record, who)
+    return [
+        each for each in record.votes if each.by == voter and each.decider.token_id == who.token_id
+    ]
+
+
 def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
     """Return why the person may not decide the approval; None if the person may decide. The result
     says nothing about the approval's status, its deadline, or earlier votes."""

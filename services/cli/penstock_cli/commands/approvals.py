@@ -127,6 +127,14 @@ def reject(api: Api, output: Output, approval_id: ApprovalId, note: Note = None)
     approvals.show_decision(output, api.decide(approval, items, note), items)
 
 
+@app.command("take-back")
+@client
+def take_back(api: Api, output: Output, approval_id: ApprovalId) -> None:
+    """Take back your vote, before the approval is decided. You may then vote again."""
+    after = api.call("DELETE", path_of("approvals", approval_id, "decision"))
+    approvals.show_waiting(output, after, "your vote is taken back")
+
+
 @app.command("audit")
 def audit(
     approval_id: Annotated[

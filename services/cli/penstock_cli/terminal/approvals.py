@@ -47,10 +47,21 @@ def show_decision(output: Output, approval: Record, decided: Sequence[Item]) -> 
 def waits(approval: Record) -> str | None:
     """Return a text with the number of votes that a pending approval has and needs; None if the
     approval has ended."""
-    if approval["status"] != "pending":
-        return None
+    return None if approval["status"] != "pending" else f"your vote counts: {_votes(approval)}"
+
+
+def show_waiting(output: Output, approval: Record, what: str) -> None:
+    """Say what the caller has done to an approval that still waits. With `--json`, show its
+    record."""
+    if output.as_json:
+        output.json_line(approval)
+    else:
+        output.notice(f"{what}; {_votes(approval)} have approved")
+
+
+def _votes(approval: Record) -> str:
     votes = sum(not vote.get("void") for vote in approval.get("votes") or [])
-    return f"your vote counts: {votes} of {approval.get('need', 1)}"
+    return f"{votes} of {approval.get('need', 1)}"
 
 
 def show_audit(output: Output, audit: Record) -> int:

@@ -1,7 +1,7 @@
 // @ts-check
 // An approval that waits for a person: what is asked, and the decision on exactly that.
 
-import { get, post } from "../api.js";
+import { get, post, remove } from "../api.js";
 import { Answer } from "./form.js";
 import { Component, Exact, Time, Tree, duration, html, sortedJson } from "./view.js";
 
@@ -91,19 +91,27 @@ export class Decision extends Component {
     super();
     // An event does not tell what the policy says of it, so the record is read.
     const mustRead = props.approval.rulings === undefined && !props.outcome;
-    this.state = { note: "", values: {}, edits: {}, typed: "", record: null, error: null, isBusy: mustRead, settled: null, withAlike: false };
+    this.state = { note: "", values: {}, edits: {}, typed: "", record: null, error: null, isBusy: mustRead, settled: null, withAlike: false, me: null };
     this.mustRead = mustRead;
     this.wasSettled = Boolean(props.outcome ?? outcomeOf(props.approval));
   }
 
   async componentDidMount() {
-    if (!this.mustRead) return;
+    if (!this.mustRead) return this.readMe();
     try {
       this.setState({ record: await get(pathOf(this.props.approval)), isBusy: false });
+      await this.readMe();
     } catch (error) {
       // Nobody decides without knowing whether the policy calls it dangerous.
       this.setState({ error: `The approval cannot be read: ${error.message} Load the page again.` });
     }
+  }
+
+  /** Ask who the person is, where the person may have voted. */
+  async readMe(approval = this.approval) {
+    if (!approval.votes?.length || this.state.me) return;
+    const me = await get("/v1/me").catch(() => null);
+    this.setState({ me: me?.user_id ?? null });
   }
 
   get approval() {
@@ -135,8 +143,13 @@ export class Decision extends Component {
       const { edits, withAlike } = this.state;
       const others = withAlike && Object.keys(edits).length === 0 ? await this.decideAlike(alike, decision) : "";
       const outcome = outcomeOf(taken);
-      this.setState({ isBusy: false, settled: `${outcome ?? "your vote is taken; others must approve, too"}${others}` });
+      this.setState({
+        isBusy: false,
+        settled: `${outcome ?? "your vote is taken; others must approve, too"}${others}`,
+        ...(this.mustRead && { record: taken }),
+      });
       onDecided?.(taken);
+      if (!outcome) await this.readMe(taken);
     } catch (error) {
       let { message } = error;
       if (error.status === 409) {
@@ -146,6 +159,18 @@ export class Decision extends Component {
         if (now) onDecided?.(now);
       }
       this.setState({ isBusy: false, error: message });
+    }
+  }
+
+  /** Take back the person's own vote; the approval can then be decided anew. */
+  async takeBack() {
+    this.setState({ isBusy: true, error: null });
+    try {
+      const record = await remove(`${pathOf(this.approval)}/decision`);
+      this.setState({ isBusy: false, settled: null, ...(this.mustRead && { record }) });
+      this.props.onDecided?.(record);
+    } catch (error) {
+      this.setState({ isBusy: false, error: error.message });
     }
   }
 
@@ -163,7 +188,7 @@ export class Decision extends Component {
     return `; ${done} of ${alike.length} others alike, too${refused.length ? ` (${refused[0]})` : ""}`;
   }
 
-  render({ outcome, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike }) {
+  render({ outcome, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike, me }) {
     const { approval } = this;
     const id = `decision-${approval.approval_id}`;
     const done = outcome ?? settled ?? outcomeOf(approval);
@@ -185,7 +210,8 @@ export class Decision extends Component {
         setEdit=${(text) => this.setState({ edits: { ...this.state.edits, [item.item_id]: text } })} />`)}
       ${terms.length > 0 && html`<details class="terms"><summary>What the policy says</summary>${terms.map((each) => html`<p>${each}</p>`)}</details>`}
       ${(approval.need ?? 1) > 1 && html`<p class="dim">${String(votes.length)} of ${String(approval.need)} people have approved.</p>`}
-      ${votes.map((vote) => html`<p class="dim">${vote.by} has voted <${Time} at=${vote.at} />${vote.note ? `: ${vote.note}` : ""}</p>`)}
+      ${votes.map((vote) => html`<p class="dim">${vote.by} has voted <${Time} at=${vote.at} />${vote.note ? `: ${vote.note}` : ""}
+        ${vote.by === me && !vote.decider.token_id && !outcome && !outcomeOf(approval) && html`<button type="button" class="quiet small" disabled=${isBusy} onClick=${() => this.takeBack()}>Take back</button>`}</p>`)}
       ${done
         ? html`<p class="outcome" role=${settled || this.wasSettled ? "status" : "alert"}>${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>${wrong}`
         : html`<div class="foot">
