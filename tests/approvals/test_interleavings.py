@@ -1,4 +1,5 @@
-"""Votes, deadline, cancel and redelivery in any order, with crashes between any two writes.
+"""Votes, votes taken back, questions, deadline, cancel and redelivery in any order, with crashes
+between any two writes.
 
 Each approval ends once. A call that runs has the votes that the policy needs, or the policy's own
 decision after the deadline. The decision is sent once and announced once.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import orjson
@@ -24,6 +26,8 @@ from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, DecideReply
 from penstock_approvals.lifecycle import outbox
 from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.outcomes.remarks import with_remark
+from penstock_approvals.outcomes.votes import without_vote
 from penstock_approvals.policy.document import parse
 from penstock_approvals.store.policies import Policies
 from support.drive.sync_bus import World
@@ -147,6 +151,40 @@ class Interleaving(Deciding):
             *(self._handle(stored, None) for stored in self.unhandled[-1:]),
         )
 
+    async def _amend(
+        self, approval_id: str, who: int, asks: bool, fuse: tuple[int, bool] | None
+    ) -> None:
+        instance = self._instance(fuse)
+        if await instance.records.get(approval_id) is None:
+            return
+        question = partial(with_remark, kind="question", text=str(next(self.numbers)))
+        change = question if asks else without_vote
+        reply = await instance.amend(approval_id, PEOPLE[who], change)
+        assert reply.status in (200, 409)
+
+    @rule(
+        approval_id=Deciding.asked,
+        who=st.integers(0, 2),
+        asks=st.booleans(),
+        fuse=FUSES,
+        other=FUSES,
+        sweep=st.booleans(),
+    )
+    def a_person_asks_or_takes_the_vote_back_while_another_votes(
+        self,
+        approval_id: str,
+        who: int,
+        asks: bool,
+        fuse: tuple[int, bool] | None,
+        other: tuple[int, bool] | None,
+        sweep: bool,
+    ) -> None:
+        self._do(
+            self._amend(approval_id, who, asks, fuse),
+            self._vote(approval_id, (who + 1) % len(PEOPLE), "approve", other, late=False),
+            *([self._instance(None).outbox.sweep()] if sweep else []),
+        )
+
     async def _check(self, approval_id: str, run_id: str) -> None:
         bus = self.world.bus
         record = await self._instance(None).records.get(approval_id)
@@ -160,6 +198,11 @@ class Interleaving(Deciding):
         ]
         assert await bus.bucket("approvals").get(f"outbox.{approval_id}") is None
         expected = Counter(EXPECTED[record.status])
+        remarks = told.pop("approval.remarked", 0)
+        # What was said right before the end of the run may be in the audit only.
+        assert remarks == len(record.remarks) or (
+            record.status == "withdrawn" and remarks < len(record.remarks)
+        )
         assert told - Counter(["lifecycle.paused"]) == expected - Counter(["lifecycle.paused"])
         assert told["lifecycle.paused"] <= 1
         assert (
@@ -167,11 +210,12 @@ class Interleaving(Deciding):
             == (record.decision is not None)
             == (record.continue_command() is not None)
         )
-        voters = [each.by for each in record.votes]
+        votes = [each for each in record.votes if each.taken_back is None]
+        voters = [each.by for each in votes]
         assert len(set(voters)) == len(voters)
         if record.status == "decided":
             assert record.decision is not None
-            rejected = [each for each in record.votes if each.items[0].decision == "reject"]
+            rejected = [each for each in votes if each.items[0].decision == "reject"]
             assert len(rejected) == (record.decision.outcome == "rejected")
             assert rejected or len(voters) == 2
         else:

@@ -501,7 +501,9 @@ GROUPS = st.builds(
 RECORDS = st.fixed_dictionaries(
     {
         "deciders": st.lists(GROUPS, max_size=2),
-        "escalations": st.lists(st.builds(lambda to: {"at": at(1), "to": to}, st.none() | GROUPS), max_size=1),
+        "escalations": st.lists(
+            st.builds(lambda to: {"at": at(1), "to": to}, st.none() | GROUPS), max_size=1
+        ),
         "escalated": st.integers(0, 1),
         "votes": st.lists(st.builds(vote, WHO, void=st.booleans()), max_size=2),
         "status": st.sampled_from(["pending", "pending", "decided"]),

@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
 from penstock.bus.records import Deciders
+from penstock_cli.main import app
+from penstock_cli.terminal.watch import described
 from support.drive.access import AGUI
 from support.drive.secured import Secured, bearer, secured
 from support.fakes.pretend import PretendRun
@@ -252,6 +257,79 @@ async def test_who_decides_over_the_surfaces_of_runs(
     assert answer.status_code in ({403, 404} if lacks_scope else {right.surface}), answer.text
     if right.surface != 200:
         await penstock.stands(approval_id)
+
+
+async def test_a_question_its_answer_and_a_handover_are_for_those_whom_the_policy_names(
+    penstock: Secured,
+) -> None:
+    """Bob, who may neither see nor decide it, is there all the time."""
+    run, approval_id = await pause(penstock, FOUR_EYES)
+    grace, alice, bob = [
+        bearer(name, scope=SCOPES, roles=[role])
+        for name, role in (("grace", "finance"), ("alice", "finance"), ("bob", "sales"))
+    ]
+    path = f"/v1/approvals/{approval_id}"
+
+    async def says(who: dict[str, str], kind: str, text: str | None = None, **more: str) -> int:
+        body = {"kind": kind, "text": text, **more}
+        return (await penstock.http.post(f"{path}/remarks", json=body, headers=who)).status_code
+
+    async def waits_for(who: dict[str, str]) -> bool:
+        query = f"run_id={run.run_id}&waits_for=me"
+        listed = await penstock.http.get(f"/v1/approvals?{query}", headers=who)
+        return bool(listed.json()["approvals"])
+
+    assert [await says(who, "question", "Which?") for who in (alice, bob)] == [403, 404]
+    assert await says(alice, "answer", "17") == 409
+    assert await says(grace, "question", "Which?") == 200
+    assert [await says(who, "answer", "17") for who in (grace, bob, alice)] == [403, 404, 200]
+    assert await waits_for(grace)
+    assert [await says(grace, "handover", to=name) for name in ("alice", "bob")] == [422, 200]
+    assert not await waits_for(grace)
+    assert [await waits_for(who) for who in (alice, bob)] == [False, False]
+    assert (await penstock.http.get(path, headers=bob)).status_code == 404
+    decided = await penstock.http.post(f"{path}/decision", json=YES, headers=bob)
+    assert decided.status_code == 404, "a handover gives no right"
+    audit = (await penstock.http.get(f"{path}/audit", headers=alice)).json()
+    assert [(each.get("decision"), each["by"]) for each in audit["records"]] == [
+        *((None, "alice"), ("question", "grace"), ("answer", "alice"), ("handover", "grace"))
+    ]
+    assert audit["intact"]
+    wrong = ("question", "x" * 2001), ("question", None), ("handover", "no name")
+    assert [await says(grace, *each) for each in wrong] == [422] * 3
+    assert await says(grace, "question", "why", to="bob") == 422
+    await penstock.stands(approval_id)
+
+
+async def test_the_terminal_asks_answers_takes_back_and_hands_over(penstock: Secured) -> None:
+    run = await penstock.live()
+    terms = [each.model_dump() for each in FOUR_EYES]
+    approval_id = await penstock.approval(run, items=[ITEM], deciders=terms, need=2)
+
+    async def types(who: str, *words: str) -> str:
+        roles = ["finance"]
+        variables = {"PENSTOCK_TOKEN": bearer(who, scope=SCOPES, roles=roles)["authorization"][7:]}
+        command = ["approvals", words[0], approval_id, *words[1:], "--url", penstock.url]
+        run = partial(CliRunner().invoke, app, command, env=variables)
+        return (await asyncio.to_thread(run)).output
+
+    assert "your question is recorded; 0 of 2 have approved" in await types("grace", "ask", "Why?")
+    assert "your answer is recorded" in await types("alice", "answer", "Rent.")
+    assert "1 of 2" in await types("grace", "approve")
+    assert "no vote of yours" in await types("lee", "take-back")
+    assert "your vote is taken back; 0 of 2" in await types("grace", "take-back")
+    assert "your handover is recorded" in await types("grace", "hand-over", "lee", "--note", "sick")
+    assert "answer of alice: Rent." in "".join(
+        text
+        for text, _ in described(
+            (
+                await penstock.http.get(
+                    f"/v1/approvals/{approval_id}", headers=bearer("alice", scope=SCOPES)
+                )
+            ).json(),
+            datetime.now(UTC),
+        )
+    )
 
 
 async def test_a_service_token_decides_for_a_person_and_the_record_names_both(

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from typer.testing import CliRunner
 
 from penstock.bus import Retry
 from penstock.documents import store as document_store
 from penstock.documents.store import VersionConflict
 from penstock.settings import Config, ConfigurationError
+from penstock.turns import TenantUser
+from penstock_approvals.policy.document import parse
 from penstock_approvals.service import ApprovalsService
 from penstock_approvals.store.policies import Policies
+from penstock_cli.main import app
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types
 from support.drive.secured import Secured, bearer, secured
 from support.drive.waiting import eventually
-from support.fakes.pauses import continues, pause, start_and_pause
-from support.fakes.policies import written
+from support.fakes.pauses import confirmation, continues, pause, start_and_pause
+from support.fakes.policies import person, vote, written
 from support.real.nats import NatsServer
 
 ONE: Services = (NormalizerService, ApprovalsService)
@@ -149,7 +154,9 @@ async def test_of_two_policies_of_one_version_one_is_stored(fresh_nats: NatsServ
     assert record["by"] == f"p{record['policy']['default']['note']}"
 
 
-async def test_administrators_show_and_replace_the_policy(fresh_nats: NatsServer) -> None:
+async def test_administrators_show_try_and_replace_the_policy(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
     root = bearer("root", scope="administer")
     async with secured(fresh_nats.url) as made:
         penstock: Secured = made
@@ -161,6 +168,16 @@ async def test_administrators_show_and_replace_the_policy(fresh_nats: NatsServer
         )
         stored = await penstock.http.put("/v1/policy", json={"version": 1, **ALLOW}, headers=root)
         again = await penstock.http.put("/v1/policy", json={"version": 1, **ALLOW}, headers=root)
+        mistaken = {"policy": {"version": 1, "rules": [{"id": "a", "outcome": "perhaps"}]}}
+        tried = await penstock.http.post("/v1/policy/try", json=mistaken, headers=root)
+        await penstock.approval(await penstock.live(), deciders=[{"users": ["requester"]}])
+        trying = ["policy", "try", str(written(tmp_path, "default: {outcome: approve}\n"))]
+        variables = {"PENSTOCK_TOKEN": root["authorization"].removeprefix("Bearer ")}
+        run = partial(CliRunner().invoke, app, [*trying, "--url", made.url], env=variables)
+        in_terminal = await asyncio.to_thread(run)
+    assert (tried.status_code, "rules[0].outcome" in tried.json()["detail"]) == (422, True)
+    assert in_terminal.exit_code == 0, in_terminal.output
+    assert "1 of 1 requests would be decided otherwise" in in_terminal.output
     assert (shown.json()["version"], shown.json()["source"]) == (0, "builtin")
     assert wrong.status_code == 422
     assert "rules[0].when: line 1, column 9" in wrong.json()["detail"]
@@ -169,6 +186,48 @@ async def test_administrators_show_and_replace_the_policy(fresh_nats: NatsServer
     assert stored.json()["policy"] == {"version": 1, **ALLOW}
     assert again.status_code == 409
     assert "give it the version 2" in again.json()["detail"]
+
+
+TRIED = """version: 9
+rules:
+  - {id: b, match: {tool: delete_file, roles: [ops]}, when: 'args.path == "/b"', outcome: approve}
+  - {id: c, when: 'args.path == "/c"', outcome: ask, need: 2, deciders: {roles: [ops]}}
+  - {id: d, when: 'args.path == "/d" && now < timestamp("2100-01-01T00:00:00Z")', outcome: ask}
+"""
+
+
+async def test_a_policy_is_tried_on_the_last_requests_and_changes_nothing(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    policy = written(tmp_path, "rules: [{id: e, when: 'args.path == \"/e\"', outcome: reject}]\n")
+    async with pipeline(fresh_nats.url, Config(), ONE, policy=policy) as penstock:
+        [service] = [each for each in penstock.services if isinstance(each, ApprovalsService)]
+        runs = {}
+        for name in ("a", "b", "c", "d", "e"):
+            asks = confirmation(path=f"/{name}")
+            runs[name] = await start_and_pause(penstock, asks, roles=["ops"])
+            last = "approval.decided" if name == "e" else "lifecycle.paused"
+            events = await penstock.events_until(runs[name], last)
+            if name == "c":
+                c = await penstock.approval(events[-1].data["approval_id"])
+                await penstock.ask(c.approval_id, vote(c, person("u1"), args={"path": "/edited"}))
+                await penstock.events_until(runs[name], "approval.decided")
+        await penstock.bus.bucket("runs").delete(runs["b"])
+        root = TenantUser("", "root")
+        found = await service._approvals.try_policy(parse(TRIED), 5, root)
+        of_two = await service._approvals.try_policy(parse(TRIED), 2, root)
+        commands = await continues(penstock, runs["a"])
+    said = {
+        each["run_id"]: (each["was"]["outcome"], each["would_be"]["rule"], each["ended"])
+        for each in found["otherwise"]
+    }
+    assert (found["tried"], found["incomplete"], commands) == (5, 1, [])
+    assert said == {
+        # The run of /b is gone, and with it the role that the policy wants.
+        runs["e"]: ("reject", "default", "rejected by policy"),
+        runs["c"]: ("ask", "c", "approved by u1"),
+    }
+    assert (of_two["tried"], [each["run_id"] for each in of_two["otherwise"]]) == (2, [runs["e"]])
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,6 @@ LINK = {"token_id": "l1", "token_maker": "root", "channel": "link"}
         (ADA, person("root", scopes=["decide", "act-as", "administer"], on_behalf_of="ada")),
         (ADA, person("u", "ops")),
     ],
-    ids=str,
 )
 def test_nobody_takes_back_the_vote_of_another(voter: Decider, other: Decider) -> None:
     """Another person, another link of the person or of the group, the maker of the token, whoever

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.bus.read import direct
 from penstock.settings import Config
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.lifecycle.restore import Restore
+from penstock_approvals.outcomes.remarks import with_remark
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline
@@ -30,6 +32,7 @@ POLICY = """rules:
     deciders: {roles: [owners], not: [requester]}
     deadline: 1h
     escalate: [{after: 30m, to: {roles: [leads]}}]
+    remind: [20m]
   - id: small
     match: {agent: review, tool: small-change}
     outcome: approve
@@ -173,7 +176,7 @@ async def test_nobody_decides_after_the_time_for_which_the_workflow_waits(
         record = await penstock.approval(longer)
         assert record.status == "pending"
         pattern = f"schedule.approvals.*.{run.run_id}-1"
-        kept = [f"escalation-1-{longer}", f"expiry-{longer}"]
+        kept = [f"escalation-1-{longer}", f"escalation-2-{longer}", f"expiry-{longer}"]
 
         async def only_those_of_longer_are_left() -> bool:
             found = direct.replay(penstock.bus, streams.SCHEDULES, pattern)
@@ -183,8 +186,16 @@ async def test_nobody_decides_after_the_time_for_which_the_workflow_waits(
         later = Later(penstock.bus, timedelta(minutes=31))
         escalated = Approvals(later, "later")  # type: ignore[arg-type]
         await escalated.on_due(longer)
-        news = (await run.news())[-1]
-        assert (news.approval_id, news.news) == (longer, "escalated")
+        question = partial(with_remark, kind="question", text="Why?")
+        assert (await escalated.amend(longer, OWNER, question)).status == 200
+        latest = Later(penstock.bus, timedelta(minutes=41))
+        await Approvals(latest, "latest").on_due(longer)  # type: ignore[arg-type]
+        steps = (await run.news())[-3:]
+        assert [(each.approval_id, each.news) for each in steps] == [(longer, "escalated")] * 3
+        events = [each.event for each in steps if each.event is not None]
+        assert [(each["type"], each["data"]["step"]) for each in events] == [
+            *(("approval.escalated", 1), ("approval.remarked", 2), ("approval.reminded", 3))
+        ]
 
 
 @pytest.mark.parametrize("lost", ["record", "news"])

@@ -217,7 +217,13 @@ def test_a_decision_names_who_took_it_and_why() -> None:
     nobody = {**step, "to": {"roles": [], "users": []}}
     assert "everybody who decides approvals may decide" in said(event("approval.escalated", nobody))
     reminder = {"approval_id": "a", "step": 2, "expires_at": "2025-12-31T11:00:00Z"}
-    assert said(event("approval.reminded", reminder)) == "reminder: decide by 2025-12-31T11:00:00Z\n"
+    assert (
+        said(event("approval.reminded", reminder)) == "reminder: decide by 2025-12-31T11:00:00Z\n"
+    )
+    question = {"approval_id": "a", "step": 3, "kind": "question", "by": "ann", "text": "Why?"}
+    assert said(event("approval.remarked", question)) == "question of ann: Why?\n"
+    handover = {"approval_id": "a", "step": 4, "kind": "handover", "by": "ann", "to": "lee"}
+    assert said(event("approval.remarked", handover)) == "handover of ann to lee\n"
     data = {"approval_id": "a", "outcome": "rejected", "by": "ann", "note": "not today"}
     assert said(event("approval.decided", data)) == "rejected by ann: not today\n"
 

@@ -170,6 +170,26 @@ async def test_a_dangerous_call_is_approved_only_after_its_name_was_typed(asking
         is_clean(page, asking)
 
 
+async def test_a_question_is_asked_and_answered_without_a_decision(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    _, approval_id = await waiting(http, "a question")
+    async with page_at(f"{demo}/console") as page:
+        await page.resize(1280)
+        await chosen(page, demo, approval_id)
+        for button, text in (("Ask", "Which <b>one</b>?"), ("Answer", "This one.")):
+            await page.type(".chosen .foot input[maxlength]", text)
+            code = "[...document.querySelectorAll('.chosen .foot button')]"
+            named = f"{code}.find((each) => each.innerText === '{button}' && !each.disabled)"
+            await page.until(f"!!{named}")
+            await page.value(f"{named}.click()")
+            await page.until(f"document.querySelector('.chosen').innerText.includes('{text}')")
+        shown = await page.text(".chosen .decision")
+        assert "question of anonymous: Which <b>one</b>?" in " ".join(shown.split())
+        assert (await http.get(f"/v1/approvals/{approval_id}")).json()["status"] == "pending"
+        is_clean(page, demo)
+
+
 async def test_a_decision_of_another_person_is_announced(
     demo: str, http: httpx.AsyncClient
 ) -> None:

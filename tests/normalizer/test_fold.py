@@ -170,12 +170,11 @@ def test_escalations_and_reminders_have_one_order() -> None:
     frames, one = Frames(), fold()
     fold_all(paused(frames), one)
     asked = one.approval_id
-    expires_at = "2025-12-31T11:00:00.000Z"
-    reminded = [
-        frames.event("approval.reminded", approval_id=asked, step=step, expires_at=expires_at)
-        for step in (2, 2, 1)
-    ]
-    told = fold_all([escalated(frames, asked, 1), *reminded, escalated(frames, asked, 2)], one)
+    at = "2025-12-31T11:00:00.000Z"
+    steps = [escalated(frames, asked, 1)]
+    for step in (2, 2, 1):
+        steps.append(frames.event("approval.reminded", approval_id=asked, step=step, expires_at=at))
+    told = fold_all([*steps, escalated(frames, asked, 2)], one)
     assert [(e.type, e.data["step"]) for e in told] == [
         ("approval.escalated", 1),
         ("approval.reminded", 2),

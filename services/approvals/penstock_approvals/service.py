@@ -16,7 +16,7 @@ from penstock import telemetry
 from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscription, streams
 from penstock.bus.connection.retry import until_answered
-from penstock.bus.records import Decider, DecideReply, DecideRequest
+from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.subjects import due, run_id_of
 from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
@@ -33,7 +33,7 @@ from penstock_approvals.budgets.actions import BudgetActions
 from penstock_approvals.budgets.ledger import BUDGET, CONSUMER, SWEEP_S, BudgetLedger
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.lifecycle.deadlines import DUE, approval_of
-from penstock_approvals.lifecycle.decisions import Amendment, Approvals
+from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.lifecycle.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
 from penstock_approvals.store.policies import Policies
@@ -88,21 +88,9 @@ class ApprovalsService(Service):
         url = settings.auth.public_url
         self._requests = Requests(self.bus, self._approvals, self._take_vote, public_url=url)
         self.routes = routes_on_bus(
-            Api(
-                self.bus,
-                self._approvals,
-                self._feed,
-                take_vote=self._take_vote,
-                amend=self._amend,
-            ),
-            LinkRoutes(
-                self.bus,
-                self._approvals,
-                take_vote=self._take_vote,
-                amend=self._amend,
-                public_url=url,
-            ),
-            PolicyApi(self._policies),
+            Api(self.bus, self._approvals, self._feed, take_vote=self._take_vote),
+            LinkRoutes(self.bus, self._approvals, self._take_vote, public_url=url),
+            PolicyApi(self._policies, self._approvals),
             BudgetsApi(self._budgets),
             AccountsApi(self.bus, self._budgets),
             statuses={UnreadableRecord: 500},
@@ -181,10 +169,6 @@ class ApprovalsService(Service):
         if reply.status == 200:
             self._begin(self._send_on(approval_id))
         return reply
-
-    async def _amend(self, approval_id: str, who: Decider, change: Amendment) -> DecideReply:
-        await self._restore.after_losses()  # NATS may have lost the decision
-        return await self._approvals.amend(approval_id, who, change)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -37,6 +37,7 @@ OnDeadline = Literal["reject", "approve", "leave"]
 # The services that carry out the commands of runs. `workflows` does so for the runs of workflows.
 Target = Literal["connector", "workflows"]
 ApprovalChange = Literal["asked", "escalated", "decided", "expired", "withdrawn"]
+RemarkKind = Literal["question", "answer", "handover"]
 ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -526,6 +527,18 @@ class Vote(Record):
     )
 
 
+class Remark(Record):
+    """What a person said about a waiting approval without deciding it."""
+
+    kind: RemarkKind
+    by: str
+    decider: Decider
+    at: str
+    text: str | None = None
+    to: str | None = Field(None, description="To whom the person has handed the approval over")
+    after: int = Field(0, description="How many of the escalations were reached before")
+
+
 class Decision(Record):
     """The decision of an approval: its author, time and content."""
 
@@ -580,6 +593,7 @@ class ApprovalRecord(Record):
     )
     need: int = Field(1, description="How many people must approve")
     votes: list[Vote] = []
+    remarks: list[Remark] = []
     requested_digest: str | None = Field(
         None, description="The digest in approval.requested, if a vote has changed arguments"
     )

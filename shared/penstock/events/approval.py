@@ -9,10 +9,9 @@ from pydantic import Field
 from penstock.events.base import Data, Model, Subrun
 from penstock.events.note import APPROVAL_ID, DIGEST, Note
 
-
 STEP: Final = (
-    "The number of the step: 1 for the first that the waiting approval takes. Escalations and "
-    "reminders are steps."
+    "The number of the step: 1 for the first that the waiting approval takes. Escalations, "
+    "reminders and remarks are steps."
 )
 
 
@@ -189,6 +188,33 @@ class Reminded(Data, title="Approval reminded"):
     approval_id: str = Field(description="The approval's id.")
     step: int = Field(description=STEP)
     expires_at: str = Field(description="The deadline of the decision: RFC 3339, UTC.")
+
+
+class Remarked(Data, title="Approval remarked"):
+    """A person says something about the waiting approval without deciding it."""
+
+    TYPE: ClassVar[str] = "approval.remarked"
+    NOTE: ClassVar[Note] = Note(
+        when="When a person asks, answers, or hands the decision over. The run waits as before.",
+        times="at most once per `approval_id` and `step`, with rising steps",
+        sequence=10,
+        from_agent=False,
+        example={
+            "approval_id": APPROVAL_ID,
+            "step": 1,
+            "kind": "question",
+            "by": "grace",
+            "text": "Which invoice?",
+        },
+    )
+    approval_id: str = Field(description="The approval's id.")
+    step: int = Field(description=STEP)
+    kind: str = Field(
+        description="`question` to the user of the run, this user's `answer`, or `handover`."
+    )
+    by: str = Field(description="The person.")
+    to: str | None = Field(default=None, description="To whom the decision is handed over.")
+    text: str | None = Field(default=None, description="What the person says.")
 
 
 class Expired(Data, title="Approval expired"):

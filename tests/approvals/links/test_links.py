@@ -253,6 +253,28 @@ async def test_where_several_people_decide_a_link_names_one_of_them(penstock: Se
     assert (await record(penstock, approval_id)).status == "pending"
 
 
+async def test_a_question_can_be_asked_by_a_link_and_the_link_decides_afterwards(
+    penstock: Secured,
+) -> None:
+    _, approval_id = await paused(penstock)
+    path = await linked(penstock, approval_id)
+    empty = await act(penstock, path, decision="ask")
+    assert (empty.status_code, "write your question" in empty.text) == (422, True)
+    asked = await act(penstock, path, decision="ask", note="Which <b>invoice</b>?")
+    assert asked.status_code == 303
+    answer = {"kind": "answer", "text": "17"}
+    url = f"/v1/approvals/{approval_id}/remarks"
+    headers = bearer("alice", scope="start read decide")
+    assert (await penstock.http.post(url, json=answer, headers=headers)).status_code == 200
+    shown, _ = await opened(penstock, path)
+    assert "question of <bdi>grace</bdi>" in shown
+    assert "Which &lt;b&gt;invoice&lt;/b&gt;?" in shown
+    assert '<bdi class="line">17</bdi>' in shown
+    assert (await record(penstock, approval_id)).status == "pending"
+    assert (await act(penstock, path)).status_code == 303
+    assert (await record(penstock, approval_id)).status == "decided"
+
+
 async def test_a_link_takes_back_the_vote_that_was_given_by_it_and_no_other(
     penstock: Secured,
 ) -> None:

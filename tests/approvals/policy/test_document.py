@@ -50,6 +50,15 @@ def mistakes(text: str) -> list[str]:
             "    deadline: 1h\n    escalate: [{after: 2h, to: {}}]",
             "line 3: rules[0]: escalate: each `after` must be shorter",
         ),
+        (
+            "absences: [{user: a, delegate: b, from: 2026-12-02T00:00:00Z, "
+            "until: 2026-12-01T00:00:00Z}]",
+            "line 6: absences[0]: until must be later than from",
+        ),
+        (
+            "absences: [{user: a, delegate: b, from: 2026-12-02, until: 2026-12-05T00:00:00Z}]",
+            "line 6: absences[0].from: ",
+        ),
         ("    remind: [30m]", "line 3: rules[0]: remind: each time must be shorter"),
         ("    deadline: 1h\n    remind: [1h]", "line 3: rules[0]: remind: each time must be"),
     ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
 
@@ -22,6 +24,7 @@ from penstock_approvals.runs.events import request_events
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Event, Pipeline, Services, pipeline
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.fakes.pauses import end, pause
 from support.fakes.policies import Later, person, vote, written
@@ -162,7 +165,7 @@ async def test_a_step_that_is_noticed_after_the_deadline_is_not_announced(
 WRITES = 4
 
 
-@pytest.mark.parametrize("write", range(1, WRITES + 1))
+@pytest.mark.parametrize("write", in_short(range(1, WRITES + 1), [2, 3]))
 async def test_a_kill_at_any_write_of_a_step_leaves_it_announced_once(
     fresh_nats: NatsServer, tmp_path: Path, write: int
 ) -> None:
@@ -292,3 +295,35 @@ def test_the_events_of_a_record_are_those_of_the_steps_that_it_counts() -> None:
     ]
     assert name_of(reminded) == "approval.reminded", "the name of the live change"
     assert reached_count(record, datetime(2026, 11, 22, 10, 2, 30, tzinfo=UTC)) == 2
+
+
+# The outbox entry, the record, the audit, the event, and the removal of the entry.
+REMARK_WRITES = 5
+
+
+@pytest.mark.parametrize("write", in_short(range(1, REMARK_WRITES + 1), [3]))
+async def test_a_kill_at_any_write_leaves_a_question_told_once(
+    fresh_nats: NatsServer, tmp_path: Path, write: int
+) -> None:
+    policy = written(tmp_path, "default: {deciders: {}}\n")
+    async with pipeline(fresh_nats.url, Config(), WITHOUT) as penstock:
+        dies = approvals_process(fresh_nats.url, dies_in=("amend", write), policy=policy)
+        async with dies as victim:
+            approval = await pause(penstock)
+            path = f"/v1/approvals/{approval.approval_id}/remarks"
+            body = {"kind": "question", "text": "Why?"}
+            with suppress(httpx.HTTPError):
+                await penstock.http.post(f"{victim.url}{path}", json=body)
+            assert await victim.process.ended() == -signal.SIGKILL
+        async with pipeline(fresh_nats.url, Config(), AGAIN, policy=policy, outbox_s=0.1) as other:
+            if write > 2:  # the question is in the record, so it is told without a repeat
+                await penstock.events_until(approval.run_id, "approval.remarked")
+            # Whoever did not get an answer asks again.
+            again = await other.http.post(path, json=body)
+            assert again.status_code == 200, again.text
+            await other.ask(approval.approval_id, vote(approval, ADA))
+            events = await penstock.events_until(approval.run_id, "approval.decided")
+            said = await announced(penstock, approval)
+    assert said == ["lifecycle.paused", "approval.remarked 1", "approval.decided"]
+    assert told(events) == said
+    assert len(again.json()["remarks"]) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -243,3 +243,38 @@ def test_without_a_policy_the_requester_decides_without_a_deadline() -> None:
 def test_the_digest_of_a_policy_is_that_of_its_content() -> None:
     assert parse(TEXT).digest == parse("# a comment\n" + TEXT).digest
     assert parse(TEXT).digest != parse(TEXT.replace("1000.0", "1001.0")).digest
+
+
+ABSENT = """
+version: 1
+rules:
+  - {id: named, match: {tool: pay}, outcome: ask, need: 2, deciders: {users: [ann, bob]},
+     deadline: 1d, escalate: [{after: 1h, to: {users: [ann]}}]}
+  - {id: others, match: {tool: buy}, outcome: ask, deciders: {users: [ann, bob], not: [requester]}}
+  - {id: role, match: {tool: sell}, outcome: ask, deciders: {roles: [finance]}}
+absences: [{user: ann, delegate: %s, from: 2026-11-22T14:00:00Z, until: 2026-11-23T00:00:00Z}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "delegate", "users", "when"),
+    [
+        ("pay", "lee", ["lee", "bob"], NOW),
+        ("pay", "lee", ["ann", "bob"], NOW - timedelta(minutes=1)),
+        ("pay", "lee", ["ann", "bob"], NOW + timedelta(hours=10)),
+        ("pay", "bob", ["ann", "bob"], NOW),  # two people must decide, so bob is no second one
+        ("buy", "ada", ["ann", "bob"], NOW),  # the requester
+        ("buy", "eve", ["ann", "bob"], NOW),  # who started the run
+        ("sell", "lee", [], NOW),
+    ],
+)
+def test_a_delegate_takes_the_place_of_a_named_user_for_a_time(
+    tool: str, delegate: str, users: list[str], when: datetime
+) -> None:
+    question = asked(item(tool), now=when, started_by=["eve"])
+    ruling = parse(ABSENT % delegate).outcome_of(question)
+    assert [each.users for each in ruling.deciders] == [users]
+    stands_in = tool == "pay" and when == NOW
+    assert [each.to and each.to.users for each in ruling.escalate] == (
+        [[delegate if stands_in else "ann"]] if tool == "pay" else []
+    )

@@ -244,9 +244,11 @@ HOW: dict[str, list[How]] = {
     "GET /v1/approvals/{approval_id}/audit": [How(404)],
     "POST /v1/approvals/{approval_id}/decision": [How(404, body=DECISION)],
     "DELETE /v1/approvals/{approval_id}/decision": [How(404, 409)],  # Alice has not voted
+    "POST /v1/approvals/{approval_id}/remarks": [How(404)],
     "GET /v1/policy": [How()],
     "GET /v1/budgets": [How()],
     "GET /v1/budgets/accounts": [How()],
+    "POST /v1/policy/try": [How()],
     # Alice's policy has a mistake, so it changes nothing for the tests that follow.
     "PUT /v1/policy": [How(good=422, body={"version": 0})],
     "PUT /v1/budgets": [How(good=422, body={"version": 0})],

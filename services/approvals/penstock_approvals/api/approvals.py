@@ -24,6 +24,7 @@ from penstock.bus.records import (
     Decider,
     DecideReply,
     DecideRequest,
+    RemarkKind,
 )
 from penstock.service.deciders import decider_of
 from penstock.web.answers import json_answer, while_connected
@@ -55,12 +56,12 @@ from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.inbox.listing import ListPosition, Page
 from penstock_approvals.inbox.visibility import may_see_approval, viewer_of
 from penstock_approvals.lifecycle.decisions import Amendment, Approvals
+from penstock_approvals.outcomes.remarks import with_remark
 from penstock_approvals.outcomes.votes import without_vote
 from penstock_approvals.policy.model import NEEDS_VALUE
 from penstock_approvals.store.hiding import as_shown
 
 TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
-Amend = Callable[[str, Decider, Amendment], Awaitable[DecideReply]]
 
 _FORMS: Final = (
     'send either items: [{"item_id": "…", "decision": "approve"}], or approved: true for all items'
@@ -150,6 +151,27 @@ class DecisionBody(BaseModel):
         return [Decided(item_id=item["item_id"], decision=decision) for item in record.items]
 
 
+class RemarkBody(BaseModel):
+    """What a person says about an approval without deciding it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: RemarkKind
+    text: str | None = Field(None, min_length=1, max_length=2000)
+    to: str | None = Field(
+        None, min_length=1, max_length=256, description="To whom it is handed over"
+    )
+    by: str | None = Field(None, description="The user for whom the caller speaks, as in a vote")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if (self.to is not None) != (self.kind == "handover"):
+            raise ValueError("to: a handover, and nothing else, names a person")
+        if self.text is None and self.kind != "handover":
+            raise ValueError("text: write what you ask or answer")
+        return self
+
+
 class Query(BaseModel):
     """The query parameters that select which approvals are listed."""
 
@@ -191,17 +213,13 @@ _operation = partial(Operation, tag="approvals")
 
 
 class Api:
-    """The handlers of the routes. `take_vote` counts a vote, and has its decision sent later;
-    `amend` changes an approval without a decision."""
+    """The handlers of the routes. `take_vote` counts a vote, and has its decision sent later."""
 
-    def __init__(
-        self, bus: Bus, approvals: Approvals, feed: Feed, *, take_vote: TakeVote, amend: Amend
-    ) -> None:
+    def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, *, take_vote: TakeVote) -> None:
         self._bus = bus
         self._approvals = approvals
         self._feed = feed
         self._take_vote = take_vote
-        self._amend = amend
         self._turns = ReadScheduler()
 
     @serves(
@@ -228,8 +246,9 @@ class Api:
             path="/v1/approvals/events",
             summary="The changes of the approvals that the caller may see, as they happen",
             description="Each frame has the approval's record after a change, and is named "
-            "`approval.requested`, `approval.voted`, `approval.taken_back`, `approval.escalated`, "
-            "`approval.reminded`, `approval.decided`, `approval.expired` or `approval.withdrawn`. The first frame is named `ready`. Of "
+            "`approval.requested`, `approval.voted`, `approval.taken_back`, `approval.remarked`, "
+            "`approval.escalated`, `approval.reminded`, `approval.decided`, `approval.expired` or "
+            "`approval.withdrawn`. The first frame is named `ready`. Of "
             "several changes that a client missed, it gets the last one of each approval. To miss "
             "nothing, open the stream, wait for `ready`, then list.",
             answers={
@@ -399,13 +418,38 @@ class Api:
         """
         query = read_query(request, VoteQuery)
         await ignore_body(request)
-        return await self._amended(request, query.by, without_vote)
+        return await self._amended(request, await self._visible(request), query.by, without_vote)
 
-    async def _amended(self, request: Request, by: str | None, change: Amendment) -> Response:
-        who = identity_of(request)
+    @serves(
+        _operation(
+            method="POST",
+            path="/v1/approvals/{approval_id}/remarks",
+            summary="Say something about an approval without deciding it",
+            description="Whoever may decide may ask the user whose run asks a `question`, or hand "
+            "it over to another person whom the policy lets decide; this user may `answer`.",
+            answers={200: json("The approval with the remark", ApprovalRecord)},
+            scopes=(),
+            any_scope=("decide", "start"),
+            parameters=(_ID,),
+            body=RemarkBody,
+            example={"kind": "question", "text": "Which invoice is it for?"},
+            refusals=(404, 409),
+        )
+    )
+    async def remark(self, request: Request) -> Response:
+        """Add a remark, and return the approval's record. The refusals are those of `decide`, and
+        `outcomes.remarks.with_remark` has the last of them."""
         record = await self._visible(request)
+        body = await read_model(request, RemarkBody)
+        said = body.model_dump(exclude={"by"})
+        return await self._amended(request, record, body.by, partial(with_remark, **said))
+
+    async def _amended(
+        self, request: Request, record: ApprovalRecord, by: str | None, change: Amendment
+    ) -> Response:
+        who = identity_of(request)
         decider = decider_of(who, _channel(request, who), deciding_user(who, by))
-        reply = await self._amend(record.approval_id, decider, change)
+        reply = await self._approvals.amend(record.approval_id, decider, change)
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _shown(reply.approval)

@@ -26,6 +26,8 @@ def name_of(record: ApprovalRecord) -> str:
     """Return the name of the SSE event that shows this record, such as `approval.requested`."""
     if record.status != "pending":
         return f"approval.{record.status}"
+    if record.remarks and record.remarks[-1].at >= record.updated_at:
+        return "approval.remarked"
     if any(vote.taken_back == record.updated_at for vote in record.votes):
         return "approval.taken_back"
     if record.votes and (not record.escalated or record.votes[-1].at >= record.updated_at):

@@ -28,9 +28,9 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.api.approvals import Amend, TakeVote, found
+from penstock_approvals.api.approvals import TakeVote, found
 from penstock_approvals.inbox.last_lines import last_lines
-from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.lifecycle.decisions import Amendment, Approvals
 from penstock_approvals.links import form, page
 from penstock_approvals.links.page import View
 from penstock_approvals.links.store import (
@@ -41,6 +41,7 @@ from penstock_approvals.links.store import (
     may_take_back,
     state_of,
 )
+from penstock_approvals.outcomes.remarks import with_remark
 from penstock_approvals.outcomes.votes import without_vote
 from penstock_approvals.policy.deciding_rights import votes_of
 
@@ -100,18 +101,11 @@ class LinkRoutes:
     """
 
     def __init__(
-        self,
-        bus: Bus,
-        approvals: Approvals,
-        *,
-        take_vote: TakeVote,
-        amend: Amend,
-        public_url: str | None,
+        self, bus: Bus, approvals: Approvals, take_vote: TakeVote, *, public_url: str | None
     ) -> None:
         self._bus = bus
         self._approvals = approvals
         self._take_vote = take_vote
-        self._amend = amend
         self._links = Links(bus, public_url)
 
     @serves(
@@ -133,7 +127,7 @@ class LinkRoutes:
     @serves(
         _page(
             method="POST",
-            summary="Decide by a one-time link, or take the vote back that was given by it",
+            summary="Decide by a one-time link, ask, or take the vote back that was given by it",
             answers={303: Answer("Done; the page says so"), 200: Answer("-", {HTML: TEXT})},
             refusals=(403, 404, 409),
             body=an_object(csrf=TEXT, decision=TEXT),
@@ -145,8 +139,8 @@ class LinkRoutes:
 
         The refusals, in their order: 404 for an unknown link; 403 for a form of another site; 413,
         415, 422 for what is no form; 403 for a form of another link; then a page with 409 if the
-        link cannot be used so now (`links.store.state_of`), with 422 if the tool's name was not typed,
-        or with the status of the refused vote.
+        link cannot be used so now (`links.store.state_of`), with 422 if the tool's name was not
+        typed or a question has no text, or with the status of the refused vote.
         """
         link = await self._link(request)
         if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
@@ -156,16 +150,14 @@ class LinkRoutes:
             raise Problem(403, "this form is not from the page of this link; open the link again")
         view = await self._view(link)
         if sent.decision == "take-back" and view.may_take_back:
-            reply = await self._amend(link.approval_id, link.decider(), without_vote)
-            if reply.status == 200:
-                return _redirected(request)
-            return _html(await self._view(link), reply.status)
+            return await self._amended(request, link, sent, without_vote)
         if view.state is not State.OPEN or view.record is None or sent.decision == "take-back":
             return _html(view, 409)
-        name = form.name_to_type(view.record)
-        if sent.decision == "approve" and name is not None and sent.typed != name:
-            problem = f"this is dangerous: to approve it, type {name} into the field"
+        if (problem := form.problem_of(sent, view.record)) is not None:
             return _html(await self._view(link, problem=problem, refused=sent), 422)
+        if sent.decision == "ask":
+            question = partial(with_remark, kind="question", text=sent.note)
+            return await self._amended(request, link, sent, question)
         decision = DecideRequest(
             decider=link.decider(),
             note=sent.note,
@@ -232,6 +224,14 @@ class LinkRoutes:
             raise Problem(404, "there is no such link")
         return Response(status_code=204)
 
+    async def _amended(
+        self, request: Request, link: LinkRecord, sent: form.Form, change: Amendment
+    ) -> Response:
+        reply = await self._approvals.amend(link.approval_id, link.decider(), change)
+        if reply.status == 200:
+            return _redirected(request)
+        return _html(await self._view(link, problem=reply.detail, refused=sent), reply.status)
+
     async def _link(self, request: Request) -> LinkRecord:
         link = await self._links.find(request.path_params["secret"])
         if link is None:
@@ -247,16 +247,8 @@ class LinkRoutes:
         is_open = state is State.OPEN and record is not None
         lines = await last_lines(self._bus, record.run_id) if is_open and record else ()
         entered = refused.fields() if refused else None
-        return View(
-            link,
-            state,
-            record,
-            now,
-            may_take_back=may_take_back(link, record, now),
-            lines=lines,
-            problem=problem,
-            form=entered,
-        )
+        may_go_back = may_take_back(link, record, now)
+        return View(link, state, record, now, may_go_back, lines, problem, entered)
 
     async def _note_use(self, link: LinkRecord, decision: Literal["approve", "reject"]) -> None:
         try:

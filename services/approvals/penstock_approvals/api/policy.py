@@ -6,20 +6,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Generic
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.budgets.document import Budgets
 from penstock.budgets.model import BudgetsDocument
 from penstock.bus import BusError, Retry
-from penstock.documents.reading import InvalidDocument
+from penstock.documents.reading import MAX_BYTES, InvalidDocument
 from penstock.documents.store import Documents, InForceT, Source, VersionConflict
-from penstock.web.answers import json_answer
+from penstock.web.answers import json_answer, while_connected
 from penstock.web.auth import identity_of
-from penstock.web.bodies import read_json
-from penstock.web.operation import Operation, json, serves
+from penstock.web.bodies import read_json, read_model
+from penstock.web.operation import OBJECT, Operation, a_list, an_object, json, serves
 from penstock.web.problems import Problem
+from penstock_approvals.lifecycle.decisions import Approvals
+from penstock_approvals.policy.document import from_value
 from penstock_approvals.policy.model import Document
 from penstock_approvals.policy.rulings import Policy
 
@@ -28,6 +30,8 @@ _EXAMPLE: dict[str, Any] = {
     "version": 1,
     "rules": [{"id": "read-only", "match": {"tool": "get_*"}, "outcome": "approve"}],
 }
+_NUMBER = {"type": "integer"}
+_TRIAL = an_object(tried=_NUMBER, incomplete=_NUMBER, otherwise=a_list(OBJECT))
 _BUDGETS_EXAMPLE: dict[str, Any] = {
     "version": 1,
     "budgets": [
@@ -60,6 +64,15 @@ class CurrentPolicy(_Current):
     """The current policy."""
 
     policy: dict[str, Any] = Field(description="The policy itself")
+
+
+class TrialBody(BaseModel):
+    """A policy, and the number of requests on which it is tried."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    policy: dict[str, Any] = Field(description="The policy, as for `PUT /v1/policy`")
+    last: int = Field(100, ge=1, le=1000, description="How many requests, the newest first")
 
 
 class CurrentBudgets(_Current):
@@ -119,6 +132,10 @@ class PolicyApi(_DocumentApi[Policy]):
     name = "policy"
     shown = CurrentPolicy
 
+    def __init__(self, documents: Documents[Policy], approvals: Approvals) -> None:
+        super().__init__(documents)
+        self._approvals = approvals
+
     @serves(
         _operation(
             method="GET",
@@ -145,6 +162,31 @@ class PolicyApi(_DocumentApi[Policy]):
     )
     async def apply(self, request: Request) -> Response:
         return await self._replace(request)
+
+    @serves(
+        _operation(
+            method="POST",
+            path="/v1/policy/try",
+            summary="What a policy would have said of the last requests; it changes nothing",
+            description="`otherwise` has the requests that would be decided otherwise, or by "
+            "others, with what `was` said and `would_be`. `incomplete` counts those of which the "
+            "run (`roles`, `depth`, `run`) or the `protocol` is no longer known.",
+            answers={200: json("The comparison", _TRIAL)},
+            scopes=("administer",),
+            body=TrialBody,
+            example={"policy": _EXAMPLE, "last": 100},
+        )
+    )
+    async def try_policy(self, request: Request) -> Response | None:
+        body = await read_model(request, TrialBody, MAX_BYTES * 2)
+        try:
+            policy = from_value(body.policy, "kv")
+        except InvalidDocument as error:
+            raise Problem(422, f"policy: {error}") from error
+        user = identity_of(request).tenant_user
+        trying = self._approvals.try_policy(policy, body.last, user)
+        found = await while_connected(request.receive, trying)
+        return None if found is None else json_answer(found)
 
 
 class BudgetsApi(_DocumentApi[Budgets]):

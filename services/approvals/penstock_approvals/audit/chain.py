@@ -33,6 +33,7 @@ Event = Literal[
     "withdrawn",
     "escalated",
     "reminded",
+    "remarked",
     "sent",
     "ran",
 ]
@@ -63,6 +64,7 @@ class Entry:
     which: str = "1"
     by: str | None = None
     on_behalf_of: str | None = None
+    to: str | None = None  # to whom a person has handed the approval over
     roles: tuple[str, ...] | None = None
     channel: str | None = None
     token_id: str | None = None

@@ -25,13 +25,14 @@ _NOT_RUN: Final = frozenset({"rejected", "expired"})  # outcomes of calls that d
 
 
 def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
-    """Return the entries for the request, escalations, reminders, votes and end that the record
-    contains."""
+    """Return the entries for the request, escalations, reminders, votes, remarks and end that the
+    record contains."""
     policy = record.policy.model_dump() if record.policy is not None else None
     made = [
         _requested(record, with_details),
         *(_reached(record, number) for number in range(record.escalated)),
         *_voted(record, with_details),
+        *_said(record, with_details),
         *_ended(record),
     ]
     if record.decision is not None:
@@ -131,6 +132,24 @@ def _vote(record: ApprovalRecord, number: int, vote: Vote, with_details: bool) -
         note_hash=note_hash(vote.note),
         details=_answers(record, vote.note, vote.items) if with_details else None,
     )
+
+
+def _said(record: ApprovalRecord, with_details: bool) -> list[Entry]:
+    return [
+        Entry(
+            approval_id=record.approval_id,
+            event="remarked",
+            which=str(number),
+            at=remark.at,
+            by=remark.decider.name,
+            **_who(remark.decider),
+            decision=remark.kind,
+            to=remark.to,
+            note_hash=note_hash(remark.text),
+            details=_limited({"note": remark.text}) if with_details else None,
+        )
+        for number, remark in enumerate(record.remarks, 1)
+    ]
 
 
 def _ended(record: ApprovalRecord) -> list[Entry]:

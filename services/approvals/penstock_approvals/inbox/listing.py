@@ -65,7 +65,7 @@ _FIELDS: Final[dict[str, Any]] = {
     name: (ApprovalRecord.model_fields[name].annotation, ApprovalRecord.model_fields[name])
     for name in (
         *("user_id", "agent", "session_id", "run_id", "status", "requested_at", "expires_at"),
-        *("deciders", "escalations", "escalated", "votes", "policy", "rulings"),
+        *("deciders", "escalations", "escalated", "votes", "remarks", "policy", "rulings"),
     )
 } | {"items": (list[_Item], [])}
 _read_fields: Callable[[bytes], Any] = create_model(
@@ -269,6 +269,14 @@ class ApprovalRows(IndexRows):
         [(count, age)] = self.rows(f"SELECT count(*), max(age) FROM approvals WHERE {_PENDING}")
         return count, None if age is None else -age
 
+    def newest(self, limit: int) -> list[str]:
+        """Return the keys of the approvals that were requested last, the newest first."""
+        sql = (
+            "SELECT key FROM approvals INDEXED BY approvals_by_age"
+            " WHERE age > :age AND main ORDER BY age, tie LIMIT :limit"
+        )
+        return [key for (key,) in self.rows(sql, {"age": -NEVER, "limit": limit})]
+
     def urgent(self, selection: Selection, after: ListPosition, limit: int) -> list[Place]:
         """Return approvals that were urgent at `after.last_urgency_end_ns`."""
         view, conditions = selection.view, selection.conditions.values()
@@ -426,6 +434,13 @@ class ApprovalList:
         shown = found[:limit]
         following = shown[-1][0].cursor() if len(found) > limit else None
         return Page([record for _, record in shown], following)
+
+    async def newest(self, limit: int) -> list[ApprovalRecord]:
+        """Return the approvals that were requested last, the newest first. Raises BusError."""
+        await self.index.caught_up()
+        keys = self.rows.newest(limit)
+        records = await self._read(keys)
+        return [records[key] for key in keys if key in records]
 
     async def _places(
         self, selections: Sequence[Selection], after: ListPosition, limit: int

@@ -19,9 +19,11 @@ from penstock.web.auth.grants import EVERYBODY as EVERY_USER
 from penstock_approvals.policy.deciding_rights import (
     REQUESTER,
     earlier_vote,
+    handed_over_by,
     may_decide,
     may_see,
     person_of,
+    voter_of,
 )
 
 # If the policy names no people and no roles, everybody with the required scope may decide. This
@@ -39,7 +41,9 @@ def may_vote_on(who: Identity, record: ApprovalRecord) -> bool:
     if record.status != "pending":
         return False
     return any(
-        may_decide(record, decider) is None and earlier_vote(record, decider) is None
+        may_decide(record, decider) is None
+        and earlier_vote(record, decider) is None
+        and voter_of(record, decider) not in handed_over_by(record)
         for decider in _deciders(who, record)
     )
 
@@ -101,8 +105,8 @@ class Audience:
     """A person or a role that may see an approval.
 
     `decides` says whether the audience is among the deciders. `barred` says that the person is
-    excluded or has voted. Such a person may not decide, even if one of the person's roles may
-    decide.
+    excluded, has voted, or has handed the approval over. For such a person it does not wait, even
+    if one of the person's roles may decide.
     """
 
     decides: bool = False
@@ -126,6 +130,8 @@ def audiences_of(record: ApprovalRecord) -> dict[str, Audience]:
             found[owner if name == REQUESTER else name].barred = True
     for vote in record.votes:
         found[vote.by].barred |= not vote.void
+    for name in handed_over_by(record):
+        found[name].barred = True
     return found
 
 

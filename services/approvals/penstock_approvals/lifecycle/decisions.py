@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -48,9 +49,15 @@ from penstock_approvals.outcomes.automatic import (
     is_late,
     reached_count,
 )
-from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with_vote
+from penstock_approvals.outcomes.votes import (
+    VoteRefused,
+    is_same_request,
+    items_as_requested,
+    with_vote,
+)
 from penstock_approvals.policy.deciding_rights import person_of
-from penstock_approvals.policy.rulings import Question, Ruling, asked_by_budget
+from penstock_approvals.policy.rulings import Policy, Question, Ruling, asked_by_budget
+from penstock_approvals.policy.trial import compared
 from penstock_approvals.runs.announcements import Announcements
 from penstock_approvals.runs.events import WORKFLOWS, Event, request_events
 from penstock_approvals.store.policies import Policies
@@ -58,7 +65,8 @@ from penstock_approvals.store.records import ApprovalRecords, StoredApproval
 
 log = logging.getLogger(__name__)
 
-# A function that returns the pending record with a person's change at a time, or raises VoteRefused.
+# A function that returns the pending record with a person's change, made at the time that is the
+# third argument, or raises VoteRefused.
 Amendment = Callable[[ApprovalRecord, Decider, str], ApprovalRecord]
 
 LOOP_STEPS: Final = 5_000  # the most steps of a policy's conditions on the event loop
@@ -153,7 +161,7 @@ class Approvals:
                 update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
                 if await self.records.replace(stored, record.model_copy(update=update)):
                     for step in record.escalations[record.escalated : escalated]:
-                        what = f"was escalated to {_names(step.to)}" if step.to else "has a reminder"
+                        what = f"was escalated to {_names(step.to)}" if step.to else "is reminded"
                         log.info("run %s: approval %s %s", record.run_id, approval_id, what)
             else:
                 await self.audit.follow(record)  # writes an entry for each step
@@ -237,7 +245,9 @@ class Approvals:
         if record.is_of_budget:
             ruling = asked_by_budget(record.items, self._budgets.current, self._bus.clock.now())
         else:
-            ruling = await self._ruling(await self._question(record, run), run.tenant_user)
+            policy, now = self._policies.current, self._bus.clock.now()
+            question, _ = await self._question(policy, record, run, now)
+            ruling = await self._ruling(policy, question, run.tenant_user)
         for result in ruling.results:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
@@ -255,29 +265,57 @@ class Approvals:
             return asked
         return await self.records.get(record.approval_id) or asked
 
-    async def _ruling(self, question: Question, user: TenantUser) -> Ruling:
-        policy = self._policies.current
+    async def try_policy(self, policy: Policy, last: int, user: TenantUser) -> dict[str, Any]:
+        """Return what a policy would have said of the last requests, at the time of each. Requests
+        of budgets are left out, since no policy rules on them. Raises BusError."""
+        results: list[dict[str, Any] | None] = []
+        incomplete = 0
+        for record in await self.list.newest(last):
+            if record.is_of_budget:
+                continue
+            run = await self._bus.bucket("runs").load(record.run_id, RunRecord)
+            asked = record.model_copy(update={"items": items_as_requested(record)})
+            at = datetime.fromisoformat(record.requested_at)
+            question, is_complete = await self._question(policy, asked, run, at)
+            incomplete += not is_complete
+            results.append(compared(record, await self._ruling(policy, question, user)))
+        otherwise = [each for each in results if each is not None]
+        return {"tried": len(results), "incomplete": incomplete, "otherwise": otherwise}
+
+    async def _ruling(self, policy: Policy, question: Question, user: TenantUser) -> Ruling:
         try:
             return policy.outcome_of(question, LOOP_STEPS)
         except TooMuch:
             return await OFF_LOOP.run(user, partial(policy.outcome_of, question))
 
-    async def _question(self, record: ApprovalRecord, run: RunRecord) -> Question:
+    async def _question(
+        self, policy: Policy, record: ApprovalRecord, run: RunRecord | None, now: datetime
+    ) -> tuple[Question, bool]:
+        """Return the facts of a pause that the policy reads, and whether all are known."""
         protocol = "workflow" if record.target == WORKFLOWS else ""
-        if not protocol and self._policies.current.reads("protocol"):
+        is_complete = run is not None
+        if not protocol and policy.reads("protocol"):
             pause = await pause_of(self._bus, record.run_id)
             protocol = pause.protocol if pause is not None else ""
-        return Question(
-            agent=run.agent,
-            user=run.user_id,
+            is_complete = is_complete and pause is not None
+        facts: dict[str, Any] = {"run": {"id": record.run_id}}
+        if run is not None:
+            facts = {
+                "roles": run.roles or (),
+                "depth": run.depth or 0,
+                "run": {"id": run.run_id, "input": run.message, "created_at": run.created_at},
+            }
+        question = Question(
+            agent=record.agent,
+            user=record.user_id,
             items=record.items,
-            now=self._bus.clock.now(),
-            session_id=run.session_id,
+            now=now,
+            session_id=record.session_id,
             protocol=protocol,
-            roles=run.roles or (),
-            depth=run.depth or 0,
-            run={"id": run.run_id, "input": run.message, "created_at": run.created_at},
+            started_by=record.started_by or (),
+            **facts,
         )
+        return question, is_complete
 
     async def _point_to(self, record: ApprovalRecord, run: RunRecord, item_id: str) -> None:
         """Write the aliases by which an answer in an upstream's protocol finds the approval."""
@@ -377,8 +415,12 @@ class Approvals:
                 changed = change(record, who, self._bus.clock.stamp())
             except VoteRefused as refused:
                 return DecideReply(status=refused.status, detail=str(refused), approval=record)
+            if changed is record:
+                await self.outbox.announce(record)
+                return DecideReply(status=200, approval=record)
+            # Whoever decides writes the entry again after this change, so `close` leaves it.
             entry = await self.outbox.open(approval_id)
-            if changed is not record and not await self.records.replace(stored, changed):
+            if not await self.records.replace(stored, changed):
                 return None
             await self.outbox.announce(changed)
             await self.outbox.close(approval_id, entry)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 from urllib.parse import parse_qs
 
 from penstock.bus.records import ApprovalRecord, Decided
@@ -19,6 +19,8 @@ TYPED: Final = "typed"  # the name of the field for the tool's name
 VALUE: Final = "value-"  # the prefix of the name of an item's field, before the item's number
 
 
+Choice = Literal["approve", "reject", "ask", "take-back"]
+CHOICES: Final[tuple[Choice, ...]] = get_args(Choice)
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
 
@@ -31,7 +33,7 @@ class Form:
     """What a person has sent."""
 
     signature: str
-    decision: Literal["approve", "reject", "take-back"]
+    decision: Choice
     note: str | None
     values: Mapping[int, str]
     typed: str = ""
@@ -53,8 +55,8 @@ def parse(body: bytes) -> Form:
     if any(len(values) > 1 for values in pairs.values()):
         raise InvalidForm("the form has a field twice; open the link again")
     fields = {name: values[0] for name, values in pairs.items()}
-    decision = fields.get("decision")
-    if decision not in ("approve", "reject", "take-back"):
+    decision = next((each for each in CHOICES if each == fields.get("decision")), None)
+    if decision is None:
         raise InvalidForm("choose Approve or Reject")
     note = fields.get("note", "").replace("\r\n", "\n").strip()
     if len(note) > MAX_NOTE:
@@ -80,6 +82,16 @@ def name_to_type(record: ApprovalRecord) -> str | None:
     named = (item for item in record.items if item["item_id"] in dangerous)
     names = dict.fromkeys(visible(str(item.get("tool") or item.get("kind"))) for item in named)
     return ", ".join(names).strip() or None
+
+
+def problem_of(form: Form, record: ApprovalRecord) -> str | None:
+    """Return what is missing in the form; None if nothing is."""
+    if form.decision == "ask" and form.note is None:
+        return "write your question into the field below"
+    name = name_to_type(record) if form.decision == "approve" else None
+    if name is not None and form.typed != name:
+        return f"this is dangerous: to approve it, type {name} into the field"
+    return None
 
 
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:

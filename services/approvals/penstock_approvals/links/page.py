@@ -86,6 +86,7 @@ def page(view: View) -> str:
         + _facts(record, view)
         + items
         + _lines(view.lines)
+        + _remarks(record)
         + _form(record, view.link, view.form or {})
     )
     return _document(f"Approval for {record.agent}", body)
@@ -202,6 +203,18 @@ def _lines(lines: Sequence[Line]) -> str:
     return f"<section><h2>The run so far</h2><ol>{shown}</ol></section>"
 
 
+def _remarks(record: ApprovalRecord) -> str:
+    if not record.remarks:
+        return ""
+    shown = "".join(
+        f'<li><span class="dim">{said.kind} of {_name(said.by)}'
+        f"{f' to {_name(said.to)}' if said.to else ''}</span> "
+        f'<bdi class="line">{visible(said.text or "")}</bdi></li>'
+        for said in record.remarks
+    )
+    return f"<section><h2>Questions and answers</h2><ol>{shown}</ol></section>"
+
+
 def _form(record: ApprovalRecord, link: LinkRecord, entered: Mapping[str, str]) -> str:
     fields = "".join(
         _field(number, item, entered.get(f"{VALUE}{number}", ""))
@@ -224,10 +237,11 @@ def _form(record: ApprovalRecord, link: LinkRecord, entered: Mapping[str, str]) 
     return (
         '<form method="post" autocomplete="off">'
         f'<input type="hidden" name="csrf" value="{link.signature()}">{fields}{typed}'
-        '<label for="note">Reason or note (the agent gets it, too)</label>'
+        '<label for="note">Reason or note (the agent gets it, too), or a question for '
+        f"{_name(record.user_id)}</label>"
         f'<textarea id="note" name="note" rows="3" maxlength="{MAX_NOTE}">{note}</textarea>'
         '<div class="buttons"><button name="decision" value="approve">Approve</button>'
-        f"{reject}</div></form>"
+        f'{reject}<button class="ask" name="decision" value="ask">Ask</button></div></form>'
         f'<p class="dim">This link works once. Digest {visible(record.digest[:19])}…</p>'
     )
 

@@ -47,7 +47,8 @@ MAX_TAKEN_BACK: Final = 10
 
 
 class VoteRefused(Exception):
-    """The error for a vote that does not count. `status` is an HTTP status; the text says why."""
+    """The error for a vote, or another change of a person, that does not count. `status` is an HTTP
+    status; the text says why."""
 
     def __init__(self, status: Literal[403, 409, 422], reason: str) -> None:
         super().__init__(reason)
@@ -63,7 +64,8 @@ def with_vote(
     Raises:
         VoteRefused: in this order: 403, the person may not decide; 409, the vote was taken back,
             the person or the maker of the token or link has voted, or there are too many votes;
-            409, another digest; 422, an item, a value or an edit does not fit; 403, a rule rejects an item; 422, no digest.
+            409, another digest; 422, an item, a value or an edit does not fit; 403, a rule rejects
+            an item; 422, no digest.
     """
     decider = request.decider
     if (reason := may_decide(record, decider)) is not None:
@@ -124,17 +126,23 @@ def without_vote(record: ApprovalRecord, who: Decider, now: str) -> ApprovalReco
     votes = [vote.model_copy(update=taken) if vote in standing else vote for vote in record.votes]
     update: dict[str, Any] = {"votes": votes, "updated_at": now}
     if record.requested_digest is not None and all(vote.void for vote in votes):
-        items = [_as_requested(record, item) for item in record.items]
+        items = items_as_requested(record)
         update |= {"items": items, "digest": record.requested_digest, "requested_digest": None}
     return record.model_copy(update=update)
 
 
-def _as_requested(record: ApprovalRecord, item: dict[str, Any]) -> dict[str, Any]:
-    if "requested_args" not in item:
-        return item
+def items_as_requested(record: ApprovalRecord) -> list[dict[str, Any]]:
+    """Return the items with the arguments that the agent has asked for."""
+    return [
+        item if "requested_args" not in item else _as_requested(record.approval_id, item)
+        for item in record.items
+    ]
+
+
+def _as_requested(approval_id: str, item: dict[str, Any]) -> dict[str, Any]:
     asked = {name: value for name, value in item.items() if name != "requested_args"}
     asked["args"] = item["requested_args"]
-    return asked | {"digest": item_digest(record.approval_id, asked)}
+    return asked | {"digest": item_digest(approval_id, asked)}
 
 
 def _repeats(vote: Vote, request: DecideRequest) -> bool:

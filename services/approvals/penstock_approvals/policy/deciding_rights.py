@@ -79,6 +79,33 @@ def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
     return None
 
 
+def may_ever_decide(record: ApprovalRecord, name: str) -> str | None:
+    """Return why the user may not decide even with all roles and scopes that the policy names; None
+    if the user may with these."""
+    reached = [each.to for each in record.escalations[: record.escalated] if each.to is not None]
+    groups = [*record.deciders, *reached]
+    roles = [role for each in groups for role in each.roles]
+    return may_decide(record, Decider(name=name, roles=roles, scopes=[g.scope for g in groups]))
+
+
+def may_answer(record: ApprovalRecord, who: Decider) -> str | None:
+    """Return why the caller may not answer for the requester; None if the caller may."""
+    if (reason := _beyond_limits(record, who)) is not None:
+        return reason
+    if record.user_id in (who.name, person_of(who)) or _FOR_REQUESTER & set(who.scopes):
+        return None
+    return "only the user whose run asks may answer"
+
+
+def handed_over_by(record: ApprovalRecord) -> set[str]:
+    """Return the people who have handed the approval over, and to whom nobody handed it back."""
+    last: dict[str, bool] = {}
+    for remark in record.remarks:
+        if remark.to is not None:
+            last |= {remark.by: True, remark.to: False}
+    return {name for name, is_by in last.items() if is_by}
+
+
 def may_see(record: ApprovalRecord, who: Decider) -> bool:
     """Return whether the person may see the approval with its arguments.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from penstock.bus.records import OnDeadline, PolicyOutcome
 from penstock.dialects.base import PauseKind
@@ -143,6 +143,21 @@ _ASKING: Final = frozenset(
 )
 
 
+class Absence(Strict):
+    """A time in which a delegate takes the place of a user among the deciders."""
+
+    user: Name = Field(description="The user who is away, by name.")
+    delegate: Name = Field(description="The user who decides instead.")
+    begin: AwareDatetime = Field(alias="from", description="RFC 3339, with a time zone.")
+    until: AwareDatetime = Field(description="RFC 3339, with a time zone.")
+
+    @model_validator(mode="after")
+    def _check_time(self) -> Self:
+        if self.until <= self.begin:
+            raise ValueError("until must be later than from")
+        return self
+
+
 class Document(Strict):
     """A policy. It has rules in the order of their priority, and terms for all other items."""
 
@@ -151,6 +166,7 @@ class Document(Strict):
         Terms(edit=["*"]), description="What holds for items that no rule matches."
     )
     rules: list[Rule] = Field([], max_length=MAX_RULES)
+    absences: list[Absence] = Field([], max_length=MAX_RULES)
 
     @model_validator(mode="after")
     def _check_ids(self) -> Self:
@@ -160,4 +176,6 @@ class Document(Strict):
 
 # The policy that applies if there is no other: the user of the run decides, and may edit the
 # arguments.
-BUILTIN: Final = Document.model_construct(version=0, default=Terms(edit=["*"]), rules=[])
+BUILTIN: Final = Document.model_construct(
+    version=0, default=Terms(edit=["*"]), rules=[], absences=[]
+)

@@ -109,6 +109,7 @@ class Question:
     session_id: str = ""
     protocol: str = ""
     roles: Sequence[str] = ()
+    started_by: Sequence[str] = ()  # who else is behind the run
     depth: int = 0  # how many automation rules led to the run
     run: Mapping[str, Any] = field(default_factory=dict)
 
@@ -284,10 +285,10 @@ class Policy:
             if (asked := (each.deciders, each.escalate)) in groups:
                 continue
             groups.append(asked)
-            deciders.append(_deciders(each.deciders))
+            deciders.append(self._present(_deciders(each.deciders), question))
             for step in each.escalate:
                 # People whom a rule excludes are excluded from its escalations, too.
-                to = _deciders(step.to, each.deciders.excluded)
+                to = self._present(_deciders(step.to, each.deciders.excluded), question)
                 at = _stamp(question.now, step.after)
                 escalate.append(Escalation(at=at, to=to, group=len(groups) - 1))
         earliest = min(deadlines, default=0)
@@ -314,6 +315,22 @@ class Policy:
             ],
             results=results,
         )
+
+    def _present(self, deciders: Deciders, question: Question) -> Deciders:
+        """Return the deciders with the delegate in the place of each named user who is away.
+
+        A delegate who is among the users already, or is excluded, takes no place. So as many people
+        may decide as before, and nobody whom the policy excludes.
+        """
+        users = list(deciders.users)
+        excluded = set(deciders.excluded)
+        if REQUESTER in excluded:
+            excluded |= {question.user, *question.started_by}
+        for away in self.document.absences:
+            is_away = away.begin <= question.now < away.until
+            if is_away and away.user in users and away.delegate not in excluded.union(users):
+                users[users.index(away.user)] = away.delegate
+        return deciders.model_copy(update={"users": users})
 
 
 def asked_by_budget(items: Sequence[Mapping[str, Any]], budgets: Budgets, now: datetime) -> Ruling:

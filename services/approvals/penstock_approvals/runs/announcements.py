@@ -28,8 +28,6 @@ WRITER: Final = "approvals"
 # Maps the type of an approval's event to the kind of report that `workflows` gets.
 _CHANGES: Final[Mapping[str, ApprovalChange]] = {
     "lifecycle.paused": "asked",
-    "approval.escalated": "escalated",
-    "approval.reminded": "escalated",
     "approval.expired": "expired",
     "approval.decided": "decided",
 }
@@ -101,13 +99,15 @@ class Announcements:
     async def _report(self, record: ApprovalRecord, type_: str, data: Mapping[str, Any]) -> None:
         """Send an `ApprovalNews`. The NATS server drops a repetition that comes soon. `workflows`
         ignores a later one, because the run's journal has the report already."""
-        name = f"{record.approval_id}.{_CHANGES[type_]}"
+        # `workflows` tells steps apart by their numbers.
+        change: ApprovalChange = "escalated" if "step" in data else _CHANGES[type_]
+        name = f"{record.approval_id}.{change}"
         if "step" in data:
             name = f"{name}.{data['step']}"
         report = ApprovalNews(
             run_id=record.run_id,
             approval_id=record.approval_id,
-            news=_CHANGES[type_],
+            news=change,
             event={"type": type_, "data": dict(data)},
             items=record.decided_items() if type_ == "approval.decided" else None,
         )

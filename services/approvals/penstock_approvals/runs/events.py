@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Deciders, Decision
+from penstock.bus.records import ApprovalRecord, Decision, Escalation, Remark
 from penstock.tracing import spans
 from penstock.tracing.spans import Span, nanoseconds
 from penstock_approvals.policy.deciding_rights import REQUESTER
@@ -17,11 +17,22 @@ Event = tuple[str, Mapping[str, object]]  # an event's type and data
 
 def request_events(record: ApprovalRecord) -> list[Event]:
     """Return the events that come before the end of the approval, in their order: the run's pause,
-    and its steps; none if the policy has decided the approval automatically."""
+    then what happened while it waited; none if the policy has decided the approval automatically.
+
+    A change of the record adds its event at the end, so the number `step` of an event stays."""
     if record.decision is not None and record.decision.automatic and record.status == "decided":
         return []
-    steps = enumerate(record.escalations[: record.escalated], 1)
-    return [_paused(record), *(_reached(record, step, each.to) for step, each in steps)]
+    steps: list[Escalation | Remark] = []
+    for reached in range(record.escalated + 1):
+        steps += record.escalations[reached - 1 : reached] if reached else []
+        steps += [each for each in record.remarks if each.after == reached]
+    events = [_paused(record)]
+    for step, each in enumerate(steps, 1):
+        if isinstance(each, Escalation):
+            events.append(_reached(record, step, each))
+        else:
+            events.append(_said(record, step, each))
+    return events
 
 
 def end_events(record: ApprovalRecord) -> list[Event]:
@@ -50,13 +61,22 @@ def _paused(record: ApprovalRecord) -> Event:
     return "lifecycle.paused", _known(data)
 
 
-def _reached(record: ApprovalRecord, step: int, to: Deciders | None) -> Event:
+def _reached(record: ApprovalRecord, step: int, reached: Escalation) -> Event:
     data: dict[str, object] = {"approval_id": record.approval_id, "step": step}
-    if to is not None:
+    if (to := reached.to) is not None:
         users = [record.user_id if name == REQUESTER else name for name in to.users]
         data["to"] = {"roles": list(to.roles), "users": users}
     data["expires_at"] = record.expires_at
     return "approval.reminded" if to is None else "approval.escalated", _known(data)
+
+
+def _said(record: ApprovalRecord, step: int, said: Remark) -> Event:
+    data = {
+        "approval_id": record.approval_id,
+        "step": step,
+        **said.model_dump(include={"kind", "by", "to", "text"}),
+    }
+    return "approval.remarked", _known(data)
 
 
 def _decided(record: ApprovalRecord, decision: Decision) -> Event:

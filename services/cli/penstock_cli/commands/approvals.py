@@ -37,6 +37,8 @@ Note = Annotated[
     str | None, typer.Option("--note", help="The reason of the decision; the agent gets it, too.")
 ]
 
+Text = Annotated[str, typer.Argument(help="The text.")]
+
 
 @app.command("list")
 @client
@@ -133,6 +135,38 @@ def take_back(api: Api, output: Output, approval_id: ApprovalId) -> None:
     """Take back your vote, before the approval is decided. You may then vote again."""
     after = api.call("DELETE", path_of("approvals", approval_id, "decision"))
     approvals.show_waiting(output, after, "your vote is taken back")
+
+
+@app.command("ask")
+@client
+def ask(api: Api, output: Output, approval_id: ApprovalId, text: Text) -> None:
+    """Ask the user whose run asks a question, without deciding."""
+    _remark(api, output, approval_id, kind="question", text=text)
+
+
+@app.command("answer")
+@client
+def answer(api: Api, output: Output, approval_id: ApprovalId, text: Text) -> None:
+    """Answer a question about what your run asks."""
+    _remark(api, output, approval_id, kind="answer", text=text)
+
+
+@app.command("hand-over")
+@client
+def hand_over(
+    api: Api,
+    output: Output,
+    approval_id: ApprovalId,
+    user: Annotated[str, typer.Argument(help="The user who shall decide.")],
+    note: Annotated[str | None, typer.Option(help="A note for that user.")] = None,
+) -> None:
+    """Leave the decision to another person whom the policy lets decide."""
+    _remark(api, output, approval_id, kind="handover", to=user, text=note)
+
+
+def _remark(api: Api, output: Output, approval_id: str, **said: str | None) -> None:
+    after = api.call("POST", path_of("approvals", approval_id, "remarks"), body=said)
+    approvals.show_waiting(output, after, f"your {said['kind']} is recorded")
 
 
 @app.command("audit")

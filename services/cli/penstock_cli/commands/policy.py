@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,6 +67,43 @@ def apply(api: Api, output: Output, file: File) -> None:
     show_document(output, api.call("PUT", "/v1/policy", body=content), "policy")
 
 
+@app.command("try")
+@client
+def try_policy(
+    api: Api,
+    output: Output,
+    file: File,
+    last: Annotated[int, typer.Option(min=1, max=1000, help="How many requests.")] = 100,
+) -> None:
+    """Show which of the last requests a policy would have decided otherwise. Changes nothing."""
+    with files():
+        _, content = read_document(file, parse)
+    found = api.call("POST", "/v1/policy/try", body={"policy": content, "last": last})
+    if output.as_json:
+        output.json_line(found)
+        return
+    rows = [
+        (
+            each["requested_at"],
+            each["user_id"],
+            ", ".join(each["tools"]),
+            f"{_said(each['was'])} ({each['ended']})",
+            _said(each["would_be"]),
+        )
+        for each in found["otherwise"]
+    ]
+    if rows:
+        output.table(("requested", "for", "tool", "was", "would be"), rows)
+    output.notice(f"{len(rows)} of {found['tried']} requests would be decided otherwise")
+    if found["incomplete"]:
+        output.notice(f"of {found['incomplete']} the run or the protocol is no longer known")
+
+
+def _said(ruled: Mapping[str, Any]) -> str:
+    people = f" {ruled['need']} of ({_people(ruled['deciders'])})"
+    return f"{ruled['outcome']}{people if ruled['outcome'] == 'ask' else ''}, {ruled['rule']}"
+
+
 def _check(output: Output, policy: Policy, cases: Mapping[str, Case]) -> bool:
     """Explain the policy's ruling on each case; return whether all rulings are as expected."""
     if not output.as_json:
@@ -109,17 +146,21 @@ def _explain(output: Output, name: str, ruling: Ruling, differences: list[str]) 
 def _summary(ruling: Ruling) -> str:
     if ruling.is_automatic:
         return f"{ruling.outcome}, by rule {ruling.rule_id}"
-    who = " and ".join(
-        ", ".join(
-            [f"role {role}" for role in each.roles]
-            + each.users
-            + [f"not {name}" for name in each.excluded]
-        )
-        or f"scope {each.scope}"
-        for each in ruling.deciders
-    )
+    who = _people([each.model_dump() for each in ruling.deciders])
     until = f", until {ruling.expires_at}, then {ruling.on_deadline}" if ruling.expires_at else ""
     return f"ask {ruling.need} of ({who}){until}, by rule {ruling.rule_id}"
+
+
+def _people(deciders: Sequence[Mapping[str, Any]]) -> str:
+    return " and ".join(
+        ", ".join(
+            [f"role {role}" for role in each["roles"]]
+            + each["users"]
+            + [f"not {name}" for name in each["excluded"]]
+        )
+        or f"scope {each['scope']}"
+        for each in deciders
+    )
 
 
 def _as_json(ruling: Ruling) -> dict[str, Any]:

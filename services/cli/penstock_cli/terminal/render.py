@@ -262,6 +262,12 @@ def _escalated(data: Data) -> Piece:
     return f"escalated (step {short(data['step'])}): {whom} may decide, too", "yellow"
 
 
+def _remarked(data: Data) -> Piece:
+    to = f" to {short(data['to'])}" if data.get("to") else ""
+    text = f": {short(data['text'], 2000)}" if data.get("text") else ""
+    return f"{short(data['kind'])} of {short(data['by'])}{to}{text}", "yellow"
+
+
 def _failed(data: Data) -> Piece:
     return f"failed ({short(data['code'])}): {short(data['error'], 2000)}", "bold red"
 
@@ -337,6 +343,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "approval.requested": _requested,
     "approval.decided": _decided,
     "approval.escalated": _escalated,
+    "approval.remarked": _remarked,
     "approval.reminded": lambda d: (f"reminder: decide by {short(d['expires_at'])}", "yellow"),
     "approval.expired": lambda d: (f"expired: {short(d['reason'])}", "yellow"),
     "approval.withdrawn": lambda d: (f"withdrawn: {short(d['reason'])}", "yellow"),

@@ -89,6 +89,10 @@ def described(approval: Record, now: datetime) -> list[Piece]:
     for name, value in facts.items():
         if value is not None:
             pieces += [(f"{name:<9} ", "dim"), (f"{visible(str(value))}\n", "")]
+    for said in approval.get("remarks") or []:
+        to = f" to {said['to']}" if said.get("to") else ""
+        text = f"{said['kind']} of {said['by']}{to}: {said.get('text') or ''}"
+        pieces.append((f"{visible(text)}\n", ""))
     return pieces
 
 

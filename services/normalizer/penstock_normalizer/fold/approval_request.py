@@ -14,6 +14,9 @@ APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
 
 BUDGET = "budget"
 
+# What happens while a run waits for a decision. These events have the number `step`.
+STEPS = ("approval.escalated", "approval.reminded", "approval.remarked")
+
 
 @dataclass(slots=True)
 class PendingApproval:
@@ -36,7 +39,7 @@ class PendingApproval:
         match type_:
             case "lifecycle.paused":
                 self.pause_announced = True
-            case "approval.escalated" | "approval.reminded":
+            case _ if type_ in STEPS:
                 self.step = data["step"]
             case "approval.expired":
                 self.expiry_announced = True

@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.dialects.base import JsonObject
 from penstock.events import CATALOGUE, TERMINAL
-from penstock_normalizer.fold.approval_request import PendingApproval
+from penstock_normalizer.fold.approval_request import STEPS, PendingApproval
 
 # All events of a workflow's run except `lifecycle.started`. The service `workflows` decides how the
 # run continues, so its events are accepted at any time.
@@ -62,8 +62,7 @@ _CONDITIONS: Final[Mapping[str, _Condition]] = {
     "lifecycle.cancelled": _always,
     "lifecycle.failed": _always,
     "approval.decided": _is_first_decision,
-    "approval.escalated": _is_next_step,
-    "approval.reminded": _is_next_step,
+    **dict.fromkeys(STEPS, _is_next_step),
     "approval.expired": _is_about_pending,
     "approval.withdrawn": _always,
     "automation.triggered": _always,

@@ -163,11 +163,20 @@ export class Decision extends Component {
   }
 
   /** Take back the person's own vote; the approval can then be decided anew. */
-  async takeBack() {
+  takeBack() {
+    return this.change(() => remove(`${pathOf(this.approval)}/decision`));
+  }
+
+  /** Send the note as a question or an answer, without deciding. */
+  say(kind) {
+    return this.change(() => post(`${pathOf(this.approval)}/remarks`, { kind, text: this.state.note.trim() }));
+  }
+
+  async change(send) {
     this.setState({ isBusy: true, error: null });
     try {
-      const record = await remove(`${pathOf(this.approval)}/decision`);
-      this.setState({ isBusy: false, settled: null, ...(this.mustRead && { record }) });
+      const record = await send();
+      this.setState({ isBusy: false, settled: null, note: "", ...(this.mustRead && { record }) });
       this.props.onDecided?.(record);
     } catch (error) {
       this.setState({ isBusy: false, error: error.message });
@@ -212,6 +221,7 @@ export class Decision extends Component {
       ${(approval.need ?? 1) > 1 && html`<p class="dim">${String(votes.length)} of ${String(approval.need)} people have approved.</p>`}
       ${votes.map((vote) => html`<p class="dim">${vote.by} has voted <${Time} at=${vote.at} />${vote.note ? `: ${vote.note}` : ""}
         ${vote.by === me && !vote.decider.token_id && !outcome && !outcomeOf(approval) && html`<button type="button" class="quiet small" disabled=${isBusy} onClick=${() => this.takeBack()}>Take back</button>`}</p>`)}
+      ${(approval.remarks ?? []).map(({ kind, by, to, text }) => html`<p class="dim">${kind} of ${by}${to && ` to ${to}`}: ${text && html`<${Exact} text=${text} />`}</p>`)}
       ${done
         ? html`<p class="outcome" role=${settled || this.wasSettled ? "status" : "alert"}>${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>${wrong}`
         : html`<div class="foot">
@@ -228,6 +238,8 @@ export class Decision extends Component {
                 ${NEEDS_VALUE.has(approval.items[0].kind) ? "Answer" : "Approve"}
               </button>
               ${mayReject && html`<button type="button" class="reject" disabled=${isBusy} onClick=${() => this.decide("reject")}>Reject</button>`}
+              <button type="button" class="quiet" disabled=${isBusy || !note.trim()} title="Sends the note as a question to whoever asks" onClick=${() => this.say("question")}>Ask</button>
+              ${(approval.remarks ?? []).some((each) => each.kind === "question") && html`<button type="button" class="quiet" disabled=${isBusy || !note.trim()} title="Sends the note as an answer" onClick=${() => this.say("answer")}>Answer</button>`}
             </div>
           </div>`}
     </section>`;

@@ -177,6 +177,7 @@ const READ = {
   "approval.expired": (all, event) => settled(all, event, "nobody decided in time"),
   "approval.withdrawn": (all, event) => settled(all, event, "the decision is not needed any more"),
   "approval.escalated": (all, event) => all.note(event, "further people may decide now"),
+  "approval.remarked": (all, event, { kind, by, to, text }) => all.note(event, `${kind} of ${by}${to ? ` to ${to}` : ""}: ${text ?? ""}`),
   "approval.reminded": (all, event) => all.note(event, "the deadline of the decision is near"),
   "dispatch.team": (all, event, data) => all.note(event, `⇒ ${data.team_name}: ${short(data.task)}`, "tool"),
   "dispatch.worker": (all, event, data) => {

@@ -8,7 +8,8 @@ import { follow } from "./live.js";
 import { focusOn, go } from "./place.js";
 import { Component, Time, html } from "./view.js";
 
-const CHANGES = ["requested", "voted", "taken_back", "escalated", "reminded", "decided", "expired", "withdrawn"].map((each) => `approval.${each}`);
+const WAITS = ["requested", "voted", "taken_back", "remarked", "escalated", "reminded"];
+const CHANGES = [...WAITS, "decided", "expired", "withdrawn"].map((each) => `approval.${each}`);
 const AGAIN_MS = 3000;
 const FOREVER = "9999";
 const EARLIER = 50; // the agent's latest decisions, among which the last call of a tool is looked for
