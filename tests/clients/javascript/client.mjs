@@ -69,6 +69,14 @@ const CASES = {
     for await (const run of client.runs({ tag: ["a=b", "c=d"] })) runs.push(run.run_id);
     return runs;
   },
+  /** Follow a run until it is cancelled; print its id first. */
+  async killed() {
+    const run = new Client(url, { token: process.argv[4] }).run("assistant", "slow", { session_id: "node" });
+    console.log(await run.start());
+    const seen = [];
+    for await (const event of run) if (!isNotice(event)) seen.push(event.sequence);
+    return seen;
+  },
   /** The parser gives the same frames however the text is divided. */
   parsed() {
     const text = "\u{1F600}: c\r\nid: 1\r\nevent: a\r\ndata: x\r\ndata: y\u2028z\r\n\r\nid: 2\rdata:q\r\r\n\ndata\n\n";

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,7 @@ MAX_BYTES = 20_000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with the programs of these tests, and the package installed."""
-    compilers = node.packages("contract")
-    folder = tmp_path_factory.mktemp("javascript")
-    shutil.copytree(PACKAGE, folder / "node_modules" / "@penstock" / "client")
-    for name in ("typescript", "@types"):
-        (folder / "node_modules" / name).symlink_to(compilers / name)
-    (folder / "package.json").write_text('{"type": "module"}')
-    (folder / "tests").mkdir()
-    shutil.copy(HERE / "client.mjs", folder / "tests")
-    return folder
+    return node.project(tmp_path_factory.mktemp("javascript"), HERE / "client.mjs")
 
 
 @pytest.fixture

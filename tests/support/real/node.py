@@ -29,6 +29,19 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def project(folder: Path, program: Path) -> Path:
+    """Make a folder with this program in `tests`, and with @penstock/client and the TypeScript
+    compiler installed; return the folder."""
+    compilers = packages("contract")
+    shutil.copytree(ROOT / "clients/javascript", folder / "node_modules/@penstock/client")
+    for name in ("typescript", "@types"):
+        (folder / "node_modules" / name).symlink_to(compilers / name)
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "tests").mkdir()
+    shutil.copy(program, folder / "tests")
+    return folder
+
+
 def absent(reason: str) -> None:
     """Skip the test for want of something that is installed; fail it in CI."""
     # In CI, a skip would be a test less: nobody would notice a skip there.
