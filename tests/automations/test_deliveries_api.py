@@ -235,6 +235,26 @@ async def test_the_deliveries_of_all_rules_of_a_caller_are_one_list(api: Automat
     assert replayed.json() == {"replayed": 2, "left_out": 0, "next": None}
 
 
+async def test_a_list_of_rules_counts_the_deliveries_of_each_since_a_time(
+    api: AutomationsApi,
+) -> None:
+    await api.make("hook")
+    await stored(api, 3)
+    await stored(api, 2, "waiting")
+    await stored(api, 1, "delivered")
+    await api.make("other")
+
+    async def outcomes(since: str) -> dict[str, Any]:
+        rules = (await api.ask("GET", "", outcomes_since=since)).json()["automations"]
+        return {rule["id"]: [*rule["outcomes"].values()] for rule in rules}
+
+    first = {"hook": [2, 1, 3], "other": [0, 0, 0]}  # waiting, delivered, failed
+    assert await outcomes("2023-11-14T22:13:20Z") == first
+    assert await outcomes("2023-11-14T22:13:21Z") == first | {"hook": [1, 0, 2]}
+    assert (await api.ask("GET", "", outcomes_since="yesterday")).status_code == 422
+    assert "outcomes" not in (await api.ask("GET", "")).json()["automations"][0]
+
+
 async def test_deliveries_are_of_one_rule_and_not_of_another_with_the_same_id(
     api: AutomationsApi,
 ) -> None:

@@ -20,6 +20,7 @@ from support.fakes.issuer import token
 from support.real.consoles import (
     HOSTILE,
     SHOWN,
+    decided,
     has_status,
     is_accessible,
     is_clean,
@@ -181,6 +182,39 @@ async def test_mistakes_of_a_definition_are_marked_at_their_lines(demo: str) -> 
         assert "422" in complaint
 
 
+async def test_what_left_penstock_for_a_run_is_beside_it(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    webhook = {"url": "https://nobody.invalid/links"}
+    rule = {"id": "links", "subjects": ["lifecycle.completed"], "action": {"webhook": webhook}}
+    rule |= {"retry_delays_s": []}
+    assert (await http.post("/v1/automations", json=rule)).status_code == 201
+    run_id = await started(http, f"confirm {HOSTILE}")
+    await decided(http, run_id)
+    await has_status(http, run_id, "completed")
+    async with page_at(f"{demo}/console/runs/{run_id}?tab=links") as page:
+        await page.resize(1280)
+
+        async def delivered() -> bool:
+            await page.send("Page.reload")
+            await page.until("!!document.querySelector('.links-of .asked, .links-of .notice')")
+            found = "document.querySelector('.deliveries')?.innerText ?? ''"
+            return "failed" in await page.value(found)
+
+        await eventually(delivered, 60)
+        assert "lifecycle.completed" in await page.text(".deliveries")
+        assert "approved by anonymous through the API" in await page.text(".asked summary")
+        trace = (await http.get(f"/v1/runs/{run_id}")).json()["trace_id"]
+        assert trace in await page.text(".links-of")
+        await page.value("document.querySelector('.asked summary').click()")
+        await page.until("document.querySelectorAll('.audit li').length >= 3")
+        audit = await page.text(".audit")
+        assert audit.index("requested") < audit.index("decided") < audit.index("ran")
+        await is_accessible(page, "links")
+        is_clean(page, demo)
+    assert (await http.delete("/v1/automations/links")).status_code == 200
+
+
 PLACES = {
     "/": "Start",
     "/console/runs": "Runs",
@@ -228,6 +262,10 @@ async def test_motion_is_reduced_and_times_have_utc_where_the_reader_needs_it(
         await page.go(f"{demo}/console/runs/{run_id}")
         await page.until("!!document.querySelector('.facts time')")
         began = (await http.get(f"/v1/runs/{run_id}")).json()["created_at"]
-        assert f"({began[11:16]} UTC)" in await page.text(".facts time")
+        # Also with the day, where it is another in Tokyo.
+        assert f"{began[11:16]} UTC)" in await page.text(".facts time")
+        await page.go(f"{demo}/console/runs")
+        await page.until("!!document.querySelector('td time')")
+        assert f"{began[11:16]} UTC)" in await page.text(f"tr[data-run='{run_id}'] time")
         is_clean(page, demo)
     await http.post(f"/v1/runs/{run_id}/cancel", json={})

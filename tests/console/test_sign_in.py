@@ -51,7 +51,7 @@ async def test_a_person_comes_back_to_the_page_that_asked_and_signs_out(signed: 
         )
         await page.until(f"{TITLE} === 'Runs'")
         assert "token" not in await page.value("document.cookie")
-        await page.click(".top button")
+        await page.click(".user + button")
         await page.until(f"{TITLE} === 'Who are you?'")
         # The provider asks again, because the person has signed out there, too.
         await page.click(".provider")

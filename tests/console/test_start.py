@@ -303,7 +303,7 @@ async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_ou
         await page.go(f"{asking}/")
         await page.until("!!document.querySelector('#spent')")
         assert f"{read} tokens read" in await page.text("aside")
-        await page.click(".top button")
+        await page.click(".user + button")
         await page.until("!!document.querySelector('#token')")
         assert "this one" not in await page.text("body")
 

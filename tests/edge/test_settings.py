@@ -35,3 +35,9 @@ def test_what_is_common_is_handed_on_and_what_is_its_own_comes_from_the_environm
     monkeypatch.setenv("PENSTOCK_KEEP_ALIVE_S", "3")
     own = EdgeSettings(**Settings(port=1234).model_dump())
     assert (own.port, own.keep_alive_s, own.enable_adk_canonical_stream) == (1234, 3.0, True)
+
+
+@pytest.mark.parametrize("wrong", ["javascript:alert({trace_id})", "https://traces.example/", ""])
+def test_an_address_of_traces_is_one_of_the_web_and_has_a_place_for_the_id(wrong: str) -> None:
+    with pytest.raises(ValueError, match="trace_url"):
+        EdgeSettings(trace_url=wrong)

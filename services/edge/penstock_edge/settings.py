@@ -100,6 +100,12 @@ class EdgeSettings(StartSettings):
         description="Seconds that a cancel waits for a connector before the edge ends the run "
         "itself.",
     )
+    trace_url: str | None = Field(
+        None,
+        pattern=r"^https?://\S*\{trace_id\}\S*$",
+        description="Where a trace is shown, with `{trace_id}` in place of its id. "
+        "`GET /v1/runs/{id}` and the console then have a link to a run's trace.",
+    )
 
     @model_validator(mode="after")
     def _people_can_come_back(self) -> EdgeSettings:

@@ -38,6 +38,7 @@ class PretendRun:
         self.sequence = 0
         self.leg_number = 1  # the leg of the published events
         self.envelope: dict[str, Any] = {}  # further fields of the published events
+        self.headers: dict[str, str] = {}  # further headers of the published events
         self.first = 0
         self.places: list[int] = []  # stream sequences of the published events
         self._raw: RawWriter | None = None
@@ -81,7 +82,7 @@ class PretendRun:
             "leg": self.leg_number,
             **self.envelope,
         }
-        headers = {messages.SEQUENCE: str(self.sequence)}
+        headers = {messages.SEQUENCE: str(self.sequence), **self.headers}
         if self.first:
             headers[messages.FIRST] = str(self.first)
         payload = await wrap(self.bus, f"{self.run_id}.{self.sequence}", orjson.dumps(event))

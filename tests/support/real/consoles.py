@@ -91,3 +91,23 @@ async def is_accessible(page: Page, name: str) -> None:
         await page.screenshot(Path(SHOTS) / f"{name}-narrow.png")
     assert await page.value("document.documentElement.scrollWidth") == 360
     await page.resize(1280)
+
+
+def note(what: str, **numbers: float) -> None:
+    """Write numbers beside the pictures of the screens."""
+    if SHOTS:
+        with (Path(SHOTS) / "numbers.txt").open("a") as file:
+            file.write(f"{what}: {', '.join(f'{k} {v:.2f}' for k, v in numbers.items())}\n")
+
+
+async def frames_of(page: Page, seconds: float, move: str = "") -> tuple[float, float]:
+    """Draw frames for some seconds, and run `move` in each; return the longest time between two
+    frames in milliseconds, and how many there are in a second."""
+    longest_ms, per_s = await page.value(
+        "new Promise((done) => { const begin = performance.now(); let [last, longest, count] ="
+        " [begin, 0, 0]; const look = (now) => { longest = Math.max(longest, now - last);"
+        f" last = now; count += 1; {move}; if (now - begin < {seconds} * 1000)"
+        f" requestAnimationFrame(look); else done([longest, count / {seconds}]); }};"
+        " requestAnimationFrame(look); })"
+    )
+    return longest_ms, per_s

@@ -6,8 +6,9 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from support.drive.waiting import eventually, wait_for
 from support.real import browser, servers
 
 DEADLINE_S = 30.0
+# The codes of the keys that are no letters.
+CODES = {
+    **{"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "PageUp": 33, "PageDown": 34, "End": 35},
+    **{"Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40},
+}
 
 
 class PageReplaced(Exception):
@@ -90,12 +96,11 @@ class Page:
                 "Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box
             )
 
-    async def press(self, key: str) -> None:
+    async def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key of the keyboard, by its name or its letter."""
         text = {"text": {"Enter": "\r"}.get(key, key)} if key == "Enter" or len(key) == 1 else {}
-        codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowRight": 39, "PageDown": 34}
-        code = codes.get(key) or ord(key.upper())
-        named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        code = CODES.get(key) or ord(key.upper())
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         await self.send("Input.dispatchKeyEvent", type="keyDown", **named, **text)
         await self.send("Input.dispatchKeyEvent", type="keyUp", **named)
 
@@ -169,28 +174,35 @@ class Page:
 @asynccontextmanager
 async def page_at(url: str) -> AsyncIterator[Page]:
     """Open this page in a profile of its own, which ends with the page."""
+    async with pages_at([url]) as [page]:
+        yield page
+
+
+@asynccontextmanager
+async def pages_at(urls: Sequence[str]) -> AsyncIterator[list[Page]]:
+    """Open these pages, all of which are seen, in one new profile: they share its connections."""
     address = await asyncio.to_thread(_browser)
-    async with connect(address, max_size=None) as commands:
-        controls = Page(commands)
-        try:
-            context = (await controls.send("Target.createBrowserContext"))["browserContextId"]
+    host = address.split("/devtools/")[0]
+    async with AsyncExitStack() as stack:
+        controls = Page(await stack.enter_async_context(connect(address, max_size=None)))
+        stack.push_async_callback(controls.close)
+        context = (await controls.send("Target.createBrowserContext"))["browserContextId"]
+        close = partial(controls.send, "Target.disposeBrowserContext", browserContextId=context)
+        stack.push_async_callback(close)
+        pages = []
+        for url in urls:
             made = await controls.send(
                 "Target.createTarget", url="about:blank", browserContextId=context
             )
-            host = address.split("/devtools/")[0]
-            async with connect(f"{host}/devtools/page/{made['targetId']}", max_size=None) as socket:
-                page = Page(socket)
-                try:
-                    for domain in ("Page", "Network", "Log", "Runtime"):
-                        await page.send(f"{domain}.enable")
-                    await page.send("Emulation.setScrollbarsHidden", hidden=True)
-                    await page.go(url)
-                    yield page
-                finally:
-                    await page.close()
-            await controls.send("Target.disposeBrowserContext", browserContextId=context)
-        finally:
-            await controls.close()
+            target = f"{host}/devtools/page/{made['targetId']}"
+            page = Page(await stack.enter_async_context(connect(target, max_size=None)))
+            stack.push_async_callback(page.close)
+            for domain in ("Page", "Network", "Log", "Runtime"):
+                await page.send(f"{domain}.enable")
+            await page.send("Emulation.setScrollbarsHidden", hidden=True)
+            await page.go(url)
+            pages.append(page)
+        yield pages
 
 
 _runs: list[servers.SharedRun] = []  # the one run of this process

@@ -47,6 +47,7 @@ from penstock_automations.api.common import (
     may_use,
     operation,
     optional_body,
+    time_of,
 )
 from penstock_automations.api.stored_rules import (
     StoredRules,
@@ -71,6 +72,12 @@ class Query(Part):
 
     limit: int = Field(100, ge=1, le=MAX_PAGE, description="How many rules a page has at most")
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
+    outcomes_since: str | None = Field(
+        None,
+        max_length=40,
+        description="Each rule then has `outcomes`: how many of its deliveries that began at this "
+        "time or later are `waiting`, `delivered` and `failed`, each up to 100,000",
+    )
 
 
 _FILTERS: Final = in_query(Query)
@@ -107,6 +114,12 @@ class Rules:
         page = own[begin : begin + query.limit]
         more = len(own) > begin + len(page)
         shown = [shown_rule(rule.record) for rule in page]
+        if query.outcomes_since is not None:
+            since = int(time_of(query.outcomes_since, "outcomes_since").timestamp() * 1000)
+            names = [(rule.id, rule.record.uid) for rule in page]
+            counts = await self._deliveries.outcomes(names, since)
+            for each, outcomes in zip(shown, counts, strict=True):
+                each["outcomes"] = outcomes
         return json_answer({"automations": shown, "next": cursor_of(page[-1].id) if more else None})
 
     @serves(

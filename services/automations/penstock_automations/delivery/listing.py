@@ -30,6 +30,7 @@ STATUSES: Final = {status: code for code, status in enumerate(get_args(Status))}
 FIRST: Final = (-(2**62), -1)  # the place before all deliveries
 LAST_MS: Final = 2**62
 RULES_AT_ONCE: Final = 100  # after this many rules, other requests are handled
+COUNTED: Final = 100_000  # to count more would make other requests wait
 READ_AT_ONCE: Final = 50  # after this many records, other requests are handled
 
 
@@ -95,11 +96,14 @@ class DeliveryRows(IndexRows):
             ),
         )
 
-    def count(self, rule: tuple[str, str], status: Status) -> int:
-        """Return how many deliveries of the rule have this status."""
+    def count(
+        self, rule: tuple[str, str], status: Status, since: int = -LAST_MS, most: int = -1
+    ) -> int:
+        """Return how many deliveries of the rule have this status; with `most`, up to so many."""
         [[found]] = self.rows(
-            "SELECT count(*) FROM deliveries WHERE rule = ? AND status = ?",
-            (number_of(_rule_of(*rule)), STATUSES[status]),
+            "SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_by_status"
+            " WHERE rule = ? AND status = ? AND age <= ? LIMIT ?)",
+            (number_of(_rule_of(*rule)), STATUSES[status], -since, most),
         )
         return int(found)
 
@@ -145,6 +149,18 @@ class DeliveryList:
         """Return how many deliveries of the rule have this status. Raises BusError."""
         await self._caught_up()
         return self._rows.count(rule, status)
+
+    async def outcomes(
+        self, rules: Sequence[tuple[str, str]], since: int
+    ) -> list[dict[Status, int]]:
+        """Return for each rule how many of its deliveries that began at `since` (Unix milliseconds)
+        or later have each status, each up to `COUNTED`. Raises BusError."""
+        await self._caught_up()
+        found = []
+        for rule in rules:
+            found.append({each: self._rows.count(rule, each, since, COUNTED) for each in STATUSES})
+            await asyncio.sleep(0)
+        return found
 
     async def _caught_up(self) -> None:
         if self._follow is not None:

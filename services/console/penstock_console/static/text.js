@@ -2,6 +2,9 @@
 
 import { UNSEEN, UNSEEN_OR_SPACE } from "./unseen.js";
 
+// So many marks of one text are elements. Further ones are text in brackets: a page with a million
+// elements would stand still.
+const MOST_MARKS = 1000;
 // Characters that emoji are made of. They are not marked outside approvals.
 const EMOJI_PARTS = new Set(["\u200d", "\ufe0f"]);
 
@@ -21,11 +24,16 @@ export function eachPart(text, show, mark, strict = false) {
     show(all);
     return;
   }
-  let plain = "";
+  let [plain, marks] = ["", 0];
   for (const character of all) {
     const ordinary = "\n\t".includes(character) || (!strict && EMOJI_PARTS.has(character));
     if (ordinary || !unseen.test(character)) {
       plain += character;
+      continue;
+    }
+    marks += 1;
+    if (marks > MOST_MARKS) {
+      plain += `[${name(character)}]`;
       continue;
     }
     if (plain) show(plain);

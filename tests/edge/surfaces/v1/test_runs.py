@@ -69,6 +69,25 @@ async def test_the_callers_trace_goes_with_the_run_or_one_begins(
     assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]", command["traceparent"])
 
 
+async def test_a_run_shows_its_trace_and_where_it_is_if_it_is_sampled(
+    make_edge: MakeEdge, edge: Client, bus: Bus
+) -> None:
+    there = await make_edge(trace_url="https://traces.example/{trace_id}?tab=spans")
+    for traceparent, is_sampled in ((TRACE, True), (f"{TRACE[:-2]}00", False), ("garbage", False)):
+        run = PretendRun(bus)
+        await run.record()
+        path = f"/v1/runs/{run.run_id}"
+        assert "trace_id" not in (await there.get(path)).json()
+        run.headers["traceparent"] = traceparent
+        await run.started()
+        await run.record(first_event=run.first)
+        shown = (await there.get(path)).json()
+        assert shown.get("trace_id") == (None if traceparent == "garbage" else TRACE.split("-")[1])
+        url = f"https://traces.example/{TRACE.split('-')[1]}?tab=spans"
+        assert shown.get("trace_url") == (url if is_sampled else None)
+        assert "trace_url" not in (await edge.get(path)).json()
+
+
 @pytest.mark.parametrize(("header", "depth"), [("0", 1), ("3", 4)])
 async def test_the_depth_of_a_webhook_that_led_to_a_start_is_counted(
     edge: Client, header: str, depth: int

@@ -6,7 +6,9 @@ import { Automation, Automations } from "./automations.js";
 import { Compare } from "./compare.js";
 import { Costs } from "./costs.js";
 import { Docs } from "./docs.js";
+import { Earlier } from "./earlier.js";
 import { Inbox } from "./inbox.js";
+import { Keys } from "./keys.js";
 import { MOVED, focusOn, follows, go } from "./place.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
@@ -30,6 +32,7 @@ const SCREENS = [
     show: ([, ...ids], props) => html`<${Compare} ids=${ids.map(decoded)} ...${props} />`,
   },
   { pattern: /^\/console\/inbox\/?$/u, name: "Inbox", show: (_, props) => html`<${Inbox} ...${props} />` },
+  { pattern: /^\/console\/inbox\/earlier$/u, name: "Decisions", show: (_, props) => html`<${Earlier} ...${props} />` },
   {
     pattern: /^\/console\/inbox\/([^/]+)$/u,
     name: "Inbox",
@@ -150,7 +153,7 @@ class App extends Component {
     const moved = (event) => {
       const isReplaced = event instanceof CustomEvent && event.detail.replace;
       const isOther = location.pathname !== this.state.path;
-      const isOtherScreen = screenAt(location.pathname) !== screenAt(this.state.path);
+      const isOtherScreen = screenAt(location.pathname)?.name !== screenAt(this.state.path)?.name;
       this.setState({ path: location.pathname, search: location.search, ...(isOtherScreen && { live: null }) }, () => {
         // An address that was replaced is the same place for the reader, who keeps the focus.
         if (isOther && !isReplaced) focusOn("h1");
@@ -190,11 +193,13 @@ class App extends Component {
     const props = { search, onLive: this.onLive, key: `${screen?.name} ${turn}` };
     if (screen && screen.name !== "Run") document.title = `${screen.name} - Penstock`;
     return html`<header class="top">
+        <button type="button" class="skip" onClick=${() => focusOn("h1")}>Skip to the page</button>
         <a class="brand" href="/"><img src="/assets/icon.svg" alt="" width="24" height="24" />Penstock</a>
         <nav aria-label="Screens">
           ${isAsked && !isUnknown && LINKS.filter(([, , scope]) => mayOpen(scope)).map(([place, name]) => html`<a href=${place} aria-current=${isAt(place) ? "page" : undefined}>${name}</a>`)}
         </nav>
         <span class=${`live is-${live ?? "off"}`} role="status">${{ live: "live", lost: "connection lost, it comes back by itself" }[live] ?? ""}</span>
+        <${Keys} screen=${screen?.name} />
         ${me?.credential === "cookie" && !isUnknown && html`<span class="user">${me.user_id}</span> <button type="button" class="quiet small" onClick=${() => this.leave()}>Sign out</button>`}
       </header>
       ${failed

@@ -9,7 +9,7 @@ import { Component, Time, Tree, duration, html } from "./view.js";
 const path = (id) => `/v1/automations/${encodeURIComponent(id)}`;
 const place = (id) => `/console/automations/${encodeURIComponent(id)}`;
 const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
-const SHOWN_FAILURES_MS = 24 * 3600 * 1000; // a failed delivery is shown with its rule for a day
+const SHOWN_MS = 24 * 3600 * 1000; // a rule is shown with its deliveries of a day
 const STATUSES = ["waiting", "delivered", "failed"];
 const DRY_RUN = { hours: 24, limit: 1000 };
 const TRIED = {
@@ -101,52 +101,54 @@ function Deliveries({ deliveries, onAgain }) {
   </table>`;
 }
 
-/** Return the deliveries that are not made, by rule: how many wait and have failed, and the last attempt. */
-async function undelivered() {
-  const since = new Date(Date.now() - SHOWN_FAILURES_MS).toISOString();
+/** Return the latest attempt that has failed of each rule that has such deliveries. */
+async function failures() {
+  const since = new Date(Date.now() - SHOWN_MS).toISOString();
   const list = (query) => get(`/v1/automations/deliveries?limit=100&${new URLSearchParams(query)}`);
   const pages = await Promise.all([list({ status: "waiting" }), list({ status: "failed", since })]);
   const found = new Map();
-  for (const { rule, status, last } of pages.flatMap((page) => page.deliveries)) {
-    const one = found.get(rule) ?? { waiting: 0, failed: 0, last: null };
-    one[status] += 1;
-    if (last?.code && !(one.last?.at > last.at)) one.last = last;
-    found.set(rule, one);
+  for (const { rule, last } of pages.flatMap((page) => page.deliveries)) {
+    if (last?.code && !(found.get(rule)?.at > last.at)) found.set(rule, last);
   }
   return found;
 }
 
-function Undelivered({ one }) {
-  if (!one?.last) return "";
-  return html`<span class="bad">${String(one.waiting)} waiting, ${String(one.failed)} failed; the latest: ${short(one.last.text, 120)}</span>`;
+/** How many of a rule's deliveries have succeeded, and why the last one that did not has failed. */
+function Outcomes({ outcomes, failure }) {
+  const { waiting, delivered, failed } = outcomes;
+  const ended = delivered + failed;
+  const rate = ended ? `${Math.floor((100 * delivered) / ended)} % of ${ended.toLocaleString()} delivered` : waiting || failure ? "" : "none";
+  const parts = [rate, waiting && `${waiting.toLocaleString()} waiting`].filter(Boolean);
+  return html`<span class=${failed ? "bad" : "dim"}>${parts.join(", ")}</span>${failure && html` <span class="bad">the latest failure: ${short(failure.text, 120)}</span>`}`;
 }
 
 export class Automations extends Component {
   constructor() {
     super();
-    this.state = { rules: null, next: null, error: null, undelivered: new Map() };
+    this.state = { rules: null, next: null, error: null, failures: new Map() };
   }
 
   componentDidMount() {
     this.read(null);
-    undelivered().then((found) => this.setState({ undelivered: found }), () => {});
+    failures().then((found) => this.setState({ failures: found }), () => {});
   }
 
   async read(after) {
     try {
-      const { automations, next } = await get(`/v1/automations${after ? `?${new URLSearchParams({ after })}` : ""}`);
+      const since = new Date(Date.now() - SHOWN_MS).toISOString();
+      const { automations, next } = await get(`/v1/automations?${new URLSearchParams({ outcomes_since: since, ...(after && { after }) })}`);
       this.setState({ rules: [...(after ? this.state.rules : []), ...automations], next });
     } catch (error) {
       this.setState({ error: error.message });
     }
   }
 
-  render(_, { rules, next, error, undelivered: found }) {
+  render(_, { rules, next, error, failures: found }) {
     return html`<main>
       <div class="bar"><h1 tabindex="-1">Automations</h1></div>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       ${rules?.length > 0 && html`<table>
-        <thead><tr><th scope="col">State</th><th scope="col">Rule</th><th scope="col" class="wide">On</th><th scope="col">Does</th><th scope="col">Not delivered</th></tr></thead>
+        <thead><tr><th scope="col">State</th><th scope="col">Rule</th><th scope="col" class="wide">On</th><th scope="col">Does</th><th scope="col">Deliveries of a day</th></tr></thead>
         <tbody>
           ${rules.map((rule) => {
             const [on, does] = described(rule);
@@ -155,7 +157,7 @@ export class Automations extends Component {
               <td class="name"><a href=${place(rule.id)}>${rule.name || rule.id}</a></td>
               <td class="wide">${on}</td>
               <td data-label="it">${does}</td>
-              <td><${Undelivered} one=${found.get(rule.id)} /></td>
+              <td class="outcomes" data-label="deliveries of a day:"><${Outcomes} outcomes=${rule.outcomes} failure=${found.get(rule.id)} /></td>
             </tr>`;
           })}
         </tbody>

@@ -30,7 +30,15 @@ function contents(item) {
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined && value !== null));
 }
 
-const isSame = (one, other) => JSON.stringify(contents(one)) === JSON.stringify(contents(other));
+const texts = new WeakMap();
+
+/** Return the contents of an item as text. It is made once, because each item is compared with many. */
+function textOf(item) {
+  if (!texts.has(item)) texts.set(item, JSON.stringify(contents(item)));
+  return texts.get(item);
+}
+
+const isSame = (one, other) => textOf(one) === textOf(other);
 
 /**
  * Align two lists of items: rows with an item of each, or of one of them. Rows have as many pairs as
@@ -126,7 +134,7 @@ export class Compare extends Component {
 
   render(_, { sides, error, isOnlyDifferent }) {
     if (!sides) {
-      return html`<main><h1 tabindex="-1">Compare</h1>
+      return html`<main class="compare"><div class="bar"><h1 tabindex="-1">Compare</h1></div>
         ${error ? html`<p class="notice" role="alert">${error}</p>` : html`<p class="dim">Loading…</p>`}</main>`;
     }
     const rows = aligned(sides[0].items, sides[1].items);

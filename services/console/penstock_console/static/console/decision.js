@@ -3,7 +3,7 @@
 
 import { get, post, remove } from "../api.js";
 import { Answer } from "./form.js";
-import { Component, Exact, Time, Tree, duration, html, sortedJson } from "./view.js";
+import { Component, Exact, Time, Tree, duration, html, sortedJson, timeText } from "./view.js";
 
 // The kinds that can only be answered, and those that need a value (docs/approvals.md).
 const ANSWERED_ONLY = new Set(["input", "feedback", "selection", "credential"]);
@@ -49,8 +49,12 @@ export function termsOf({ deciders = [], need = 1, expires_at: deadline, on_dead
   return [
     ...deciders.map((each) => `May decide: ${named(each)}.`),
     ...(need > 1 ? [`${need} people must approve.`] : []),
+<<<<<<< HEAD
     ...escalations.map(({ at, to }) =>
       to ? `From ${new Date(at).toLocaleString()} on, also: ${named(to)}.` : `A reminder comes at ${new Date(at).toLocaleString()}.`),
+=======
+    ...escalations.map(({ at, to }) => `From ${timeText(at)} on, also: ${named(to)}.`),
+>>>>>>> 2b2ec3c2 (Console: every task by the keyboard alone, and a list of keys that can be switched off; earlier decisions; what left Penstock for a run, with its trace; how many deliveries of each rule succeed; windows take turns for connections (0372); UTC beside every time)
     ...(deadline ? [`If nobody decides in time, ${AT_DEADLINE[then] ?? AT_DEADLINE.reject}.`] : []),
   ];
 }
@@ -59,13 +63,20 @@ const AT_DEADLINE = { reject: "it is rejected", approve: "it is approved", leave
 
 const isConfirmation = (approval) => approval.items.length === 1 && !TAKES_VALUE.has(approval.items[0].kind);
 
+const asked = new WeakMap(); // what an approval asks for, as text: arguments may have a megabyte
+
+function askedBy(approval) {
+  if (!asked.has(approval)) {
+    const { agent, items: [{ tool, args }], rulings = [] } = approval;
+    asked.set(approval, sortedJson({ agent, tool, args: args ?? {}, isDangerous: Boolean(rulings[0]?.danger) }));
+  }
+  return asked.get(approval);
+}
+
 /** Whether two approvals ask for the same: one call of the same agent's tool with equal arguments. */
 export function areAlike(one, other) {
   if (one === other || !isConfirmation(one) || !isConfirmation(other)) return false;
-  const [first, second] = [one, other].map(({ agent, items: [{ tool, args }], rulings = [] }) =>
-    sortedJson({ agent, tool, args: args ?? {}, isDangerous: Boolean(rulings[0]?.danger) }),
-  );
-  return Boolean(one.items[0].tool) && first === second;
+  return Boolean(one.items[0].tool) && askedBy(one) === askedBy(other);
 }
 
 function changedArgs(text) {
@@ -83,6 +94,7 @@ const pathOf = (approval) => `/v1/approvals/${encodeURIComponent(approval.approv
  * The decision on an approval, in the form of `approval.requested` or of GET /v1/approvals. The
  * decision has the digest of what is shown: if the approval has changed, it is refused.
  *
+ * `outcome` is how it ended and `at` when, where the approval itself does not tell.
  * `previous` maps a tool to its last approved call, with `args`, `at` and `by`. `alike` are further
  * approvals that ask for the same.
  */
@@ -143,11 +155,16 @@ export class Decision extends Component {
       const { edits, withAlike } = this.state;
       const others = withAlike && Object.keys(edits).length === 0 ? await this.decideAlike(alike, decision) : "";
       const outcome = outcomeOf(taken);
+<<<<<<< HEAD
       this.setState({
         isBusy: false,
         settled: `${outcome ?? "your vote is taken; others must approve, too"}${others}`,
         ...(this.mustRead && { record: taken }),
       });
+=======
+      // The button that had the focus is gone.
+      this.setState({ isBusy: false, settled: `${outcome ?? "your vote is taken; others must approve, too"}${others}` }, () => this.said?.focus({ preventScroll: true }));
+>>>>>>> 2b2ec3c2 (Console: every task by the keyboard alone, and a list of keys that can be switched off; earlier decisions; what left Penstock for a run, with its trace; how many deliveries of each rule succeed; windows take turns for connections (0372); UTC beside every time)
       onDecided?.(taken);
       if (!outcome) await this.readMe(taken);
     } catch (error) {
@@ -158,7 +175,7 @@ export class Decision extends Component {
         if (first) message = `Somebody was first: ${first}.`;
         if (now) onDecided?.(now);
       }
-      this.setState({ isBusy: false, error: message });
+      this.setState({ isBusy: false, error: message }, () => this.said?.focus({ preventScroll: true }));
     }
   }
 
@@ -197,10 +214,15 @@ export class Decision extends Component {
     return `; ${done} of ${alike.length} others alike, too${refused.length ? ` (${refused[0]})` : ""}`;
   }
 
+<<<<<<< HEAD
   render({ outcome, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike, me }) {
+=======
+  render({ outcome, at, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike }) {
+>>>>>>> 2b2ec3c2 (Console: every task by the keyboard alone, and a list of keys that can be switched off; earlier decisions; what left Penstock for a run, with its trace; how many deliveries of each rule succeed; windows take turns for connections (0372); UTC beside every time)
     const { approval } = this;
     const id = `decision-${approval.approval_id}`;
     const done = outcome ?? settled ?? outcomeOf(approval);
+    const decidedAt = at ?? approval.decision?.at;
     const mayReject = !approval.items.some((item) => ANSWERED_ONLY.has(item.kind));
     const lacks = approval.items.some((item) => NEEDS_VALUE.has(item.kind) && values[item.item_id] === undefined);
     const isWrong = Object.values(edits).some((text) => changedArgs(text) === null);
@@ -223,7 +245,8 @@ export class Decision extends Component {
         ${vote.by === me && !vote.decider.token_id && !outcome && !outcomeOf(approval) && html`<button type="button" class="quiet small" disabled=${isBusy} onClick=${() => this.takeBack()}>Take back</button>`}</p>`)}
       ${(approval.remarks ?? []).map(({ kind, by, to, text }) => html`<p class="dim">${kind} of ${by}${to && ` to ${to}`}: ${text && html`<${Exact} text=${text} />`}</p>`)}
       ${done
-        ? html`<p class="outcome" role=${settled || this.wasSettled ? "status" : "alert"}>${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>${wrong}`
+        ? html`<p class="outcome" tabindex="-1" ref=${(said) => (this.said = said)} role=${settled || this.wasSettled ? "status" : "alert"}>${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>
+          ${decidedAt && html`<p class="dim">Decided <${Time} at=${decidedAt} /></p>`}${wrong}`
         : html`<div class="foot">
             ${wrong}
             ${alike.length > 0 && Object.keys(edits).length === 0 && html`<label class="alike" for=${`${id}-alike`}><input id=${`${id}-alike`} type="checkbox" checked=${withAlike}

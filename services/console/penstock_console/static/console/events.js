@@ -7,6 +7,38 @@ import { Component, Tree, Time, html } from "./view.js";
 const ROW_PX = 30;
 const SPARE = 8; // rows above and below the view
 
+const rows = new WeakMap();
+
+/** Return what the row of an event shows. It is made once, because an event may have a megabyte. */
+function rowOf(each, runId) {
+  if (!rows.has(each)) {
+    const event = JSON.parse(each.raw);
+    const { category, action } = event.event;
+    rows.set(each, {
+      sequence: String(event.sequence),
+      type: `${category}.${action}`,
+      of: category,
+      isOther: event.run_id !== runId,
+      line: lineOf(event),
+    });
+  }
+  return rows.get(each);
+}
+
+/** All of an event. It is drawn once, and not with each event that comes. */
+class Detail extends Component {
+  shouldComponentUpdate({ chosen }) {
+    return chosen !== this.props.chosen;
+  }
+
+  render({ chosen }) {
+    if (!chosen) return html`<p class="dim">Choose an event to see all of it.</p>`;
+    const { event, sequence, timestamp, ...rest } = JSON.parse(chosen.raw);
+    return html`<p class="dim">${`${event.category}.${event.action}`}, event ${String(sequence)}, <${Time} at=${timestamp} day=${true} /></p>
+      <${Tree} value=${{ event, sequence, timestamp, ...rest }} />`;
+  }
+}
+
 export class EventList extends Component {
   constructor() {
     super();
@@ -36,7 +68,7 @@ export class EventList extends Component {
   }
 
   press(event) {
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20 }[event.key];
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20, Home: -Infinity, End: Infinity }[event.key];
     if (!step) return;
     event.preventDefault();
     const found = this.found();
@@ -55,7 +87,6 @@ export class EventList extends Component {
     const first = Math.max(0, Math.floor(top / ROW_PX) - SPARE);
     const last = Math.min(found.length, Math.ceil((top + height) / ROW_PX) + SPARE);
     const counts = words ? `${found.length} of ${events.length}` : `${events.length}`;
-    const event = chosen && JSON.parse(chosen.raw);
     return html`<div class="events">
       <div class="row">
         <label for="event-words">Find <input id="event-words" type="search" value=${words} placeholder="a type, a word"
@@ -68,22 +99,19 @@ export class EventList extends Component {
           onScroll=${(scrolled) => this.setState({ top: scrolled.target.scrollTop })}>
           <div class="spacer" role="presentation" style=${`height:${found.length * ROW_PX}px`}>
             ${found.slice(first, last).map((each, index) => {
-              const shown = JSON.parse(each.raw);
+              const { sequence, type, of, isOther, line } = rowOf(each, runId);
               return html`<div key=${each.position} id=${`event-${each.position}`} role="option" class="event"
                 aria-selected=${each === chosen} style=${`top:${(first + index) * ROW_PX}px`}
                 onClick=${() => this.setState({ chosen: each })}>
-                <span class="sequence">${String(shown.sequence)}</span>
-                <span class=${`type of-${shown.event.category}`}>${`${shown.event.category}.${shown.event.action}`}</span>
-                <span class="line">${shown.run_id === runId ? "" : "↳ "}${lineOf(shown)}</span>
+                <span class="sequence">${sequence}</span>
+                <span class=${`type of-${of}`}>${type}</span>
+                <span class="line">${isOther ? "↳ " : ""}${line}</span>
               </div>`;
             })}
           </div>
         </div>
         <div class="detail" tabindex="0" role="region" aria-label="The event">
-          ${event
-            ? html`<p class="dim">${`${event.event.category}.${event.event.action}`}, event ${String(event.sequence)}, <${Time} at=${event.timestamp} day=${true} /></p>
-                <${Tree} value=${event} />`
-            : html`<p class="dim">Choose an event to see all of it.</p>`}
+          <${Detail} chosen=${chosen} />
         </div>
       </div>
     </div>`;

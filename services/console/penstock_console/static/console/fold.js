@@ -236,7 +236,7 @@ export function lineOf(event) {
   if (data.input_tokens !== undefined) {
     return `${data.model ?? "a model"}: ${data.input_tokens} tokens in, ${data.output_tokens ?? 0} out`;
   }
-  if (data.tool && data.args) return call(data.tool, data.args);
+  if (data.tool && data.args) return short(call(data.tool, data.args), 300);
   if (data.tool) return `${data.tool}: ${short(data.error ?? data.result ?? data.delta ?? data.status, 120)}`;
   if (event.event.category === "approval" && data.items) {
     const calls = data.items.map((item) => (item.tool ? call(item.tool, item.args) : item.decision ?? item.kind));

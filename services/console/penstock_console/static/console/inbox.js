@@ -4,6 +4,7 @@
 import { get } from "../api.js";
 import { call, short } from "../text.js";
 import { Countdown, Decision, areAlike, outcomeOf } from "./decision.js";
+import { keyOf } from "./keys.js";
 import { follow } from "./live.js";
 import { focusOn, go } from "./place.js";
 import { Component, Time, html } from "./view.js";
@@ -112,8 +113,8 @@ export class Inbox extends Component {
   }
 
   press(event) {
-    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const step = { j: 1, k: -1 }[event.key];
+    const key = keyOf(event) ?? "";
+    const step = { j: 1, k: -1 }[key];
     if (step) {
       const all = this.sorted();
       const at = all.findIndex((each) => each.approval_id === this.props.approvalId);
@@ -123,7 +124,7 @@ export class Inbox extends Component {
     }
     // The keys only lead to the buttons: no decision is made by one stray key. A dangerous call has
     // a field before its button.
-    const wanted = { a: [".danger input", "button.approve"], r: ["button.reject"] }[event.key];
+    const wanted = { a: [".danger input", "button.approve"], r: ["button.reject"] }[key];
     const found = wanted?.find((each) => document.querySelector(`.chosen ${each}`));
     if (!found) return;
     event.preventDefault(); // so that the key is not written into the field
@@ -140,6 +141,7 @@ export class Inbox extends Component {
         <h1 tabindex="-1">Inbox</h1>
         <p class="dim" role="status">${isLoading ? "" : `${pending} ${pending === 1 ? "waits" : "wait"} for a person`}</p>
         <button type="button" class="quiet" aria-pressed=${isPaused} onClick=${() => this.pause(!isPaused)}>${isPaused ? "Go on" : "Pause updates"}</button>
+        <a href="/console/inbox/earlier">Earlier decisions</a>
         <p class="keys dim"><kbd>j</kbd> <kbd>k</kbd> choose, <kbd>a</kbd> <kbd>r</kbd> lead to the buttons</p>
       </div>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
@@ -150,11 +152,10 @@ export class Inbox extends Component {
       <div class=${`panes ${chosen ? "has-chosen" : ""}`}>
         ${all.length > 0 && html`<ul class="cards" aria-label="Approvals">
           ${all.map((each) => {
-            const item = each.items[0];
             const outcome = outcomeOf(each);
             return html`<li key=${each.approval_id} class=${outcome ? "is-settled" : ""}>
-              <a href=${placeOf(each)} aria-current=${each.approval_id === approvalId ? "true" : undefined}>
-                <strong>${item.tool ? short(call(item.tool, item.args), 90) : short(item.description ?? item.kind, 90)}</strong>
+              <a href=${placeOf(each)} aria-current=${each.approval_id === approvalId ? "true" : undefined} onClick=${() => requestAnimationFrame(() => focusOn(".chosen"))}>
+                <strong>${lineOf(each)}</strong>
                 ${each.items.length > 1 && html`<span class="dim"> and ${String(each.items.length - 1)} more</span>`}
                 <span class="dim">${each.agent} for ${each.user_id}</span>
                 <span>${outcome ?? (each.expires_at ? html`<${Countdown} until=${each.expires_at} />` : html`<span class="dim">no deadline</span>`)}</span>
@@ -164,7 +165,7 @@ export class Inbox extends Component {
           ${next && html`<li><button type="button" class="quiet" onClick=${() => this.read(next)}>More</button></li>`}
         </ul>`}
         ${chosen
-          ? html`<div class="chosen" key=${`${approvalId} ${chosen.digest}`}>
+          ? html`<div class="chosen" tabindex="-1" key=${`${approvalId} ${chosen.digest}`}>
               <p class="crumbs narrow-only"><a href="/console/inbox">All that wait</a></p>
               <p class="dim">${chosen.agent} asks for ${chosen.user_id}, <${Time} at=${chosen.requested_at} day=${true} />.${" "}
                 <a href=${`/console/runs/${encodeURIComponent(chosen.run_id)}`}>The run</a></p>
@@ -176,6 +177,17 @@ export class Inbox extends Component {
       </div>
     </main>`;
   }
+}
+
+const lines = new WeakMap();
+
+/** Return what an approval asks for as one line. It is made once: arguments may have a megabyte. */
+function lineOf(approval) {
+  if (!lines.has(approval)) {
+    const [{ tool, args, description, kind }] = approval.items;
+    lines.set(approval, short(tool ? call(tool, args) : description ?? kind, 90));
+  }
+  return lines.get(approval);
 }
 
 /** Return the last approved call of each tool. `approvals` are decided ones, the newest first. */

@@ -3,6 +3,37 @@
 // cursor of the last event.
 
 const AGAIN_MS = [500, 1000, 2000, 5000];
+// A browser has six connections to a host for all its tabs and windows, if the host speaks HTTP/1.1.
+// Streams take these, so that two are left for requests.
+const CONNECTIONS = Array.from({ length: 4 }, (_, number) => `penstock-stream-${number}`);
+const TURN_MS = 3000; // after so long, a stream makes room for one that waits
+
+/**
+ * Wait for one of the connections for streams. Return a function that gives it back. Without locks,
+ * which browsers have only for HTTPS and for this machine, nobody waits.
+ * @returns {Promise<() => void>}
+ */
+export function connection(signal) {
+  if (!navigator.locks) return Promise.resolve(() => {});
+  const waits = new AbortController();
+  signal.addEventListener("abort", () => waits.abort());
+  return new Promise((found) => {
+    for (const name of CONNECTIONS) {
+      const granted = () => {
+        if (waits.signal.aborted) return undefined; // another one was free first
+        waits.abort();
+        return new Promise((giveBack) => found(() => giveBack(undefined)));
+      };
+      navigator.locks.request(name, { signal: waits.signal }, granted).catch(() => {}); // waits no more
+    }
+  });
+}
+
+async function othersWait() {
+  if (!navigator.locks) return false;
+  const { pending = [] } = await navigator.locks.query();
+  return pending.some(({ name = "" }) => CONNECTIONS.includes(name));
+}
 
 /**
  * Follow the stream at `path`, which has a query already.
@@ -10,35 +41,54 @@ const AGAIN_MS = [500, 1000, 2000, 5000];
  * `take(event)` gets each message. `state(word)` gets `live` or `lost` when it changes. `ended()` is
  * called when the server refuses to continue; it returns whether to connect again. `names` are the
  * names of the stream's events. The stream begins behind the cursor `after`, if there is one.
+ *
+ * Only a page that is seen has a stream; a page that was left or is behind others goes on with its
+ * cursor when it is seen again. If more streams are seen than there are connections, they take turns.
  */
 export function follow(path, { take, state, ended = async () => true, names = ["message"], after = null }) {
-  let source = null;
+  let attempt = null; // waits for a connection, or has one; its abort ends it
   let cursor = after;
   let failures = 0;
   let timer = 0;
   let closed = false;
 
-  const open = () => {
+  const open = async () => {
     clearTimeout(timer);
-    if (source !== null) return;
-    const opened = new EventSource(cursor === null ? path : `${path}&after=${encodeURIComponent(cursor)}`);
-    source = opened;
-    opened.onopen = () => {
+    if (attempt !== null) return;
+    attempt = new AbortController();
+    const { signal } = attempt;
+    const giveBack = await connection(signal);
+    if (signal.aborted) {
+      giveBack();
+      return;
+    }
+    const source = new EventSource(cursor === null ? path : `${path}&after=${encodeURIComponent(cursor)}`);
+    const turn = setInterval(async () => {
+      if (!(await othersWait()) || signal.aborted) return;
+      stop();
+      open();
+    }, TURN_MS);
+    signal.addEventListener("abort", () => {
+      clearInterval(turn);
+      source.close();
+      giveBack();
+    });
+    source.onopen = () => {
       failures = 0;
       state("live");
     };
     for (const name of names) {
-      opened.addEventListener(name, (message) => {
-        if (source !== opened) return;
+      source.addEventListener(name, (message) => {
+        if (signal.aborted) return;
         if (message.lastEventId) cursor = message.lastEventId;
         take(message);
       });
     }
-    opened.onerror = async () => {
-      if (source !== opened) return;
+    source.onerror = async () => {
+      if (signal.aborted) return;
       state("lost");
-      if (opened.readyState !== EventSource.CLOSED) return;
-      source = null;
+      if (source.readyState !== EventSource.CLOSED) return;
+      stop();
       const again = await ended();
       if (closed || !again || document.hidden) return;
       clearTimeout(timer);
@@ -49,14 +99,12 @@ export function follow(path, { take, state, ended = async () => true, names = ["
 
   const stop = () => {
     clearTimeout(timer);
-    source?.close();
-    source = null;
+    attempt?.abort();
+    attempt = null;
   };
-  // A browser has six connections to a host for all its tabs. So only a page that is seen has a
-  // stream; a page that was left or is behind others goes on with its cursor when it is seen again.
   const look = () => {
     if (document.hidden) stop();
-    else if (source === null && !closed) open();
+    else if (!closed) open();
   };
   const shown = (event) => event.persisted && look();
   addEventListener("pagehide", stop);

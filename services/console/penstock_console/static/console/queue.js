@@ -30,6 +30,7 @@ export class Queue extends Component {
   }
 
   async read() {
+    if (document.hidden) return;
     try {
       const { queue: waiting } = await get(`${this.path()}&${new URLSearchParams({ agent: this.props.agent })}`);
       if (!this.isGone) this.setState({ waiting });

@@ -1,6 +1,7 @@
 // @ts-check
 // The bytes of the agent server, as they came. Only the beginning of a long answer is shown.
 
+import { connection } from "./live.js";
 import { Component, Growing, html } from "./view.js";
 
 const MOST_BYTES = 1024 * 1024;
@@ -12,18 +13,28 @@ export class Raw extends Component {
   }
 
   componentDidMount() {
+    // The stream of a run that goes on has a connection, of which a browser has few.
+    this.look = () => {
+      if (document.hidden) this.stop.abort();
+      else if (!this.state.isRead) this.read();
+    };
+    document.addEventListener("visibilitychange", this.look);
     this.read();
   }
 
   componentWillUnmount() {
+    document.removeEventListener("visibilitychange", this.look);
     this.stop?.abort();
   }
 
   async read() {
     this.stop = new AbortController();
     const { signal } = this.stop;
+    const giveBack = await connection(signal);
+    signal.addEventListener("abort", giveBack);
     const decoder = new TextDecoder();
     let [text, size] = ["", 0];
+    this.setState({ error: null });
     try {
       const headers = { accept: "text/event-stream" };
       const answer = await fetch(this.props.path, { credentials: "same-origin", redirect: "error", headers, signal });
@@ -43,6 +54,7 @@ export class Raw extends Component {
       this.stop.abort();
     } catch (error) {
       if (!signal.aborted) this.setState({ error: error.message });
+      giveBack();
     }
   }
 

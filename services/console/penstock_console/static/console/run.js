@@ -8,6 +8,7 @@ import { EventList } from "./events.js";
 import { Transcript } from "./fold.js";
 import { Fork } from "./fork.js";
 import { Graph } from "./graph.js";
+import { Links } from "./links.js";
 import { follow, oncePerFrame } from "./live.js";
 import { focusOn, go, query } from "./place.js";
 import { Queue } from "./queue.js";
@@ -21,9 +22,8 @@ import { UsageTable } from "./usage.js";
 import { Component, Id, Status, Time, duration, html, money, named } from "./view.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
-const DIALECTS = ["raw", "canonical", "agui", "unified"];
-const TABS = ["transcript", "timeline", "events", "raw", "state", "costs"];
-const LABELS = { transcript: "Transcript", timeline: "Timeline", events: "Events", raw: "Raw", state: "State", costs: "Costs" };
+const TABS = ["transcript", "timeline", "events", "raw", "state", "costs", "links"];
+const LABELS = { transcript: "Transcript", timeline: "Timeline", events: "Events", raw: "Raw", state: "State", costs: "Costs", links: "Links" };
 const PAST = new Set(["transcript", "timeline", "state", "costs"]); // the views of a run watched again
 const SPEEDS = [1, 10];
 const MAX_GAP_MS = 3000; // a longer pause is shortened to this one while a run is watched again
@@ -222,7 +222,7 @@ export class Run extends Component {
   /** Show the item of a bar in the transcript. */
   reveal({ key }) {
     go(this.place({ tab: "transcript", at: this.at() }));
-    requestAnimationFrame(() => document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.scrollIntoView({ block: "center" }));
+    requestAnimationFrame(() => this.story?.reveal(key));
   }
 
   async cancel() {
@@ -232,17 +232,18 @@ export class Run extends Component {
     } catch (error) {
       this.setState({ error: error.message });
     }
-    this.setState({ isCancelling: false });
+    // The button is gone when the run has ended.
+    this.setState({ isCancelling: false }, () => document.activeElement === document.body && focusOn("h1"));
     this.read();
   }
 
   render({ runId, search }, { run, error, below, follows, form, step, isCancelling, definition }) {
-    if (!run && !error) return html`<main><h1 tabindex="-1">Run</h1><p class="dim">Loading…</p></main>`;
     if (!run) {
-      return html`<main>
-        <h1 tabindex="-1">Run</h1>
-        <p class="notice" role="alert">${error}</p>
-        <p><a href="/console/runs">All runs</a></p>
+      // The elements are those of the whole screen, so that the heading keeps the focus.
+      return html`<main class="run">
+        <p class="crumbs"><a href="/console/runs">Runs</a></p>
+        <div class="bar"><h1 tabindex="-1">Run</h1></div>
+        ${error ? html`<p class="notice" role="alert">${error}</p>` : html`<p class="dim">Loading…</p>`}
       </main>`;
     }
     const { events } = this;
@@ -275,9 +276,9 @@ export class Run extends Component {
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       <div class="columns">
         <div class="story">
-          ${definition && html`<${Graph} steps=${definition.steps} states=${steps} chosen=${step} onChoose=${(id) => this.setState({ step: id === step ? null : id })} />`}
+          ${definition && html`<${Graph} steps=${definition.steps} states=${steps} chosen=${step} onChoose=${(id) => this.setState({ step: id === step ? null : id }, () => focusOn(".step-panel h2"))} />`}
           ${definition && step && html`<${StepPanel} id=${step} step=${definition.steps[step]} parts=${steps.get(step)?.parts ?? []}
-            onFork=${end && !run.no_fork && !run.step_id ? (item) => this.forkBefore(item) : null} onClose=${() => this.setState({ step: null })} />`}
+            onFork=${end && !run.no_fork && !run.step_id ? (item) => this.forkBefore(item) : null} onClose=${() => this.setState({ step: null }, () => focusOn(`[data-step="${CSS.escape(step)}"] button`))} />`}
           <div class="tabs">
             <div role="tablist" aria-label="Views of the run" onKeyDown=${(event) => this.press(event)}>
             ${TABS.map(
@@ -294,7 +295,8 @@ export class Run extends Component {
             ${tab === "timeline" && html`<${Timeline} items=${transcript.items} now=${now} onChoose=${(item) => this.reveal(item)} />`}
             ${tab === "raw" && (run.target === "workflows" ? html`<p class="dim">A workflow has no agent server: the runs of its steps have the bytes.</p>` : html`<${Raw} path=${`${this.path}/events?dialect=raw`} />`)}
             ${tab === "costs" && html`<${UsageTable} transcript=${transcript} />`}
-            ${tab === "transcript" && html`<${Story} transcript=${transcript} isPast=${at !== null} />
+            ${tab === "links" && html`<${Links} key=${status} run=${run} path=${this.path} />`}
+            ${tab === "transcript" && html`<${Story} ref=${(story) => (this.story = story)} transcript=${transcript} isPast=${at !== null} />
               ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
               ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
           </div>
@@ -320,20 +322,11 @@ export class Run extends Component {
                 <${Status} status=${each.status} />
               </li>`)}
             </ul>`}
-          ${run.deliveries?.length > 0 &&
-          html`<h2>Deliveries</h2>
-            <ul class="below">
-              ${run.deliveries.map((each) => html`<li><span>${each.automation}</span> <span class=${each.status === "failed" ? "bad" : "dim"}>${each.status} ${each.result ?? ""}</span></li>`)}
-            </ul>`}
           <h2>Compare with</h2>
           <form class="row" onSubmit=${(event) => (event.preventDefault(), go(comparePlace(runId, event.target.elements[0].value.trim())))}>
             <label for="other-run">Run <input id="other-run" required placeholder="a run's id" /></label>
             <button type="submit" class="quiet small">Compare</button>
           </form>
-          <h2>Its events as</h2>
-          <ul class="links">
-            ${DIALECTS.map((each) => html`<li><a target="_blank" rel="noopener" href=${`${this.path}/events?dialect=${each}`}>${each}</a></li>`)}
-          </ul>
         </aside>
       </div>
     </main>`;
@@ -353,9 +346,11 @@ export class Run extends Component {
   }
 
   press(event) {
-    const step = { ArrowRight: 1, ArrowLeft: TABS.length - 1 }[event.key];
-    if (!step) return;
-    go(this.place({ tab: TABS[(TABS.indexOf(this.tab()) + step) % TABS.length] }), { replace: true });
+    const at = TABS.indexOf(this.tab());
+    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    go(this.place({ tab: TABS.at(next % TABS.length) }), { replace: true });
     requestAnimationFrame(() => focusOn("[role=tab][aria-selected=true]"));
   }
 }

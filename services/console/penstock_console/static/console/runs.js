@@ -3,6 +3,7 @@
 
 import { get, getDated } from "../api.js";
 import { short } from "../text.js";
+import { keyOf } from "./keys.js";
 import { follow, oncePerFrame } from "./live.js";
 import { go, query } from "./place.js";
 import { ENDED, RunList, tagsOf } from "./run_list.js";
@@ -193,12 +194,12 @@ export class Runs extends Component {
   }
 
   press(event) {
-    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey) return;
-    if (event.key === "/") {
+    const key = keyOf(event) ?? "";
+    if (key === "/") {
       event.preventDefault();
-      document.getElementById("filter-status")?.focus();
+      document.getElementById("filter-text")?.focus();
     }
-    const step = { j: 1, k: -1 }[event.key];
+    const step = { j: 1, k: -1 }[key];
     if (!step) return;
     const links = [...document.querySelectorAll("a.run-link")];
     const at = links.indexOf(document.activeElement);

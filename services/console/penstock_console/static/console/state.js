@@ -27,6 +27,11 @@ export class State extends Component {
     this.isGone = true;
   }
 
+  /** A state may be large, so it is not drawn with each event that comes. */
+  shouldComponentUpdate({ path, at }, state) {
+    return path !== this.props.path || at !== this.props.at || state !== this.state;
+  }
+
   async read() {
     const { path, at } = this.props;
     if (!at) return this.setState({ told: null, error: null });

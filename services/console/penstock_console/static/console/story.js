@@ -3,7 +3,8 @@
 
 import { short } from "../text.js";
 import { Decision } from "./decision.js";
-import { Component, Growing, Status, Tree, duration, html } from "./view.js";
+import { focusOn } from "./place.js";
+import { Component, Growing, Status, Time, Tree, duration, html } from "./view.js";
 
 const TOOL_WORDS = { waits: "waits for a person", called: "called", ok: "done" };
 
@@ -15,12 +16,12 @@ class Item extends Component {
 
   render({ item, version }) {
     const show = SHOW[item.kind](item, version.isPast);
-    return html`<li class=${`item-${item.kind} ${item.isBelow ? "is-below" : ""}`} data-key=${item.key}>${show}</li>`;
+    return html`<li class=${`item-${item.kind} ${item.isBelow ? "is-below" : ""}`} data-key=${item.key} tabindex="-1">${show}</li>`;
   }
 }
 
 const SHOW = {
-  asked: (item) => html`<p class="who">${item.who}</p><${Growing} className="text" text=${item.text} />
+  asked: (item) => html`<p class="who">${item.who} <span class="dim"><${Time} at=${item.at} /></span></p><${Growing} className="text" text=${item.text} />
     ${item.input && html`<${Tree} value=${item.input} />`}`,
   message: (item) => html`<p class="who">${item.who ?? "assistant"}</p>
     <${Growing} className="text" text=${item.text} />
@@ -41,7 +42,7 @@ const SHOW = {
     ${item.error && html`<p class="bad">${item.error}</p>`}
   </details>`,
   approval: (item, isPast) => html`<${Decision} approval=${item.approval}
-    outcome=${item.outcome ?? (isPast ? "not decided at this point" : null)} />`,
+    outcome=${item.outcome ?? (isPast ? "not decided at this point" : null)} at=${item.outcome && item.until} />`,
   note: (item) => html`<p class=${item.tone}>${item.text}</p>`,
   step: (item) => html`<p>
     <${Status} status=${item.state} /> <strong>${item.name}</strong>
@@ -53,12 +54,52 @@ const SHOW = {
   ${item.error && html`<p class="bad">${item.error}</p>`}
   ${item.output !== undefined && item.output !== null && html`<details><summary>Output</summary><${Tree} value=${item.output} /></details>`}`,
   delivery: (item) => html`<p class=${item.state === "failed" ? "bad" : "dim"}>rule ${item.name}: ${item.state} ${short(item.result ?? "", 120)}</p>`,
-  end: (item) => html`<p><${Status} status=${item.action} /> ${item.data.code ? `(${item.data.code}) ` : ""}${item.data.error ?? item.data.reason ?? ""}</p>`,
+  end: (item) => html`<p><${Status} status=${item.action} /> ${item.data.code ? `(${item.data.code}) ` : ""}${item.data.error ?? item.data.reason ?? ""} <span class="dim"><${Time} at=${item.at} /></span></p>`,
 };
 
-/** The list of the items. Where the run is watched again (`isPast`), nobody can decide. */
-export function Story({ transcript, isPast = false }) {
-  return html`<ol class="transcript">
-    ${transcript.items.map((item) => html`<${Item} key=${item.key} item=${item} version=${{ count: item.version, isPast }} />`)}
-  </ol>`;
+const PART = 300; // so many items are shown, the latest; and so many more at each request
+const MOST = 600; // with more, the earliest of a transcript that grows are taken away
+const BEFORE = 20; // items that are shown before one that is looked for
+const NEAR_PX = 200;
+
+function isAtEnd() {
+  return scrollY + innerHeight > document.documentElement.scrollHeight - NEAR_PX;
+}
+
+/**
+ * The list of the items, of which a run may have very many: only the latest are in the page, and
+ * earlier ones at request. Where the run is watched again (`isPast`), nobody can decide.
+ */
+export class Story extends Component {
+  /** Show the item with this key, and give it the focus. */
+  reveal(key) {
+    const index = this.props.transcript.items.findIndex((each) => each.key === key);
+    this.first = Math.max(0, Math.min(this.first, index - BEFORE));
+    this.setState({}, () => {
+      const found = `[data-key="${CSS.escape(key)}"]`;
+      document.querySelector(found)?.scrollIntoView({ block: "center" });
+      focusOn(found);
+    });
+  }
+
+  /** Choose the first item that is shown. A reader who is not at the end keeps what is in view. */
+  look(transcript) {
+    const count = transcript.items.length;
+    const isOther = transcript !== this.transcript;
+    if (isOther || (count > this.count && count - this.first > MOST && isAtEnd())) this.first = Math.max(0, count - PART);
+    Object.assign(this, { transcript, count });
+  }
+
+  render({ transcript, isPast = false }) {
+    this.look(transcript);
+    const { first } = this;
+    const more = () => {
+      this.first = Math.max(0, first - PART);
+      this.setState({});
+    };
+    return html`${first > 0 && html`<p class="more"><button type="button" class="quiet" onClick=${more}>Show ${Math.min(PART, first)} of ${first.toLocaleString()} earlier items</button></p>`}
+      <ol class="transcript">
+        ${transcript.items.slice(first).map((item) => html`<${Item} key=${item.key} item=${item} version=${{ count: item.version, isPast }} />`)}
+      </ol>`;
+  }
 }

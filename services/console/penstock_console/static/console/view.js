@@ -57,6 +57,12 @@ export function Exact({ text }) {
   return marked(text, true);
 }
 
+/** A link of the operator's settings to another site, in a tab of its own. */
+export function Outside({ href, children }) {
+  if (!/^https?:\/\//u.test(href)) throw new Error("a link to another site begins with http");
+  return h("a", { href, target: "_blank", rel: "noopener noreferrer" }, children);
+}
+
 /** Text that grows. A new piece is appended without a look at the pieces before it. */
 export class Growing extends Component {
   shouldComponentUpdate(next) {
@@ -87,14 +93,26 @@ export function Status({ status, more = "" }) {
 const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
-/** A time in the zone of the reader, with UTC as its title; with `day` as a whole, and UTC beside it. */
+/** Return a time in UTC in brackets, with its day if that is another; nothing for a reader in UTC. */
+function inUtc(date) {
+  if (date.getTimezoneOffset() === 0) return "";
+  const [day, time] = date.toISOString().split("T");
+  return ` (${date.getDate() === date.getUTCDate() ? "" : `${day} `}${time.slice(0, 5)} UTC)`;
+}
+
+/** Return a time as text: in the zone of the reader, and in UTC beside it. */
+export function timeText(at) {
+  const date = new Date(at);
+  return `${DAY.format(date)}${inUtc(date)}`;
+}
+
+/** A time in the zone of the reader, with UTC beside it; with `day`, also today's has its day. */
 export function Time({ at, day = false }) {
   const date = new Date(at);
   if (Number.isNaN(date.getTime())) return "";
   const isToday = !day && date.toDateString() === new Date().toDateString();
-  const utc = day && date.getTimezoneOffset() !== 0 ? ` (${date.toISOString().slice(11, 16)} UTC)` : "";
-  const text = `${(isToday ? CLOCK : DAY).format(date)}${utc}`;
-  return html`<time datetime=${date.toISOString()} title=${`${date.toISOString()} (UTC)`}>${text}</time>`;
+  return html`<time datetime=${date.toISOString()} title=${`${date.toISOString()} (UTC)`}
+    >${(isToday ? CLOCK : DAY).format(date)}<span class="utc">${inUtc(date)}</span></time>`;
 }
 
 /** Return a duration as text, such as `1 m 5 s`. */
@@ -148,32 +166,39 @@ function Leaf({ value }) {
 
 /**
  * A JSON value as a tree with sorted keys. Long texts are folded. With `before`, each value that
- * differs from the one in `before` is marked, and stands beside that.
+ * differs from the one in `before` is marked, and stands beside that. Values may be large and do not
+ * change, so a tree is drawn anew for another value only.
  */
-export function Tree({ value, before = ABSENT, compares = before !== ABSENT, depth = 0 }) {
-  if (isBranch(value) && depth < MAX_DEPTH) {
-    const known = new Map(isBranch(before) && Array.isArray(before) === Array.isArray(value) ? entriesOf(before) : []);
-    const entries = entriesOf(value);
-    const names = new Set(entries.map(([key]) => key));
-    const gone = [...known].filter(([key]) => !names.has(key));
-    return html`<dl class="tree">
-      ${entries.map(
-        ([key, each]) => html`<div key=${key}>
-          <dt><${Exact} text=${key} /></dt>
-          <dd><${Tree} value=${each} before=${known.has(key) ? known.get(key) : ABSENT} compares=${compares} depth=${depth + 1} /></dd>
-        </div>`,
-      )}
-      ${gone.map(
-        ([key, each]) => html`<div key=${key} class="is-gone">
-          <dt><${Exact} text=${key} /></dt>
-          <dd><span class="differs">not there</span> <span class="was">before: <${Leaf} value=${each} /></span></dd>
-        </div>`,
-      )}
-    </dl>`;
+export class Tree extends Component {
+  shouldComponentUpdate({ value, before }) {
+    return value !== this.props.value || before !== this.props.before;
   }
-  const leaf = html`<${Leaf} value=${value} />`;
-  if (!compares || (before !== ABSENT && sortedJson(before) === sortedJson(value))) return leaf;
-  return html`<span class="differs">${leaf}</span> <span class="was">${before === ABSENT ? "new" : html`before: <${Leaf} value=${before} />`}</span>`;
+
+  render({ value, before = ABSENT, compares = before !== ABSENT, depth = 0 }) {
+    if (isBranch(value) && depth < MAX_DEPTH) {
+      const known = new Map(isBranch(before) && Array.isArray(before) === Array.isArray(value) ? entriesOf(before) : []);
+      const entries = entriesOf(value);
+      const names = new Set(entries.map(([key]) => key));
+      const gone = [...known].filter(([key]) => !names.has(key));
+      return html`<dl class="tree">
+        ${entries.map(
+          ([key, each]) => html`<div key=${key}>
+            <dt><${Exact} text=${key} /></dt>
+            <dd><${Tree} value=${each} before=${known.has(key) ? known.get(key) : ABSENT} compares=${compares} depth=${depth + 1} /></dd>
+          </div>`,
+        )}
+        ${gone.map(
+          ([key, each]) => html`<div key=${key} class="is-gone">
+            <dt><${Exact} text=${key} /></dt>
+            <dd><span class="differs">not there</span> <span class="was">before: <${Leaf} value=${each} /></span></dd>
+          </div>`,
+        )}
+      </dl>`;
+    }
+    const leaf = html`<${Leaf} value=${value} />`;
+    if (!compares || (before !== ABSENT && sortedJson(before) === sortedJson(value))) return leaf;
+    return html`<span class="differs">${leaf}</span> <span class="was">${before === ABSENT ? "new" : html`before: <${Leaf} value=${before} />`}</span>`;
+  }
 }
 
 /** An identifier, with a button that copies it. */

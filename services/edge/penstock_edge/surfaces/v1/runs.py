@@ -43,6 +43,7 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.runs.deliveries import deliveries_of
 from penstock_edge.runs.forking import why_not
 from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
+from penstock_edge.runs.trace import trace_of
 from penstock_edge.sources.history import newest_sequence_of
 from penstock_edge.sources.locate import (
     StartPosition,
@@ -266,7 +267,8 @@ class Runs(Handlers):
             "also after its end: `id`, `automation` (the rule), `status` (waiting, delivered, "
             "failed), `result` and `attempts`. `usage` has what the run's models used and cost, if "
             "anything, `usage_with_children` adds the runs that it led to, if these did. `no_fork` "
-            "is why an ended run cannot be forked, if so.",
+            "is why an ended run cannot be forked, if so. `trace_id` is the run's trace, and "
+            "`trace_url` its address if `PENSTOCK_TRACE_URL` is set and the trace is sampled.",
             answers={200: json("The run", RunRecord)},
             scopes=("read",),
             parameters=(by.RUN_ID,),
@@ -285,7 +287,10 @@ class Runs(Handlers):
         agent, end = self._edge.config.agent(record.agent), record.status
         if end in ENDED and (no_fork := why_not(record, agent, end)) is not None:
             usage["no_fork"] = no_fork
-        return shown(who, record, deliveries=await deliveries_of(bus, record), **usage)
+        deliveries, trace = await asyncio.gather(
+            deliveries_of(bus, record), trace_of(bus, record, self._edge.settings.trace_url)
+        )
+        return shown(who, record, deliveries=deliveries, **usage, **trace)
 
     async def _usage(self, run_ids: Sequence[str]) -> list[dict[str, Any]]:
         # A list does not wait for the latest events: its sums may lack those of some seconds.
