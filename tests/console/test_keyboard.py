@@ -1,4 +1,4 @@
-"""Every task of the console is done with the keyboard alone, and the place with the focus is seen."""
+"""Every task of the console is done with the keyboard alone, and what has the focus is seen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(180), pytest.mark.console]
 IS_SEEN = """(() => {
   const one = document.activeElement, box = one.getBoundingClientRect();
   const middle = (from, to, most) => (Math.max(0, from) + Math.min(most, to)) / 2;
-  const [x, y] = [middle(box.left, box.right, innerWidth), middle(box.top, box.bottom, innerHeight)];
+  const x = middle(box.left, box.right, innerWidth), y = middle(box.top, box.bottom, innerHeight);
   const top = document.elementFromPoint(x, y);
   return getComputedStyle(one).outlineStyle !== 'none' && (one.contains(top) || top?.contains(one));
 })()"""
@@ -88,7 +88,9 @@ async def test_a_run_is_started_and_its_answer_read(demo: str) -> None:
         await reader.to("#trial-1 .stage")
         await reader.open("#trial-1 .foot a")
         await reader.gets("h1")
-        await page.until("document.querySelector('main.run .transcript')?.innerText.includes('in Oslo')")
+        await page.until(
+            "document.querySelector('main.run .transcript')?.innerText.includes('in Oslo')"
+        )
         reader.done("start a run and read its answer")
         is_clean(page, demo)
 

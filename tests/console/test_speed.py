@@ -61,7 +61,8 @@ def frame(sequence: int, category: str, action: str, **data: object) -> bytes:
 
 
 def text(sequence: int) -> bytes:
-    return frame(sequence, "llm", "stream", message_id=f"m{sequence // 5000}", content=f"w{sequence} ")
+    message_id, content = f"m{sequence // 5000}", f"w{sequence} "
+    return frame(sequence, "llm", "stream", message_id=message_id, content=content)
 
 
 def tool(sequence: int) -> bytes:
