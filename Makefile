@@ -32,6 +32,7 @@ node: ## Make the Node packages that some tests use, where there is Node
 	@deploy/node.sh .penstock/node/vercel tests/clients/vercel/node
 	@deploy/node.sh .penstock/node/openai tests/clients/openai/node
 	@deploy/node.sh .penstock/node/a2a tests/clients/a2a/node
+	@deploy/node.sh .penstock/node/react tests/clients/react/node
 
 agui-client: ## Make the real AG-UI clients that check our streams, where there is Node
 	@for version in v1 v059; do \
