@@ -1,7 +1,7 @@
 #!/bin/sh
 # dist.sh PYTHON FOLDER MEMBER…: a wheel and an sdist of every MEMBER in FOLDER, and FOLDER/requirements.txt
 # with all that is to be installed: the wheels and the lock of what they run on. PYTHON has the build
-# backend; nothing is fetched.
+# backend; nothing is fetched. Where npm is, also the packages of the clients in JavaScript.
 set -eu
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 rm -rf "$2"
@@ -15,6 +15,9 @@ for member in "$@"; do
         exit 1
     }
 done
+if command -v npm >/dev/null; then
+    npm pack --silent --pack-destination "$folder" ./clients/javascript ./clients/react ./clients/copilotkit >/dev/null
+fi
 # The wheels are named with their hashes, so that pip takes no other package of such a name. pip reads
 # `--find-links .` as the folder of this file.
 {

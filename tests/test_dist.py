@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from support.real.up import Up
 from support.real.upstreams import ADK, AGNO
 
 MEMBERS = ["shared", "clients/python", *(f"services/{name}" for name in services())]
+JAVASCRIPT = ["javascript", "react", "copilotkit"]
 NO_INDEX = ("No matching distribution found", "Connection", "Network is unreachable")
 
 
@@ -98,8 +100,20 @@ def test_the_wheels_are_of_all_members_and_the_lock_lies_beside_them(dist: Path)
     }
 
 
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm on the PATH")
+def test_the_packages_of_javascript_have_all_files_that_they_name(dist: Path) -> None:
+    for name in JAVASCRIPT:
+        described = json.loads((ROOT / "clients" / name / "package.json").read_text())
+        archive = dist / f"penstock-{described['name'].split('/')[1]}-{described['version']}.tgz"
+        with tarfile.open(archive) as packed:
+            inside = {each.removeprefix("package/") for each in packed.getnames()}
+        assert inside >= {*described["files"], "package.json", "LICENSE", "README.md"}
+
+
 def test_all_members_and_the_chart_have_one_version() -> None:
     versions = {package(member)[1] for member in MEMBERS}
+    for name in JAVASCRIPT:
+        versions.add(json.loads((ROOT / "clients" / name / "package.json").read_text())["version"])
     chart = yaml.safe_load((ROOT / "deploy/helm/penstock/Chart.yaml").read_text())
     assert versions == {chart["version"]} == {chart["appVersion"]}
     [version] = versions
