@@ -895,12 +895,50 @@ export interface ApprovalEscalated extends Envelope {
   data: {
     /** The approval's id. */
     approval_id: string;
-    /** The number of the step: 1 for the approval's first escalation by time. */
+    /** The number of the step: 1 for the first that the waiting approval takes. Escalations, reminders and remarks are steps. */
     step: number;
     /** The people who may decide from now on, too. */
     to: EscalatedTo;
     /** The deadline of the decision: RFC 3339, UTC. */
     expires_at?: string | null;
+  };
+}
+
+/** The deadline is near, and the run still waits. */
+export interface ApprovalReminded extends Envelope {
+  event: {
+    category: "approval";
+    action: "reminded";
+  };
+  data: {
+    /** The approval's id. */
+    approval_id: string;
+    /** The number of the step: 1 for the first that the waiting approval takes. Escalations, reminders and remarks are steps. */
+    step: number;
+    /** The deadline of the decision: RFC 3339, UTC. */
+    expires_at: string;
+  };
+}
+
+/** A person says something about the waiting approval without deciding it. */
+export interface ApprovalRemarked extends Envelope {
+  event: {
+    category: "approval";
+    action: "remarked";
+  };
+  data: {
+    /** The approval's id. */
+    approval_id: string;
+    /** The number of the step: 1 for the first that the waiting approval takes. Escalations, reminders and remarks are steps. */
+    step: number;
+    /** `question` to the user of the run, this user's `answer`, or `handover`. */
+    kind: string;
+    /** The person. */
+    by: string;
+    /** To whom the decision is handed over. */
+    to?: string | null;
+    /** What the person says. */
+    text?: string | null;
   };
 }
 
@@ -1171,6 +1209,8 @@ export interface EventMap {
   "approval.requested": ApprovalRequested;
   "approval.decided": ApprovalDecided;
   "approval.escalated": ApprovalEscalated;
+  "approval.reminded": ApprovalReminded;
+  "approval.remarked": ApprovalRemarked;
   "approval.expired": ApprovalExpired;
   "approval.withdrawn": ApprovalWithdrawn;
   "automation.triggered": AutomationTriggered;

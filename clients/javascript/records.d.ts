@@ -28,11 +28,13 @@ export interface ApprovalRecord {
   /** How many people must approve */
   need?: number;
   votes?: Vote[];
+  remarks?: Remark[];
   /** The digest in approval.requested, if a vote has changed arguments */
   requested_digest?: string | null;
   /** The deadline, RFC 3339 */
   expires_at?: string | null;
   on_deadline?: string;
+  /** Escalations and reminders, by time */
   escalations?: Escalation[];
   /** How many of the escalations were reached */
   escalated?: number;
@@ -111,10 +113,11 @@ export interface Decision {
   invocation_id?: string | null;
 }
 
-/** A time from which further people may decide. */
+/** A time from which further people may decide, or at which a reminder is due. */
 export interface Escalation {
   at: string;
-  to: Deciders;
+  /** Who may decide, too; null for a reminder */
+  to?: Deciders | null;
   /** The place in `deciders` of the group that these people stand in for; without it, they stand in for all groups */
   group?: number | null;
 }
@@ -147,6 +150,19 @@ export interface PolicyRef {
   digest: string;
 }
 
+/** What a person said about a waiting approval without deciding it. */
+export interface Remark {
+  kind: string;
+  by: string;
+  decider: Decider;
+  at: string;
+  text?: string | null;
+  /** To whom the person has handed the approval over */
+  to?: string | null;
+  /** How many of the escalations were reached before */
+  after?: number;
+}
+
 /** KV `runs`, key run id: a run as lists of runs show it.
 
 The edge creates it (queued). From then on the normalizer updates it with the lifecycle events. */
@@ -166,7 +182,7 @@ export interface RunRecord {
   message?: string;
   created_at: string;
   updated_at: string;
-  /** Sequence of the last lifecycle event in it */
+  /** Sequence of the last lifecycle event in it, which is stored some milliseconds later than the record */
   sequence?: number;
   legs?: number;
   /** Stream sequence of lifecycle.started */
@@ -215,6 +231,8 @@ export interface Vote {
   idempotency_key?: string | null;
   /** The trace context of the caller's request */
   traceparent?: string | null;
-  /** A later vote has changed what is to be approved */
+  /** A later vote has changed what is to be approved, or it was taken back */
   void?: boolean;
+  /** When the person took the vote back; nothing of it counts from then on */
+  taken_back?: string | null;
 }

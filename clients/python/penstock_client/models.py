@@ -29,6 +29,7 @@ class ApprovalRecord(TypedDict):
     deciders: NotRequired[list[Deciders]]
     need: NotRequired[int]
     votes: NotRequired[list[Vote]]
+    remarks: NotRequired[list[Remark]]
     requested_digest: NotRequired[str | None]
     expires_at: NotRequired[str | None]
     on_deadline: NotRequired[Literal["reject", "approve", "leave"]]
@@ -99,7 +100,7 @@ class Decision(TypedDict):
 
 class Escalation(TypedDict):
     at: str
-    to: Deciders
+    to: NotRequired[Deciders | None]
     group: NotRequired[int | None]
 
 
@@ -121,6 +122,16 @@ class PolicyRef(TypedDict):
     rule_id: str
     version: int
     digest: str
+
+
+class Remark(TypedDict):
+    kind: Literal["question", "answer", "handover"]
+    by: str
+    decider: Decider
+    at: str
+    text: NotRequired[str | None]
+    to: NotRequired[str | None]
+    after: NotRequired[int]
 
 
 class RunRecord(TypedDict):
@@ -166,3 +177,4 @@ class Vote(TypedDict):
     idempotency_key: NotRequired[str | None]
     traceparent: NotRequired[str | None]
     void: NotRequired[bool]
+    taken_back: NotRequired[str | None]
