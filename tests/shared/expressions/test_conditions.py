@@ -226,7 +226,7 @@ _CONDITION = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     _CONDITION,
     st.fixed_dictionaries(
