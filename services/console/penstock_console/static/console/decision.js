@@ -49,12 +49,7 @@ export function termsOf({ deciders = [], need = 1, expires_at: deadline, on_dead
   return [
     ...deciders.map((each) => `May decide: ${named(each)}.`),
     ...(need > 1 ? [`${need} people must approve.`] : []),
-<<<<<<< HEAD
-    ...escalations.map(({ at, to }) =>
-      to ? `From ${new Date(at).toLocaleString()} on, also: ${named(to)}.` : `A reminder comes at ${new Date(at).toLocaleString()}.`),
-=======
-    ...escalations.map(({ at, to }) => `From ${timeText(at)} on, also: ${named(to)}.`),
->>>>>>> 2b2ec3c2 (Console: every task by the keyboard alone, and a list of keys that can be switched off; earlier decisions; what left Penstock for a run, with its trace; how many deliveries of each rule succeed; windows take turns for connections (0372); UTC beside every time)
+    ...escalations.map(({ at, to }) => (to ? `From ${timeText(at)} on, also: ${named(to)}.` : `A reminder comes at ${timeText(at)}.`)),
     ...(deadline ? [`If nobody decides in time, ${AT_DEADLINE[then] ?? AT_DEADLINE.reject}.`] : []),
   ];
 }
@@ -155,16 +150,9 @@ export class Decision extends Component {
       const { edits, withAlike } = this.state;
       const others = withAlike && Object.keys(edits).length === 0 ? await this.decideAlike(alike, decision) : "";
       const outcome = outcomeOf(taken);
-<<<<<<< HEAD
-      this.setState({
-        isBusy: false,
-        settled: `${outcome ?? "your vote is taken; others must approve, too"}${others}`,
-        ...(this.mustRead && { record: taken }),
-      });
-=======
+      const settled = `${outcome ?? "your vote is taken; others must approve, too"}${others}`;
       // The button that had the focus is gone.
-      this.setState({ isBusy: false, settled: `${outcome ?? "your vote is taken; others must approve, too"}${others}` }, () => this.said?.focus({ preventScroll: true }));
->>>>>>> 2b2ec3c2 (Console: every task by the keyboard alone, and a list of keys that can be switched off; earlier decisions; what left Penstock for a run, with its trace; how many deliveries of each rule succeed; windows take turns for connections (0372); UTC beside every time)
+      this.setState({ isBusy: false, settled, ...(this.mustRead && { record: taken }) }, () => this.said?.focus({ preventScroll: true }));
       onDecided?.(taken);
       if (!outcome) await this.readMe(taken);
     } catch (error) {
@@ -214,11 +202,7 @@ export class Decision extends Component {
     return `; ${done} of ${alike.length} others alike, too${refused.length ? ` (${refused[0]})` : ""}`;
   }
 
-<<<<<<< HEAD
-  render({ outcome, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike, me }) {
-=======
-  render({ outcome, at, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike }) {
->>>>>>> 2b2ec3c2 (Console: every task by the keyboard alone, and a list of keys that can be switched off; earlier decisions; what left Penstock for a run, with its trace; how many deliveries of each rule succeed; windows take turns for connections (0372); UTC beside every time)
+  render({ outcome, at, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike, me }) {
     const { approval } = this;
     const id = `decision-${approval.approval_id}`;
     const done = outcome ?? settled ?? outcomeOf(approval);
