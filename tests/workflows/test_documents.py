@@ -17,7 +17,7 @@ from penstock_workflows.definition.schema import schema, text
 from support.drive.repository import ROOT
 
 TUTORIAL = (ROOT / "docs/workflows.md").read_text("utf-8")
-BLOCKS = re.findall(r"```yaml\n(.*?)```", TUTORIAL, re.DOTALL)
+BLOCKS = re.findall(r"```yaml\n(dsl: .*?)```", TUTORIAL, re.DOTALL)
 DEFINITIONS = [
     *(path.read_text("utf-8") for path in sorted(ROOT.glob("tests/workflows/definitions/*.yaml"))),
     *(
@@ -70,7 +70,7 @@ def test_what_the_schema_refuses_is_refused(fields: dict[str, Any]) -> None:
 
 def test_the_mistake_in_the_tutorial_is_told_as_there() -> None:
     [block] = BLOCKS
-    wrong = block.replace("+ input.city + ", "+ inptu.city + ")
+    wrong = block.replace("in ${input.city}", "in ${inptu.city}")
     with pytest.raises(InvalidDefinition) as refused:
         load(wrong.encode())
     [problem] = refused.value.problems
