@@ -60,8 +60,7 @@ run: ## Start everything with demo agents on http://127.0.0.1:8000
 # Tests wait longer than they compute, so eight workers keep two cores busy.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell n=$$(($(CORES) * 4)); [ $$n -gt 8 ] && n=8; echo $$n)
-# (With bytecode on disk, whatever the environment says: every worker would compile all tests.)
-PYTEST_N := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST_N := $(BIN)/python -m pytest --workers $(WORKERS)
 # What needs nothing but .venv and takes little: pure code, and the bus over one real nats-server.
 FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py tests/web/test_identity.py \
 	tests/connector/model/test_model.py tests/connector/upstreams tests/connector/legs/test_history.py \
@@ -73,7 +72,7 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 
 test: ## Set up what is not there yet, and run all that CI runs (18 minutes of CPU time)
 	@$(MAKE) --no-print-directory -j4 setup upstreams node agui-client
-	@$(MAKE) --no-print-directory -j2 lint imports bytecode
+	@$(MAKE) --no-print-directory -j2 lint imports
 	@$(MAKE) --no-print-directory -j2 types all-tests
 
 # mypy computes for a minute with one core, and the tests wait more than they compute.
@@ -84,15 +83,8 @@ all-tests: setup
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
 	@$(PYTEST_N) -m "not real and not bench and not console and not chaos and not dist and not images and not kubernetes and not n8n" -rs $(FAST)
 
-.PHONY: checks bytecode
+.PHONY: checks
 checks: lint types imports
-
-# All workers collect all tests at the same moment. In a new clone, each worker would compile every
-# test for itself, which takes 11 s of CPU; one process compiles them before.
-# The run itself reports a test that cannot be collected.
-bytecode: setup
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:xdist -p no:cacheprovider --collect-only -q \
-		>/dev/null 2>&1 || true
 
 lint: setup ## Check style and format
 	@$(BIN)/ruff check --quiet
@@ -177,7 +169,7 @@ rolling: setup upstreams ## Replace all pods under load as the chart says, as pr
 
 console-check: setup upstreams node ## Try the console at full size; pictures of its screens are in .penstock/pictures
 	@mkdir -p .penstock/pictures
-	@PENSTOCK_SHOTS=.penstock/pictures $(BIN)/python -m pytest tests/console -m "" -n 2 --dist loadfile -rs
+	@PENSTOCK_SHOTS=.penstock/pictures $(BIN)/python -m pytest tests/console -m "" --workers 2 -rs
 
 pictures: setup upstreams node ## Make the pictures of README.md and docs anew, from the real pages
 	@PENSTOCK_PICTURES=1 $(BIN)/python -m pytest tests/console/test_pictures.py -m "" -p no:xdist -q

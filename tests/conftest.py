@@ -19,14 +19,16 @@ import pytest
 import yaml
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
-from xdist.scheduler import LoadScopeScheduling
 
 from support.drive.repository import ROOT
-from support.real import devtools, servers, up, upstreams
+from support.real import devtools, forked, servers, up, upstreams, workers
 from support.real.nats import NatsServer, write_passwords
 from support.real.nats_choice import NotPossible, chosen, new_server
 from support.real.ports import free_port
 from support.real.upstreams import Recipe, Upstream
+from support.real.workers import pytest_addoption, pytest_runtestloop
+
+__all__ = ["pytest_addoption", "pytest_runtestloop"]  # hooks of this file, too
 
 # Hypothesis uses fixed examples, so that `make test` is the same each time. An example has no
 # deadline, so that a slow machine fails no test. Deep searches have the mark `chaos`.
@@ -61,6 +63,7 @@ TOGETHER = {
         for name in ("answers", "budgets", "dialects", "shapes")
     },
 }
+workers.TOGETHER.update(TOGETHER)
 # The files that take longest, in the order in which they begin. A worker that began one of them
 # last would work alone for half a minute, while all other workers have ended.
 FIRST = (
@@ -81,6 +84,16 @@ FIRST = (
 # Halves the CPU time of the nats-servers, which are hundreds and mostly idle. Go's scheduler and
 # garbage collector take most of this time.
 FRUGAL_GO = {"GOMAXPROCS": "1", "GOGC": "400"}
+
+
+# The process that the user started, which outlives every worker.
+OWNER_PID = os.getpid()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the process from which all workers fork programs, while the tests are collected."""
+    if session.config.option.workers:
+        forked.prepare()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -138,30 +151,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(HYPOTHESIS_TIMEOUT_S))
         elif item.get_closest_marker("real") is not None:
             item.add_marker(pytest.mark.timeout(REAL_TIMEOUT_S))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, give workers whole files in order, and those of `TOGETHER` to one.
-
-    A fixture of a module is a NATS server at least, often all services or a browser. A worker that
-    took some tests of a file would make it again.
-    """
-    if config.option.dist != "loadfile":
-        return None
-    config.option.loadscopereorder = False
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = _work_of
-    return scheduler
-
-
-def _work_of(nodeid: str) -> str:
-    file = nodeid.partition("::")[0]
-    return TOGETHER.get(file, file)
-
-
-def _is_worker() -> bool:
-    return "PYTEST_XDIST_WORKER" in os.environ
 
 
 _create_context = ssl.create_default_context
@@ -246,21 +235,10 @@ def nats_passwords(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that all workers of this test run share."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if _is_worker() else base
-
-
 @pytest.fixture(scope="session", autouse=True)
-def test_run(run_folder: Path) -> servers.SharedRun:
-    """Return the run of the tests, whose workers share servers and a browser.
-
-    Its owner is the process that outlives every worker: the pytest process that the user started.
-    """
-    owner_pid = os.getppid() if _is_worker() else os.getpid()
-    found = servers.SharedRun(run_folder / "shared", owner_pid)
+def test_run(tmp_path_factory: pytest.TempPathFactory) -> servers.SharedRun:
+    """Return the run of the tests, whose workers share servers, a browser and a folder."""
+    found = servers.SharedRun(tmp_path_factory.getbasetemp() / "shared", OWNER_PID)
     devtools.share(found)
     return found
 

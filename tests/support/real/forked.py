@@ -1,8 +1,8 @@
 """Python programs of tests as separate processes that need no time for their imports.
 
 The imports of a service or of `penstock` take 0.7 to 1.6 s of CPU, and a test run starts hundreds
-of them. So each test process has one server process that has imported them all, and new processes
-are forked from it.
+of them. So a test run has one server process that has imported them all, and new processes are
+forked from it.
 A forked process has its own pid, memory and connections, and gets signals as any other process.
 """
 
@@ -20,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from multiprocessing import connection
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection, forkserver, reduction
 from pathlib import Path
+from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -44,6 +45,21 @@ _ALONE = threading.Lock()
 _PR_SET_PDEATHSIG = 1
 
 
+def prepare() -> None:
+    """Start the server process, which those that are forked from this process will share.
+
+    `multiprocessing` asks whether the server process still runs as only its parent can.
+    """
+    forkserver.ensure_running()
+    os.register_at_fork(
+        after_in_child=lambda: setattr(
+            forkserver._forkserver,
+            "ensure_running",
+            lambda: None,  # type: ignore[attr-defined]
+        )
+    )
+
+
 class Forked:
     """A running program, with the methods of `subprocess.Popen`."""
 
@@ -61,7 +77,10 @@ class Forked:
         """
         self._process = _FORKS.Process(
             target=_run,
-            args=(list(program), dict(environment), os.getcwd(), log, errors or log),
+            args=(
+                *(list(program), dict(environment), os.getcwd()),
+                *(log or _Output(1), errors or log or _Output(2)),
+            ),
             daemon=True,
         )
         with _ALONE:
@@ -119,6 +138,21 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class _Output:
+    """The test process's stdout or stderr, which the forked process gets as a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[object]]:
+        return _detached, (reduction.DupFd(self._descriptor),)
+
+
+def _detached(passed: Any) -> int:
+    descriptor: int = passed.detach()
+    return descriptor
+
+
 def finished(
     program: Sequence[str], environment: Mapping[str, str], timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
@@ -143,8 +177,8 @@ def _run(
     program: list[str],
     environment: dict[str, str],
     folder: str,
-    log: Path | None,
-    errors: Path | None,
+    log: Path | int,
+    errors: Path | int,
 ) -> None:
     """Run the program in the forked process.
 
@@ -153,11 +187,11 @@ def _run(
     """
     gc.freeze()
     _end_with_parent()
-    for descriptor, path in ((1, log), (2, errors)):
-        if path is not None:
-            output = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            os.dup2(output, descriptor)
-            os.close(output)
+    for descriptor, to in ((1, log), (2, errors)):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        output = os.open(to, flags, 0o644) if isinstance(to, Path) else to
+        os.dup2(output, descriptor)
+        os.close(output)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -8,9 +8,11 @@ reserves blocks of them as long as it runs. So a server that is restarted also f
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections.abc import Iterator
+from functools import cache
 
 _FIRST, _LAST = 20_000, 32_000
 _BLOCK = 50  # ports per lock, because a process may open few files
@@ -70,9 +72,12 @@ def _is_free(port: int) -> bool:
     return True
 
 
-_PORTS = Ports()
+@cache
+def _of_process(_pid: int) -> Ports:
+    """Return the ports of a process; a process that is forked from it has others."""
+    return Ports()
 
 
 def free_port() -> int:
     """Return a port for a server that stays free for this process."""
-    return _PORTS.take()
+    return _of_process(os.getpid()).take()
