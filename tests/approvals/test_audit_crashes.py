@@ -86,8 +86,7 @@ async def test_a_kill_at_any_write_of_a_vote(
                 assert await asked(penstock, approval, votes["ada"]) == 200
         dies = approvals_process(url, dies_in=("take_vote", write), outbox_s=60, policy=policy)
         async with dies as victim:
-            await asked(penstock, approval, votes[voter])
-            assert await victim.process.ended() == -signal.SIGKILL
+            await victim.dies_of(asked(penstock, approval, votes[voter]))
         async with pipeline(url, Config(), AGAIN, policy=policy, outbox_s=0.1):
             for request in votes.values():
                 assert await asked(penstock, approval, request) == 200

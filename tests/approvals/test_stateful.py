@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from fuzz.cases import examples
+from penstock import lookups
 from penstock.bus import Bucket, Bus, Message, Stored, messages, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, Decided, DecideRequest, PauseRecord, RunRecord
@@ -260,6 +261,8 @@ def test_one_decision_wins_and_is_sent_once_at_any_kill(
     # With 0 s, a sweep removes an outbox entry as soon as its decision is not yet stored, which is
     # the worst moment for the decider.
     monkeypatch.setattr(outbox, "ABANDONED_S", 0)
+    # A decision waits for the approval's record, which nothing writes during this step.
+    monkeypatch.setattr(lookups, "LOOKUP_S", 0.1)
     machine = type("Deciders", (Deciding,), {"world": world})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=20)

@@ -9,7 +9,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_PAUSE_S = 0.01
+_SHORTEST_S, _LONGEST_S = 0.01, 0.1
+
+
+def _pause_s(waited_s: float) -> float:
+    """Return the pause before the next look: a tenth of the time that was waited so far.
+
+    Many probes are HTTP requests, or expressions that a browser evaluates. With a look every 10 ms,
+    the waiting tests would take the CPU from what they wait for.
+    """
+    return min(max(_SHORTEST_S, waited_s / 10), _LONGEST_S)
 
 
 def wait_for(probe: Callable[[], T | None], timeout_s: float, what: str) -> T:
@@ -17,11 +26,11 @@ def wait_for(probe: Callable[[], T | None], timeout_s: float, what: str) -> T:
 
     Raises: TimeoutError after the deadline, with `what` in its text.
     """
-    deadline = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while not (value := probe()):
-        if time.monotonic() > deadline:
+        if (waited_s := time.monotonic() - begun) > timeout_s:
             raise TimeoutError(f"{what}: not within {timeout_s} s")
-        time.sleep(_PAUSE_S)
+        time.sleep(_pause_s(waited_s))
     return value
 
 
@@ -29,9 +38,9 @@ async def eventually(
     probe: Callable[[], Awaitable[T | None]], timeout_s: float = 60, what: str = "the condition"
 ) -> T:
     """Like `wait_for`, for a probe that is awaited."""
-    deadline = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while not (value := await probe()):
-        if time.monotonic() > deadline:
+        if (waited_s := time.monotonic() - begun) > timeout_s:
             raise TimeoutError(f"{what}: not within {timeout_s} s")
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(_pause_s(waited_s))
     return value

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -58,6 +60,13 @@ class ApprovalsProcess:
     def send(self, number: signal.Signals) -> None:
         """Send SIGKILL, SIGSTOP or SIGCONT."""
         self.process.send_signal(number)
+
+    async def dies_of(self, request: Coroutine[Any, Any, object]) -> None:
+        """Send a request in which the process kills itself, so that nobody answers."""
+        sent = asyncio.create_task(request)
+        assert await self.process.ended() == -signal.SIGKILL
+        sent.cancel()
+        await asyncio.gather(sent, return_exceptions=True)
 
     async def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
