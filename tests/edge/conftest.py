@@ -15,7 +15,7 @@ from penstock.web.auth import Auth
 from penstock.web.server import Server
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
-from support.drive.bus import make_streams
+from support.drive.bus import make_streams_once
 from support.drive.clients import Client, MakeEdge, Stream
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer, login
@@ -57,7 +57,7 @@ class Edges:
     ) -> Client:
         """Start an edge with these settings; return an HTTP client of it."""
         url = (nats or self._nats).url
-        await make_streams(url)
+        await make_streams_once(url)
         bus = await Bus.connect(BusSettings(url=url, **login("edge")))
         self._stack.push_async_callback(bus.close)
         given = {"enable_adk_canonical_stream": True, **settings}

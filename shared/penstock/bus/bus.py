@@ -10,7 +10,6 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from penstock.bus.admin.configuration import declared
 from penstock.bus.admin.ensure import ensure as ensure_streams
 from penstock.bus.connection.clock import Clock
 from penstock.bus.connection.dialing import Dialer
@@ -78,9 +77,8 @@ class Bus:
             await bus._dialer.check_server(bus.jetstream)
             await bus.publisher.start()
             if ensure:
-                shards = await ensure_streams(bus, settings.retention)
-                names = [config["name"] for config in declared(settings.retention, shards.made)]
-                await bus._recovery.begin(names)
+                ensured = await ensure_streams(bus, settings.retention)
+                await bus._recovery.begin({name: each.created for name, each in ensured.items()})
             await bus.clock.begin()
         except BaseException:
             await bus.client.close()

@@ -32,6 +32,16 @@ async def make_streams(url: str, replicas: int = 1) -> None:
         pass
 
 
+_with_streams: set[str] = set()  # the servers on which this process has made the streams
+
+
+async def make_streams_once(url: str) -> None:
+    """Make the streams, unless this process has made them on this server, which has them still."""
+    if url not in _with_streams:
+        await make_streams(url)
+        _with_streams.add(url)
+
+
 async def all_processed(client: Client) -> None:
     """Wait until the server has processed everything that a client of nats-py has sent before.
 

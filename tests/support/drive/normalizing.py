@@ -24,7 +24,7 @@ from penstock.service import Context, pod_name
 from penstock.settings import Config
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
-from support.drive.bus import make_streams
+from support.drive.bus import make_streams_once
 from support.drive.waiting import eventually
 from support.fakes.raw import agno, agno_approved, agno_pause
 from support.real.nats import login
@@ -43,7 +43,7 @@ async def bus_to(url: str, **login: Any) -> AsyncIterator[Bus]:
 
 @asynccontextmanager
 async def normalizer(url: str, **settings: Any) -> AsyncIterator[NormalizerService]:
-    await make_streams(url)
+    await make_streams_once(url)
     async with bus_to(url, **login("normalizer")) as bus:
         own = NormalizerSettings(nats_url=url, **{**FAST, **settings})
         service = NormalizerService(Context(Config(), own, bus, pod_name("normalizer")))

@@ -112,16 +112,21 @@ def _plain(value: Any, field: str) -> Any:
     return value or 0  # the server leaves out fields that are false
 
 
-async def configuration(bus: HasJetStream, name: str) -> Configuration | None:
-    """Return a stream's configuration, with fields that this version does not know; None without
-    it."""
+async def info_of(bus: HasJetStream, name: str) -> dict[str, Any] | None:
+    """Return what NATS says of a stream; None without it."""
     try:
-        info = await bus.jetstream.api(f"STREAM.INFO.{name}")
+        return await bus.jetstream.api(f"STREAM.INFO.{name}")
     except ApiError as error:
         if error.code == STREAM_NOT_FOUND:
             return None
         raise
-    found: Configuration = info["config"]
+
+
+async def configuration(bus: HasJetStream, name: str) -> Configuration | None:
+    """Return a stream's configuration, with fields that this version does not know; None without
+    it."""
+    info = await info_of(bus, name)
+    found: Configuration | None = info["config"] if info is not None else None
     return found
 
 

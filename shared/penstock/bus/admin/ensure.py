@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.bus import shards, streams
 from penstock.bus.admin import configuration as configurations
 from penstock.bus.admin.configuration import (
     Configuration,
     Difference,
-    configuration,
     declared,
     declared_shards,
     differences,
     expected,
     has_partitions,
+    info_of,
     oldest_of,
     partitions_of,
     schema_of,
@@ -47,28 +48,36 @@ log = logging.getLogger(__name__)
 _NO_CLUSTER = 10074  # the err_code for several replicas on a server alone
 
 
-async def ensure(bus: Buckets, retention: Retention) -> Shards:
+@dataclass(frozen=True, slots=True)
+class Ensured:
+    """A stream that exists: when it was created, as NATS says, and whether that was just now."""
+
+    created: str
+    is_new: bool
+
+
+async def ensure(bus: Buckets, retention: Retention) -> dict[str, Ensured]:
     """Make the streams that are missing, and upgrade streams of an older schema.
 
-    Returns the number of shards. A new installation gets `retention.shards` shards. Any other
+    Returns all streams by name. A new installation gets `retention.shards` shards. Any other
     installation keeps its shards, and only the operator makes more (`migrate.reshard`).
 
     Raises:
         NotThereYet: this user may not make or change streams, or a leader is missing.
         StartUpError: a stream is not Penstock's, or is too new for this version.
     """
-    made = await ensure_all(bus, declared(retention))
+    ensured = await ensure_all(bus, declared(retention))
     try:
         found = await shards_of(bus)
-        if found == ONE and streams.RAW in made and retention.shards > 1:
-            await ensure_all(bus, declared_shards(retention, retention.shards))
+        if found == ONE and ensured[streams.RAW].is_new and retention.shards > 1:
+            ensured |= await ensure_all(bus, declared_shards(retention, retention.shards))
             await mark_shards(bus, retention.shards)
             wanted = Shards(retention.shards, retention.shards)
             await bus.bucket(shards.BUCKET).create(shards.KEY, wanted.dump())
             found = await shards_of(bus)
         else:
             found = await _with_marked_shards(bus, found)
-            await ensure_all(bus, declared_shards(retention, found.made))
+            ensured |= await ensure_all(bus, declared_shards(retention, found.made))
     except StartUpError:
         raise
     except BusError as error:
@@ -81,7 +90,7 @@ async def ensure(bus: Buckets, retention: Retention) -> Shards:
             retention.shards,
             retention.shards,
         )
-    return found
+    return ensured
 
 
 async def mark_shards(bus: Buckets, count: int) -> None:
@@ -135,19 +144,18 @@ async def shards_of(bus: Buckets) -> Shards:
         ) from error
 
 
-async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[str]:
-    """Make or upgrade these streams; return the names of the streams that this call made."""
-    made = []
+async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> dict[str, Ensured]:
+    """Make or upgrade these streams; return them by name."""
+    ensured = {}
     # The requests run concurrently. One request after another would take 30 round trips.
     answers = await asyncio.gather(
-        *(configuration(bus, wanted["name"]) for wanted in wanted_streams), return_exceptions=True
+        *(info_of(bus, wanted["name"]) for wanted in wanted_streams), return_exceptions=True
     )
     for wanted, answer in zip(wanted_streams, answers, strict=True):
         try:
             if isinstance(answer, BaseException):
                 raise answer
-            if await _ensure(bus, wanted, answer):
-                made.append(str(wanted["name"]))
+            ensured[str(wanted["name"])] = await _ensure(bus, wanted, answer)
         except StartUpError:
             raise
         except NotPermitted as error:
@@ -160,7 +168,7 @@ async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[
             raise refusal(error)(
                 f"cannot ensure the stream {wanted['name']}: {error}. {_advice(error, wanted)}"
             ) from error
-    return made
+    return ensured
 
 
 def _advice(error: BusError, wanted: Configuration) -> str:
@@ -173,15 +181,18 @@ def _advice(error: BusError, wanted: Configuration) -> str:
     return "May this user create streams? Is a stream of another owner in the way?"
 
 
-async def _ensure(bus: Buckets, wanted: Configuration, found: Configuration | None) -> bool:
-    if found is None:
+async def _ensure(bus: Buckets, wanted: Configuration, info: dict[str, Any] | None) -> Ensured:
+    if info is None:
         try:
-            await bus.jetstream.api(f"STREAM.CREATE.{wanted['name']}", wanted)
-            return True
+            made = await bus.jetstream.api(f"STREAM.CREATE.{wanted['name']}", wanted)
+            return Ensured(made["created"], is_new=True)
         except ApiError as error:
             if error.code != STREAM_NAME_IN_USE:
                 raise
-        found = await expected(bus, wanted["name"])  # another version has just made the stream
+        info = await info_of(bus, wanted["name"])  # another version has just made the stream
+        if info is None:
+            raise BusError(f"the stream {wanted['name']} does not exist any more")
+    found: Configuration = info["config"]
     if schema_of(found) < streams.SCHEMA:
         async with configurations.change_lease(bus):
             found = await _upgrade(bus, wanted)
@@ -202,7 +213,7 @@ async def _ensure(bus: Buckets, wanted: Configuration, found: Configuration | No
             found["max_bytes"],
             found["name"],
         )
-    return False
+    return Ensured(info["created"], is_new=False)
 
 
 async def _upgrade(bus: Buckets, wanted: Configuration) -> Configuration:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import Enum, auto
 
 import orjson
@@ -152,23 +152,15 @@ class Recovery:
         self._comparing: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
 
-    async def begin(self, names: Iterable[str]) -> None:
-        """Remember the streams as they are at the start, and wait until they are complete.
+    async def begin(self, created: Mapping[str, str]) -> None:
+        """Remember when the streams were created, and wait until they are complete.
 
         Raises:
-            NotThereYet: a stream does not answer, or its repair takes too long.
+            NotThereYet: the repair of a stream takes too long.
             StartUpError: this user may not read or write the bucket `checkpoints`.
         """
-        names = list(names)
-        answers = await asyncio.gather(
-            *(self._created(name) for name in names), return_exceptions=True
-        )
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, BusError):
-                raise NotThereYet(f"the stream {name} does not answer") from answer
-            if isinstance(answer, BaseException):
-                raise answer
-            self._identity.know(name, answer or "")
+        for name, at in created.items():
+            self._identity.know(name, at)
         until = time.monotonic() + ORDER_WAIT_S
         try:
             while reason := await self._continuity.check():
