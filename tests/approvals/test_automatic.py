@@ -12,6 +12,7 @@ from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.fakes.pauses import confirmation, continues, pause, start_and_pause, user_input
 from support.fakes.policies import person, vote, written
@@ -104,7 +105,7 @@ async def test_a_repeat_of_an_automatic_request_sends_nothing_again(
     assert (len(said), len(commands)) == (1, 1)
 
 
-@pytest.mark.parametrize("write", range(1, WRITES + 1))
+@pytest.mark.parametrize("write", in_short(range(1, WRITES + 1), [2, 4, WRITES]))
 async def test_a_kill_at_any_write_of_an_automatic_decision_leaves_it_taken_once(
     fresh_nats: NatsServer, tmp_path: Path, write: int
 ) -> None:

@@ -232,7 +232,7 @@ def world(nats: NatsServer) -> Iterator[World]:
 
 
 @pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
-@examples(25)
+@examples(10)
 def test_each_approval_ends_once_whatever_comes_in_whatever_order(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:

@@ -179,7 +179,7 @@ _STEPS = st.lists(
     limit=st.integers(1, 5),
     rows_at_once=st.sampled_from([1, 3, 1000]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_each_approval_is_on_one_page_whatever_happens_between_two_pages(
     given_: list[tuple[int, int | None, bool]],
     between: list[list[tuple[Any, ...]]],
@@ -514,7 +514,7 @@ RECORDS = st.fixed_dictionaries(
 CREDENTIALS = st.sampled_from(["own", "all", (), ("u1", "u2"), (EVERYBODY,)])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(WHO, RECORDS), max_size=8), WHO, ROLES, st.booleans(), CREDENTIALS)
 def test_the_index_finds_what_a_look_at_every_record_finds(
     given_: list[tuple[str, dict[str, Any]]],

@@ -40,7 +40,7 @@ class Storm:
         return {"all": self.calls + 1, "ordered": self.calls, "even": (self.calls + 1) // 2}
 
 
-SHORT = Storm(runs=10, calls=12, kills=2, pause_s=2.0, timeout_s=60)
+SHORT = Storm(runs=6, calls=10, kills=2, pause_s=2.0, timeout_s=60)
 FULL = Storm(runs=200, calls=50, kills=10, pause_s=8.0, timeout_s=900)
 
 

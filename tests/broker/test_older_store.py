@@ -256,7 +256,7 @@ def both(*streams: str, short: tuple[bool, ...] = ()) -> list[Any]:
     ("older", "alive"),
     [
         *both("RAW", short=(False,)),
-        *both("EVENTS", short=(True,)),
+        *both("EVENTS"),
         *both("COMMANDS"),
         *both("KV_runs"),
         *both("KV_checkpoints"),

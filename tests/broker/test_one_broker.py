@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 FRAMES = 80
 POD_TTL_S = 4.0
 LATER_S = 0.5  # the delay after which the second connector reconnects
-FLOOD_FRAMES, FLOOD_FRAME_BYTES = 600, 50_000  # 30 MB, which is more than the sockets hold
+FLOOD_FRAMES, FLOOD_FRAME_BYTES = 400, 50_000  # 20 MB, which is more than the sockets hold
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from support.drive.bus import make_streams
+from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.real import servers
 from support.real.nats import NatsServer
@@ -162,7 +163,13 @@ async def test_a_taken_port_is_told_with_its_variable_since_a_service_has_no_opt
 
 @pytest.mark.parametrize(
     ("argument", "code", "says"),
-    [("--help", 0, "PENSTOCK_"), ("--probe-port=0", 2, "unrecognized arguments: --probe-port=0")],
+    in_short(
+        [
+            ("--help", 0, "PENSTOCK_"),
+            ("--probe-port=0", 2, "unrecognized arguments: --probe-port=0"),
+        ],
+        [("--help", 0, "PENSTOCK_")],
+    ),
 )
 def test_a_service_takes_no_arguments_and_shows_its_usage(
     argument: str, code: int, says: str

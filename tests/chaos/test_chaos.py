@@ -64,10 +64,10 @@ async def test_every_run_is_complete_at_any_kill(
     shape = Shape(
         {**services, "broker": 1, "upstream": 2}, every_s=1.6, pause_s={"normalizer": 4.0}
     )
-    short = Round(seed=1, kills=8, shape=shape, runs=30, runs_per_s=2, settings=HASTY)
+    short = Round(seed=1, kills=5, shape=shape, runs=18, runs_per_s=2, settings=HASTY)
     report = await play(short, tmp_path, servers)
     settle(report, COMPLETED)
-    assert sum(report.kills.values()) >= 7  # one may have ended before its kill
+    assert sum(report.kills.values()) >= 4  # one may have ended before its kill
 
 
 @pytest.mark.chaos

@@ -81,6 +81,7 @@ async def test_a_rollout_with_a_pre_stop_hook_refuses_nothing_and_keeps_all_pods
         assert [pod.wrong for pod in made.pods] == [[]] * 4
 
 
+@pytest.mark.chaos
 async def test_without_a_pre_stop_hook_refused_connections_are_found(tmp_path: Path) -> None:
     async with deployed(tmp_path, DEPLOYMENT) as made:
         assert made.service is not None

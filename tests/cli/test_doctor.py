@@ -465,6 +465,7 @@ async def test_faults_of_streams_that_nobody_looks_after_are_found(
     assert found["dead_letters"] == "there are 1 dead letters"
 
 
+@pytest.mark.chaos
 @pytest.mark.real
 @pytest.mark.skipif(libfaketime() is None, reason="libfaketime is not installed (apt: faketime)")
 async def test_wrong_clocks_of_a_service_and_of_the_own_machine_are_found(

@@ -63,6 +63,7 @@ async def reached(http: httpx.AsyncClient, run_id: str, *statuses: str) -> str:
     return found
 
 
+@pytest.mark.chaos
 async def test_the_work_of_a_killed_process_is_taken_over_before_its_leases_expire(
     up: Up, upstream: Misbehaving
 ) -> None:

@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from support.drive.repository import ROOT
-from support.drive.short import in_short
 from support.drive.waiting import wait_for
 from support.real import browser, servers
 from support.real.up import Up
@@ -90,9 +89,10 @@ def in_node(url: str, folder: Path, begin: Callable[[str], None]) -> Iterator[Lo
         process.stop()
 
 
+@pytest.mark.chaos
 @pytest.mark.real
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("client", in_short([in_chromium, in_node], [in_chromium]))
+@pytest.mark.parametrize("client", [in_chromium, in_node])
 def test_an_eventsource_outlives_a_restart_and_misses_nothing(
     make_up: Callable[..., Up], config: str, tmp_path: Path, client: Any
 ) -> None:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import uuid
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -29,6 +30,7 @@ from penstock_cli.main import app
 from support.drive.document_examples import missing
 from support.drive.waiting import wait_for
 from support.real.forked import finished
+from support.real.servers import SharedRun
 from support.real.up import AS_A_COMMAND, FORKED, Up
 
 AGNO_DEMO, _ = RECIPES
@@ -113,13 +115,7 @@ def types(events: list[dict[str, Any]]) -> list[str]:
     return [f"{each['event']['category']}.{each['event']['action']}" for each in events]
 
 
-@pytest.mark.real
-@pytest.mark.timeout(240)
-@pytest.mark.usefixtures("real_environments")
-def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config: str) -> None:
-    up = make_up("--demo")
-    up.start()
-
+def check_the_answers(up: Up) -> None:
     for agent in ("assistant", "mindrian-agent", "vana"):
         code, events = up.penstock("run", "What is the weather in Rome?", "--agent", agent)
         assert code == 0
@@ -130,19 +126,18 @@ def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config
         assert names.count("llm.tool_call") == names.count("llm.tool_result") == 1
         assert events[-1]["data"]["summary"].endswith("It is 21 degrees and clear in Rome.")
 
-    for agent in ("assistant", "vana"):
-        for flag, outcome in (("--yes", "ok"), ("--no", "rejected")):
-            code, events = up.penstock("run", "delete a.txt", "--agent", agent, flag)
-            assert code == 0
-            [result] = [each for each in events if each["event"]["action"] == "tool_result"]
-            assert result["data"]["outcome"] == outcome
+    for agent, flag, outcome in (("assistant", "--no", "rejected"), ("vana", "--yes", "ok")):
+        code, events = up.penstock("run", "delete a.txt", "--agent", agent, flag)
+        assert code == 0
+        [result] = [each for each in events if each["event"]["action"] == "tool_result"]
+        assert result["data"]["outcome"] == outcome
 
-    check_that_every_agno_agent_asks(up)
     assert up.penstock("run", "fail on purpose", "--agent", "assistant")[0] == 1
 
     code, agents = up.penstock("agents")
     assert code == 0
-    assert {(each["id"], each["protocol"], each["answers"]) for each in agents} == {
+    # The tests' demo has further agents.
+    assert {(each["id"], each["protocol"], each["answers"]) for each in agents} >= {
         *((id, "agno", True) for id in ("assistant", "mindrian-agent", "linter", "writer")),
         *((id, "agno", True) for id in ("global_supervisor", "database_monitor")),
         *((id, "adk", True) for id in ("vana", "scanner", "team_supervisor")),
@@ -160,7 +155,26 @@ def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config
         thread = f"/api/v1/agent/runs/{AGNO_RUN['session_id']}/events?until=idle&user_id=anybody"
         assert "event: RUN_FINISHED\n" in client.get(thread).text
 
-    check_the_rules_of_the_demo(up)
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+def test_the_demo_answers_in_every_contract(demo: str, test_run: SharedRun) -> None:
+    up = Up.of_run(test_run, "demo", demo)
+    check_the_answers(up)
+    check_the_hook_of_the_demo(up)
+
+
+@pytest.mark.chaos
+@pytest.mark.real
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("real_environments")
+def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config: str) -> None:
+    up = make_up("--demo")
+    up.start()
+    check_the_answers(up)
+    check_that_every_agno_agent_asks(up)
+    check_the_hook_of_the_demo(up)
+    check_that_each_run_is_told_once(up)
 
     code, events = up.penstock("run", "delete b.txt", "--agent", "assistant", "--no-wait")
     assert code == 4
@@ -193,28 +207,35 @@ def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config
     assert rules == []
 
 
-def check_the_rules_of_the_demo(up: Up) -> None:
+def check_the_hook_of_the_demo(up: Up) -> None:
     """Send the request to the hook that the greeting shows; a run starts, and ends in a webhook."""
     [command] = [line.strip() for line in up.log().splitlines() if "/v1/hooks/" in line]
+    # The place is a word that no other run of the demo has.
+    place = f"Rome{uuid.uuid4().hex[:8]}"
+    assert "Oslo" in command
+    command = command.replace("Oslo", place)
     sent = subprocess.run(["bash", "-c", command], capture_output=True, timeout=30, check=True)
     assert json.loads(sent.stdout)["result"] == "accepted"
 
     def started() -> str | None:
         _, runs = up.penstock("runs")
-        return next((run["run_id"] for run in runs if "Oslo" in run["message"]), None)
+        return next((run["run_id"] for run in runs if place in run["message"]), None)
 
     run_id = wait_for(started, 30, "the run that the hook starts")
     line = f"webhook of rule demo-completed: lifecycle.completed, run {run_id}, signature valid"
     wait_for(lambda: up.log().splitlines().count(line) == 1, 30, "the webhook's line")
+    assert "NOT valid" not in up.log()
+    token = (up.data / "demo" / "rules" / "hook-token").read_text().strip()
+    assert token not in up.log()
+
+
+def check_that_each_run_is_told_once(up: Up) -> None:
     runs = [
         each["run_id"] for each in up.penstock("runs", "--status", "completed", "--limit", "100")[1]
     ]
     for each in runs:
         wait_for(partial(_is_shown, up, each), 30, f"the webhook of run {each}")
     assert up.log().count("signature valid") == len(runs), "one line for each webhook"
-    assert "NOT valid" not in up.log()
-    token = (up.data / "demo" / "rules" / "hook-token").read_text().strip()
-    assert token not in up.log()
 
 
 def _is_shown(up: Up, run_id: str) -> bool:

@@ -61,7 +61,7 @@ DOCUMENT = Document(
             _WIRE,
             _REAL,
             "edge/session_events::a_session_whose_id_has_slashes_is_found_by_every_path",
-            "cli/up::the_demo_answers_stops_and_continues",
+            "cli/up::the_demo_answers_in_every_contract",
         ),
         holds(
             "AR2",

@@ -406,7 +406,7 @@ DOCUMENT = Document(
             "dialects/agno_encode::a_pause_has_the_tools_and_their_requirements",
         ),
         example("RunCompleted", _EVENTS, "dialects/agno_encode::a_completed_run_has_its_figures"),
-        example("Start run", _BYTES, _OUR_FIELDS, "cli/up::the_demo_answers_stops_and_continues"),
+        example("Start run", _BYTES, _OUR_FIELDS, "cli/up::the_demo_answers_in_every_contract"),
         example("Continue run (after pause)", _CONTINUE, _CLIENT_DECIDES),
         example("Cancel run", _CANCEL, "e2e/agno_surface::agnos_client_cancels"),
         example("Fuzz testing: input validation", _NO_MESSAGE, _MESSAGE),

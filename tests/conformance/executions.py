@@ -21,7 +21,7 @@ _STREAM = "events/envelope::the_documents_example_comes_out_byte_for_byte"
 _REAL = "e2e/real_servers::the_executions_contract_from_a_real_agent"
 _REAL_TOOL = "e2e/real_servers::a_tool_is_called_once_and_its_result_is_a_value"
 # The demo answers the document's request with the document's own events.
-_DEMO = "cli/up::the_demo_answers_stops_and_continues"
+_DEMO = "cli/up::the_demo_answers_in_every_contract"
 _TRIGGER = "edge/executions::the_documents_own_request_streams_whatever_it_accepts"
 _CANCELLED = "edge/executions::a_cancel_answers_success_once_the_run_is_cancelled"
 _TOO_LATE = "edge/executions::the_cancel_of_a_finished_run_is_the_documents_failure"

@@ -34,7 +34,7 @@ _SAME = "edge/socket::messages_are_the_data_of_the_sse_frames"
 _MATRIX = "e2e/matrix::a_run_is_whole_in_order_and_ends_once_in_every_dialect"
 _WORKFLOW = "e2e/real_servers::a_workflow_tells_its_steps"
 # The demo's code review has the payloads of the document's examples.
-_OWN = "cli/up::the_demo_answers_stops_and_continues"
+_OWN = "cli/up::the_demo_answers_in_every_contract"
 _GRAPH = "dialects/adk_decode::a_graph_gives_steps_a_transition_and_its_result"
 _GOLDEN = "dialects/unified_encode::a_recorded_run_gives_its_golden_frames"
 _CANCELLED = "dialects/unified_encode::a_cancelled_run_is_interrupted_and_then_ended"

@@ -89,6 +89,7 @@ async def read(*asked: str) -> list[dict[str, Any]]:
 
 # Importing Agno takes seconds, and longer on a busy machine, so one process of Agno's client reads
 # everything.
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_agnos_client_reads_the_same_from_penstock_as_from_agno(
     penstock: Deployment, agno_server: Upstream

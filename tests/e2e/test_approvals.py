@@ -137,7 +137,7 @@ async def test_what_nobody_decides_in_time_continues_as_expired(
 
 
 @pytest.mark.parametrize("asks", CONFIRMATIONS[:3:2], ids=str)
-@pytest.mark.parametrize("user", ["rises", "falls"])
+@pytest.mark.parametrize("user", ["rises", pytest.param("falls", marks=pytest.mark.chaos)])
 async def test_what_nobody_decides_is_escalated_step_by_step(
     penstock: Pipeline, asks: Asks, user: str
 ) -> None:

@@ -87,6 +87,7 @@ async def decided_at_once(
     raise AssertionError(f"the run did not complete: {types}")
 
 
+@pytest.mark.chaos
 async def test_service_tokens_and_rules_decide_at_once_too(penstock: Deployment) -> None:
     http, root = penstock.http, bearer("root", scope="administer")
     rights = {"name": "machine", "scopes": ["decide", "read"], "on_behalf_of": ["alice"]}
@@ -132,6 +133,7 @@ async def asked(
     return (await penstock.http.get(url, headers=caller)).status_code
 
 
+@pytest.mark.chaos
 async def test_a_user_who_asks_for_unknown_ids_does_not_slow_another(penstock: Deployment) -> None:
     http, mallory = penstock.http, bearer("mallory")
 

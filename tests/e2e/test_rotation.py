@@ -190,6 +190,7 @@ async def traffic(
     assert not made.wrong
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_the_keys_of_the_issuer(scene: Scene) -> None:
     old, new = scene.key, Key("second")

@@ -155,6 +155,7 @@ def waiting(state: State) -> Waits:
     return Waits("assistant", session, approval_id, digest, item_id, call["toolCallId"])
 
 
+@pytest.mark.chaos
 async def test_no_form_of_an_answer_without_the_digest_decides_anything(
     client: Chat, penstock: Pipeline, agno_server: Upstream
 ) -> None:

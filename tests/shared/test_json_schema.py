@@ -138,7 +138,7 @@ schemas = st.recursive(
 
 
 @given(schemas, values)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_values_fit_as_the_specification_says(schema: Any, value: Any) -> None:
     defined = {"a": {"type": ["string", "null", "object"]}, "b": {"items": {"maxLength": 1}}}
     schema = schema | {"definitions": defined}

@@ -99,6 +99,7 @@ async def storm(
     return started
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(360)  # it takes 10 s alone; each instance that replaces a dead one must start
 async def test_instances_that_die_again_and_again_finish_all_runs_without_a_second_call(
     fresh_nats: NatsServer, server: CountingServer

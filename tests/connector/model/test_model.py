@@ -85,6 +85,7 @@ def test_no_run_waits_for_ever_and_none_is_sent_twice(rules: Rules) -> None:
             TWICE,
             "calls the upstream",
             id="an open that is not found counts as not called",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             replace(KILLED, leaves_by_leg=False, own_leg_first=False),
@@ -97,18 +98,21 @@ def test_no_run_waits_for_ever_and_none_is_sent_twice(rules: Rules) -> None:
             WAITS,
             "is killed",
             id="a note goes before what it tells is written down",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             replace(KILLED_TWICE, clears_after_the_open=False, passes_over_the_same_leg=False),
             WAITS,
             "TAKE_OVER_CLAIM",
             id="only the last dead one's things are cleared away",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             replace(ASLEEP, looks_before_it_sends=False),
             TWICE,
             "calls the upstream",
             id="a sleeper may have sent what was taken over",
+            marks=pytest.mark.chaos,
         ),
         pytest.param(
             Rules(kills=0, keeps_the_order_of_starts=False),

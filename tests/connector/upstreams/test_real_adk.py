@@ -34,6 +34,7 @@ def runs_in(server: Upstream, session_id: str) -> list[dict[str, Any]]:
     return [run for run in server.tool_runs() if run["session"] == session_id]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("agent", ["adk", "again"])
 @pytest.mark.parametrize(("decision", "times"), [("approve", 1), ("reject", 0)])
 async def test_an_approved_tool_runs_once_and_a_rejected_one_never(

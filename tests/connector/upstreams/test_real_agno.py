@@ -9,6 +9,7 @@ import pytest
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from support.drive.pipeline import PIPELINE, Event, Services, new_run_id, pipeline, types
+from support.drive.short import in_short
 from support.fakes.cutter import cutter
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
@@ -39,6 +40,7 @@ def runs_with(server: Upstream, title: str) -> list[dict[str, Any]]:
     return [run for run in server.tool_runs() if run["args"].get("title") == title]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(("decision", "times"), [("approve", 1), ("reject", 0)])
 async def test_an_approved_tool_runs_once_and_a_rejected_one_never(
     nats_server: NatsServer, agno_server: Upstream, decision: str, times: int
@@ -110,7 +112,7 @@ async def test_a_running_agent_is_cancelled_by_the_server_itself(
     assert last.type == "lifecycle.cancelled"
 
 
-@pytest.mark.parametrize("agent", ["agent", "team"])
+@pytest.mark.parametrize("agent", in_short(["agent", "team"], ["agent"]))
 async def test_a_run_continues_over_cut_connections_without_gap_or_repeat(
     nats_server: NatsServer, agno_server: Upstream, agent: str
 ) -> None:

@@ -107,6 +107,7 @@ async def exit_code(instance: Instance) -> int:
     return await asyncio.to_thread(instance.process.popen.wait, 30)
 
 
+@pytest.mark.chaos
 async def test_edges_are_replaced_one_after_another_and_no_client_misses_or_repeats_anything(
     penstock: Deployment, bus: Bus
 ) -> None:

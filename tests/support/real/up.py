@@ -41,11 +41,14 @@ class Up:
     """A `penstock up` that keeps its data and its port over restarts.
 
     Its process is forked from one that has imported everything (see `Forked`), or started as the
-    command `program`, such as `AS_A_COMMAND`.
+    command `program`, such as `AS_A_COMMAND`. See also `of_run`.
     """
 
     def __init__(
-        self, folder: Path, *options: str, program: Sequence[str | Path] | None = None
+        self,
+        folder: Path,
+        *options: str,
+        program: Sequence[str | Path] | None = None,
     ) -> None:
         self.data = folder / "data"
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -55,6 +58,13 @@ class Up:
         self.arguments = ["up", "--data", str(self.data), "--port", port, "--probe-port", "0"]
         self.arguments += options
         self.process: subprocess.Popen[bytes] | Forked | None = None
+
+    @classmethod
+    def of_run(cls, run: servers.SharedRun, name: str, url: str) -> Up:
+        """Return the one of this name that `shared` has started, whose process stays as it is."""
+        made = cls(run.folder / name)
+        made.url, made._log = url, run.folder / f"{name}.log"
+        return made
 
     def begin(self, **environment: str) -> None:
         """Start the process without waiting."""

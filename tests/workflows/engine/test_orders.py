@@ -148,7 +148,7 @@ def check_journal(journal: list[Record], definition: dict[str, Any]) -> None:
 
 
 @given(definition=definitions(fails=False), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_run_ends_in_the_same_way_whatever_the_order_and_the_faults(
     definition: dict[str, Any], data: st.DataObject
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_run_ends_in_the_same_way_whatever_the_order_and_the_faults(
 
 
 @given(definition=definitions(fails=True), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_run_that_may_fail_or_is_cancelled_ends_whatever_the_order_and_the_faults(
     definition: dict[str, Any], data: st.DataObject
 ) -> None:

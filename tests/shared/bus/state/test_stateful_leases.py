@@ -265,7 +265,7 @@ def world(nats_server: NatsServer) -> Iterator[World]:
 
 
 @pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
-@examples(40)
+@examples(20)
 def test_every_part_has_one_holder_and_shares_are_fair(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:

@@ -124,7 +124,7 @@ _DECIDED = st.dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     kind=st.sampled_from(["agent", "team", "workflow"]),
     first=frames(_COURSE, 12),

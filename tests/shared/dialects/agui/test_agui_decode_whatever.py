@@ -105,7 +105,7 @@ _DECIDED = st.dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     first=frames(_COURSE, 15),
     pause=frames(["RUN_FINISHED"], 1),
