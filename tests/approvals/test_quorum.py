@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import httpx

@@ -55,7 +55,7 @@ def prepare() -> None:
         after_in_child=lambda: setattr(
             forkserver._forkserver,
             "ensure_running",
-            lambda: None,  # type: ignore[attr-defined]
+            lambda: None,
         )
     )
 
