@@ -178,10 +178,13 @@ export class Decision extends Component {
   }
 
   async change(send) {
+    const { note } = this.state;
     this.setState({ isBusy: true, error: null });
     try {
       const record = await send();
-      this.setState({ isBusy: false, settled: null, note: "", ...(this.mustRead && { record }) });
+      // The person may have written the next note meanwhile: the change itself may come first, live.
+      const isSame = this.state.note === note;
+      this.setState({ isBusy: false, settled: null, ...(isSame && { note: "" }), ...(this.mustRead && { record }) });
       this.props.onDecided?.(record);
     } catch (error) {
       this.setState({ isBusy: false, error: error.message });
