@@ -261,21 +261,21 @@ class Bindings:
         try:
             document = document_of(body)
         except InvalidBody as error:
-            raise Problem(400, error.detail, code=-32700) from error
+            raise refusal("PARSE_ERROR", error.detail) from error
         rpc_id = document.get("id") if isinstance(document, dict) else None
         call = call_of(self._edge, request, orjson.dumps(rpc_id))
         try:
             try:
                 asked = validated(RpcRequest, document)
             except Problem as problem:
-                raise Problem(400, problem.detail, code=-32600) from problem
+                raise refusal("INVALID_REQUEST", problem.detail) from problem
             require_version(call, "1.0", "0.3")
             method = (_BY_OLDER if call.older else _BY_NAME).get(asked.method)
             if method is None and call.older and "pushNotificationConfig" in asked.method:
                 raise no_push()
             if method is None:
                 text = f"A2A {call.version} has no method {shortened(asked.method)!r} here"
-                raise Problem(400, text, code=-32601)
+                raise refusal("METHOD_NOT_FOUND", text)
             if method.scope is not None:
                 require(call.who, method.scope)
             return await method.handle(self._tasks, call, validated(method.model, asked.params))

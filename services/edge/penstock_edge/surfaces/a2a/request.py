@@ -195,8 +195,7 @@ def _decided(sent: JsonObject, item: JsonObject) -> JsonObject | None:
 
 # --- Errors
 
-# The code of the first one is -32001, that of each next one is one less.
-REASONS: Final = (
+_OF_A2A: Final = (
     "TASK_NOT_FOUND",
     "TASK_NOT_CANCELABLE",
     "PUSH_NOTIFICATION_NOT_SUPPORTED",
@@ -207,20 +206,26 @@ REASONS: Final = (
     "EXTENSION_SUPPORT_REQUIRED",
     "VERSION_NOT_SUPPORTED",
 )
-# The status of google.rpc, the code of JSON-RPC, and the reason, for an HTTP status.
-_ERRORS: Final[Mapping[int, tuple[str, int, str | None]]] = {
-    400: ("INVALID_ARGUMENT", -32602, None),
-    401: ("UNAUTHENTICATED", -32600, None),
-    403: ("PERMISSION_DENIED", -32600, None),
-    404: ("NOT_FOUND", -32602, None),
-    409: ("FAILED_PRECONDITION", -32600, "UNSUPPORTED_OPERATION"),
-    410: ("NOT_FOUND", -32602, "TASK_NOT_FOUND"),
-    415: ("INVALID_ARGUMENT", -32602, "CONTENT_TYPE_NOT_SUPPORTED"),
-    422: ("INVALID_ARGUMENT", -32602, None),
-    429: ("RESOURCE_EXHAUSTED", -32603, None),
-    503: ("UNAVAILABLE", -32603, None),
+# The codes of JSON-RPC. Over REST, the official client shows only errors with one of these reasons.
+_CODES: Final[Mapping[str, int]] = {
+    **{reason: -32001 - at for at, reason in enumerate(_OF_A2A)},
+    **{"INVALID_REQUEST": -32600, "METHOD_NOT_FOUND": -32601, "INVALID_PARAMS": -32602},
+    **{"INTERNAL_ERROR": -32603, "PARSE_ERROR": -32700},
 }
-_OTHER: Final = ("INTERNAL", -32603, None)
+# The status of google.rpc, and the reason, for an HTTP status.
+_ERRORS: Final[Mapping[int, tuple[str, str]]] = {
+    400: ("INVALID_ARGUMENT", "INVALID_PARAMS"),
+    401: ("UNAUTHENTICATED", "INVALID_REQUEST"),
+    403: ("PERMISSION_DENIED", "INVALID_REQUEST"),
+    404: ("NOT_FOUND", "INVALID_PARAMS"),
+    409: ("FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"),
+    410: ("NOT_FOUND", "TASK_NOT_FOUND"),
+    415: ("INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
+    422: ("INVALID_ARGUMENT", "INVALID_PARAMS"),
+    429: ("RESOURCE_EXHAUSTED", "INTERNAL_ERROR"),
+    503: ("UNAVAILABLE", "INTERNAL_ERROR"),
+}
+_OTHER: Final = ("INTERNAL", "INTERNAL_ERROR")
 
 
 def refusal(reason: str, detail: str, status: int = 400) -> Problem:
@@ -231,25 +236,23 @@ def unknown(detail: str) -> Problem:
     return refusal("TASK_NOT_FOUND", detail, 404)
 
 
-def _described(problem: Problem) -> tuple[str, int, list[JsonObject]]:
-    """Return the status of google.rpc, the code of JSON-RPC, and the details."""
-    name, code, reason = _ERRORS.get(problem.status, _OTHER)
+def _described(problem: Problem) -> tuple[str, str, JsonObject]:
+    """Return the status of google.rpc, the reason, and the details of an error."""
+    name, reason = _ERRORS.get(problem.status, _OTHER)
     reason = problem.more.get("reason", reason)
-    if reason is None:
-        return name, problem.more.get("code", code), []
     about = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "a2a-protocol.org"}
-    return name, -32001 - REASONS.index(reason), [{**about, "reason": reason, "metadata": {}}]
+    return name, reason, {**about, "reason": reason, "metadata": {}}
 
 
 def rpc_error(problem: Problem) -> JsonObject:
-    _, code, details = _described(problem)
-    return {"code": code, "message": problem.detail, "data": details}
+    _, reason, details = _described(problem)
+    return {"code": _CODES[reason], "message": problem.detail, "data": [details]}
 
 
 def rest_error(problem: Problem) -> JsonObject:
     name, _, details = _described(problem)
     error = {"code": problem.status, "status": name, "message": problem.detail}
-    return {"error": {**error, "details": details}}
+    return {"error": {**error, "details": [details]}}
 
 
 def _rpc_body(problem: Problem) -> Mapping[str, Any]:
