@@ -170,6 +170,41 @@ async def test_a_dangerous_call_is_approved_only_after_its_name_was_typed(asking
         is_clean(page, asking)
 
 
+async def test_a_vote_is_taken_back_where_it_is_shown_and_that_of_another_is_not(
+    asking: str,
+) -> None:
+    admin = {"authorization": f"Bearer {token(sub='root', scope='administer read')}"}
+    tom, grace = [token(sub=name, scope="start read raw decide") for name in ("tom-two", "grace")]
+    deciders = {"users": ["requester", "grace"]}
+    rule = {"id": "two", "match": {"user": "tom-two"}, "outcome": "ask", "need": 2}
+    policy = {"version": 2, "rules": [{**rule, "deciders": deciders}]}
+    async with (
+        httpx.AsyncClient(base_url=asking, timeout=30) as http,
+        page_at(f"{asking}/console") as page,
+    ):
+        assert (await http.put("/v1/policy", json=policy, headers=admin)).is_success
+        http.headers.update({"authorization": f"Bearer {tom}"})
+        _, approval_id = await waiting(http, "for two")
+        await page.resize(1280)
+        await sign_in(page, tom)
+        await chosen(page, asking, approval_id)
+        await page.click(".chosen button.approve")
+        buttons = "[...document.querySelectorAll('.chosen button')]"
+        takes_back = f"{buttons}.filter((each) => each.innerText === 'Take back')"
+        await page.until(f"{takes_back}.length === 1")
+        await page.value(f"{takes_back}[0].click()")
+        await page.until("!!document.querySelector('.chosen button.approve:enabled')")
+        path = f"/v1/approvals/{approval_id}"
+        [vote] = (await http.get(path)).json()["votes"]
+        assert (vote["by"], vote["void"], "taken_back" in vote) == ("tom-two", True, True)
+        yes = {"approved": True, "digest": (await http.get(path)).json()["digest"]}
+        of_grace = {"authorization": f"Bearer {grace}"}
+        assert (await http.post(f"{path}/decision", json=yes, headers=of_grace)).is_success
+        await page.until("document.querySelector('.chosen').innerText.includes('grace has voted')")
+        assert await page.value(f"{takes_back}.length") == 0
+        is_clean(page, asking)
+
+
 async def test_a_question_is_asked_and_answered_without_a_decision(
     demo: str, http: httpx.AsyncClient
 ) -> None:
