@@ -27,6 +27,10 @@ export interface ApprovalRecord {
   deciders?: Deciders[];
   /** How many people must approve */
   need?: number;
+  /** Who may decide by the step of a workflow, as in approval.requested */
+  step_deciders?: Record<string, unknown> | null;
+  /** How many must approve by the step of a workflow */
+  step_need?: number;
   votes?: Vote[];
   remarks?: Remark[];
   /** The digest in approval.requested, if a vote has changed arguments */

@@ -851,8 +851,10 @@ export interface ApprovalRequested extends Envelope {
     expires_at?: string | null;
     /** The policy that requires the decision. */
     policy?: string | null;
-    /** Always 1. `lifecycle.paused` has the number that the policy requires. */
+    /** The number of people who must approve by the step of a workflow, else 1. `lifecycle.paused` has the number that the policy requires. */
     deciders_required: number;
+    /** Who may decide by the step of a workflow: `scope`, `roles`, `users` and `not`, as in a policy. */
+    deciders?: Record<string, unknown> | null;
     /** The items that must be decided. */
     items: RequestedItem[];
   };

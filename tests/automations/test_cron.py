@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_automations.rules.cron import Cron
+from penstock.documents.cron import Cron
 
 ROME = ZoneInfo("Europe/Rome")
 

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.bus import BusError, FenceConflict, streams
 from penstock.bus.write.schedules import reschedule
+from penstock.documents.cron import rfc3339
 from penstock.settings import Config
 from penstock_automations.rules.check import read_rule
-from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner
 from penstock_automations.rules.store import RuleStore

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
 from support.drive.pipeline import Event, Pipeline, types
 from support.drive.waiting import eventually
 from support.drive.workflows import (
@@ -94,7 +96,7 @@ async def test_a_question_that_nobody_answers_in_time_fails_its_step(penstock: P
     flow = """
     name: late
     steps:
-      a: {approve: {title: '"Do it?"'}, timeout: 1s, on_failure: continue}
+      a: {approve: {title: '"Do it?"', form: {}}, timeout: 1s, on_failure: continue}
       end: {needs: [a], set: 'a.error.code'}
     output: end.output
     """
@@ -108,6 +110,56 @@ async def test_a_question_that_nobody_answers_in_time_fails_its_step(penstock: P
     assert kinds == ["approval.requested", "approval.expired", "approval.decided"]
     refused = await penstock.decide(approval)
     assert refused.status == 409
+
+
+def vote(who: str, approval: ApprovalRecord, **item: Any) -> DecideRequest:
+    decided = {"item_id": approval.items[0]["item_id"], "decision": "approve", **item}
+    decider = Decider(name=who, roles=["finance"], scopes=["decide"], channel="api")
+    return DecideRequest(
+        decider=decider, digest=approval.digest, items=[Decided.model_validate(decided)]
+    )
+
+
+async def test_a_step_is_decided_by_as_many_of_its_deciders_with_an_answer_that_fits(
+    penstock: Pipeline,
+) -> None:
+    flow = """
+    name: refund
+    steps:
+      ask:
+        approve:
+          title: '"Refund?"'
+          deciders: {roles: [finance], not: [requester]}
+          need: 2
+          form: {type: object, required: [amount], properties: {amount: {type: integer}}}
+        output: result.data.amount
+    output: ask.output
+    """
+    await define(penstock.bus, definition(flow))
+    run_id = await start_workflow(penstock.bus, "refund")
+    approval_id = asked(await until(penstock, run_id, "lifecycle.paused"))["ask"]
+    approval = await penstock.approval(approval_id)
+    assert (approval.need, approval.deciders[0].roles) == (2, ["finance"])
+    answer = {"amount": 5}
+    refused = [
+        vote(approval.user_id, approval, value=answer),
+        vote("grace", approval),
+        vote("grace", approval, value={"amount": "5"}),
+    ]
+    replies = [await penstock.ask(approval_id, each) for each in refused]
+    assert [each.status for each in replies] == [403, 422, 422]
+    assert "value.amount: must be" in replies[2].detail
+    assert (await penstock.ask(approval_id, vote("grace", approval, value=answer))).status == 200
+    assert (await penstock.record(run_id, "paused")).approval_id == approval_id
+    assert (await penstock.ask(approval_id, vote("alan", approval))).status == 200
+    assert (await penstock.ended(run_id))[-1].data["value"] == 5
+    # A rejection needs no answer.
+    run_id = await start_workflow(penstock.bus, "refund")
+    approval_id = asked(await until(penstock, run_id, "lifecycle.paused"))["ask"]
+    approval = await penstock.approval(approval_id)
+    no = vote("grace", approval, decision="reject", note="no receipt")
+    assert (await penstock.ask(approval_id, no)).status == 200
+    assert (await penstock.ended(run_id))[-1].data["code"] == "rejected"
 
 
 async def test_a_cancelled_workflow_asks_no_longer(penstock: Pipeline) -> None:

@@ -31,20 +31,26 @@ from support.drive.workflows import (
 )
 from support.real.nats import NatsServer
 
-# Two branches and a join: `b` fails once and is tried again after a timer, `w` waits, `d` is last.
+# Two branches and a join: `b` fails once and is tried again after a timer, `c` has two rounds, `w`
+# waits, `d` is last.
 FLOW = """
+exclusive: {key: input.id}
 steps:
   a: {run: {agent: worker, message: 'input.id + " a"'}, output: result.text}
   b:
     needs: [a]
     run: {agent: worker, message: 'input.id + " b fails-once"'}
     retry: {attempts: 3, backoff: 1s, codes: [broken]}
-  c: {needs: [a], run: {agent: worker, message: 'input.id + " c"'}, output: result.text}
+  c:
+    needs: [a]
+    repeat: {until: 'last.endsWith("c2")', rounds: 3}
+    run: {agent: worker, message: 'input.id + " c" + string(round)'}
+    output: result.text
   w: {needs: [b], wait: 1s}
-  d: {needs: [w, c], run: {agent: worker, message: 'c.output + " d"'}, output: result.text}
+  d: {needs: [w, c], run: {agent: worker, message: 'c.output[1] + " d"'}, output: result.text}
 output: d.output
 """
-WRITES = 45  # a whole run has about so many writes
+WRITES = 55  # a whole run has about so many writes
 DEATHS = 15
 
 
@@ -60,10 +66,10 @@ async def check(penstock: Pipeline, server: CountingServer, runs: list[str]) -> 
     for number, run_id in enumerate(runs):
         events = await penstock.ended(run_id, 60)
         assert events[-1].type == "lifecycle.completed", events[-1].data
-        assert events[-1].data["summary"] == f"done done {number} c d"
+        assert events[-1].data["summary"] == f"done done {number} c2 d"
         records, _ = await journals.read(run_id)
         assert isinstance(records[-1], End)
-        assert len([each for each in records if isinstance(each, Scheduled)]) == 5
+        assert len([each for each in records if isinstance(each, Scheduled)]) == 6
         state: State | None = None
         frames = []
         for record in records:
@@ -75,8 +81,8 @@ async def check(penstock: Pipeline, server: CountingServer, runs: list[str]) -> 
         written = [each.headers[RECORD] async for each in stored]
         assert written == [f"{frame.record}/{frame.part}" for frame in frames]
     for number in range(len(runs)):
-        called = [f"{number} a", f"{number} c", f"done {number} c d"]
-        assert [server.calls[text] for text in called] == [1, 1, 1]
+        called = [f"{number} a", f"{number} c1", f"{number} c2", f"done {number} c2 d"]
+        assert [server.calls[text] for text in called] == [1, 1, 1, 1]
         assert server.calls[f"{number} b fails-once"] == 2  # the second one is the retry
 
 

@@ -197,6 +197,34 @@ async def test_a_put_that_was_interrupted_is_finished_by_a_repeated_one(
     assert await latest(http) == "2"
 
 
+async def test_a_schedule_starts_runs_for_nobody_for_whom_its_author_may_not(
+    http: httpx.AsyncClient, bus: Bus
+) -> None:
+    times = {"cron": "0 9 * * *", "input": {"who": "Ada"}}
+    writer = bearer("writer", scope="read workflow")
+    refused = await put(http, greet("7", schedule=times), headers=writer)
+    assert (refused.status_code, "the scope start" in refused.json()["detail"]) == (403, True)
+    for_other = greet("7", schedule={**times, "user": "grace"})
+    assert (await put(http, for_other)).status_code == 403
+    assert (await put(http, greet("7", schedule=times))).status_code == 201
+    pointer = await WorkflowStore(bus).latest("greet")
+    assert pointer is not None
+    assert pointer.schedule is not None
+    assert (pointer.schedule.user_id, pointer.schedule.started_by) == ("author", [])
+    assert (await put(http, greet("8"))).status_code == 201
+    pointer = await WorkflowStore(bus).latest("greet")
+    assert pointer is not None
+    assert pointer.schedule is None
+
+
+async def test_a_schedule_in_a_file_names_its_user(bus: Bus, tmp_path: Path) -> None:
+    path = tmp_path / "filed.yaml"
+    schedule = {"cron": "0 9 * * *", "input": {"who": "Ada"}}
+    path.write_text(yaml.safe_dump(greet("1", name="filed", schedule=schedule)))
+    with pytest.raises(ConfigurationError, match=r"schedule\.user: a run belongs to a user"):
+        await apply_files(path, WorkflowStore(bus), CONFIG)
+
+
 async def test_many_writers_at_once_store_one_version(bus: Bus) -> None:
     store = WorkflowStore(bus)
 
@@ -460,7 +488,16 @@ async def test_the_definitions_of_a_folder_are_stored(bus: Bus) -> None:
     for _ in range(2):  # a second start changes nothing
         await apply_files(EXAMPLES, store, config)
         named = [(each.name, each.latest.version) for each in await store.workflows()]
-        assert named == [("code_review", "1"), ("diagnosis", "3"), ("diagnosis_team", "1")]
+        assert named == [
+            ("code_review", "1"),
+            ("diagnosis", "3"),
+            ("diagnosis_team", "1"),
+            ("refund", "1"),
+        ]
+    pointer = await store.latest("refund")
+    assert pointer is not None
+    assert pointer.schedule is not None
+    assert (pointer.schedule.user_id, pointer.schedule.started_by) == ("ada", [])
 
 
 async def test_a_file_with_mistakes_stores_nothing_and_names_file_and_line(

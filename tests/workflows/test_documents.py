@@ -69,7 +69,7 @@ def test_what_the_schema_refuses_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_the_mistake_in_the_tutorial_is_told_as_there() -> None:
-    [block] = BLOCKS
+    block = BLOCKS[0]
     wrong = block.replace("in ${input.city}", "in ${inptu.city}")
     with pytest.raises(InvalidDefinition) as refused:
         load(wrong.encode())

@@ -46,7 +46,7 @@ VALUES.append(
         "output": "a",
     }
 )
-FIELDS = ["steps", "run", "call", "listen", "approve", "retry", "for_each", "wait", "set", "typo"]
+FIELDS = ["steps", "run", "call", "listen", "approve", "retry", "repeat", "wait", "set", "typo"]
 HEAD = 'dsl: penstock/1\nname: w\nversion: "1"\n'
 
 
@@ -216,6 +216,45 @@ BAD = {
     ),
     "no steps": (HEAD, "steps: is missing"),
     "empty steps": (f"{HEAD}steps: {{}}", "at least 1 item"),
+    "schedule": (
+        f"{HEAD}schedule: {{cron: '* * * *', timezone: Rom, catch_up: 8d}}\n"
+        "steps: {a: {set: '1'}}",
+        "schedule.timezone: there is no time zone 'Rom'",
+    ),
+    "input of the schedule": (
+        f"{HEAD}input: {{required: [city]}}\nschedule: {{cron: '0 9 * * *'}}\n"
+        "steps: {a: {set: '1'}}",
+        "schedule.input.city: is missing",
+    ),
+    "key of exclusive": (
+        f"{HEAD}exclusive: {{key: a.output}}\nsteps: {{a: {{set: '1'}}}}",
+        "line 4, column 18: exclusive.key: undeclared reference to 'a.output'",
+    ),
+    "rounds without a bound": (
+        steps("a: {repeat: {until: 'true'}, set: '1'}"),
+        "steps.a.repeat.rounds: is missing",
+    ),
+    "two loops": (
+        steps("a: {repeat: {until: 'true', rounds: 2}, for_each: {in: '[1]'}, set: '1'}"),
+        "steps.a.repeat: a step has for_each or repeat",
+    ),
+    "variable of rounds like a step": (
+        steps("a: {repeat: {until: 'true', rounds: 2}, set: '1'}\nlast: {set: '1'}"),
+        "last is a variable of a step with repeat: rename the step 'last'",
+    ),
+    "rounds elsewhere": (steps("a: {set: last}"), "undeclared reference to 'last'"),
+    "form": (
+        steps("a: {approve: {title: '\"x\"', form: {properties: {n: {type: intger}}}}}"),
+        "steps.a.approve.form.properties.n.type: ",
+    ),
+    "deciders": (
+        steps("a: {approve: {title: '\"x\"', need: 2, deciders: {users: [ada], role: [x]}}}"),
+        "there is no field 'role': did you mean \"roles\"?",
+    ),
+    "too few deciders": (
+        steps("a: {approve: {title: '\"x\"', need: 2, deciders: {users: [ada]}}}"),
+        "steps.a.approve.need: need is 2, and only 1 may decide",
+    ),
     "duration": (steps("a: {wait: 5 parsecs}"), "'5 parsecs' is no duration"),
     "duration of zero": (steps("a: {wait: 0s}"), "must be longer than zero"),
     "wait that its run's record does not outlive": (steps("a: {wait: 30d}"), "at most 28 days"),
@@ -409,9 +448,13 @@ def test_no_reason_is_a_text_of_pydantic_or_of_the_parser() -> None:
     ]
     step = {
         "run": {"agent": "x", "message": '""', "input": "1", "session": "own"},
-        "approve": {"title": '""', "show": "1", "policy": "x"},
+        "approve": {
+            **{"title": '""', "show": "1", "policy": "x", "need": 1, "form": {}},
+            "deciders": {"users": ["x"]},
+        },
         "call": {"url": "https://x.invalid", "body": "1", "secret": "x"},
         "for_each": {"in": "[]", "as": "x", "limit": 1},
+        "repeat": {"until": "true", "rounds": 1},
         "retry": {"attempts": 1, "backoff": "1s", "factor": 1, "codes": ["x"]},
         **dict.fromkeys(("wait", "set", "needs", "when", "output", "timeout", "role"), "x"),
         **dict.fromkeys(("description", "on_failure", "dispatch", "listen", "workflow"), "x"),
@@ -420,7 +463,18 @@ def test_no_reason_is_a_text_of_pydantic_or_of_the_parser() -> None:
         ("dsl", "name", "version", "title", "topology_id", "input", "steps", "output"), "x"
     )
     head = {"dsl": "penstock/1", "name": "w", "version": "1", "steps": {"a": {"set": "1"}}}
-    documents = [head | {name: value} for name in (*whole, "concurrency") for value in wrong]
+    parts: dict[str, dict[str, Any]] = {
+        "exclusive": {"key": '""', "when_busy": "queue"},
+        "schedule": {"cron": "0 9 * * *", "timezone": "UTC", "catch_up": "1h", "input": {}},
+    }
+    names = (*whole, "concurrency", *parts)
+    documents = [head | {name: value} for name in names for value in wrong]
+    documents += [
+        head | {name: field | {inner: value}}
+        for name, field in parts.items()
+        for inner in field
+        for value in wrong
+    ]
     for name, field in step.items():
         for value in wrong:
             documents.append(head | {"steps": {"a": {name: value}}})

@@ -28,6 +28,8 @@ class ApprovalRecord(TypedDict):
     rulings: NotRequired[list[ItemRuling]]
     deciders: NotRequired[list[Deciders]]
     need: NotRequired[int]
+    step_deciders: NotRequired[dict[str, Any] | None]
+    step_need: NotRequired[int]
     votes: NotRequired[list[Vote]]
     remarks: NotRequired[list[Remark]]
     requested_digest: NotRequired[str | None]

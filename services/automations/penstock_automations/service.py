@@ -84,7 +84,8 @@ class AutomationsService(Service):
         self._settings = settings = context.settings
         keys = RuleKeys(settings.rule_keys)
         self._store = RuleStore(self.bus, keys)
-        self._rules = CurrentRules(self.bus, keys)
+        callers_known = settings.auth.requires_credentials
+        self._rules = CurrentRules(self.bus, keys, callers_known=callers_known)
         records, failing = Records(self.bus), FailingRules()
         order = Order(self.bus, records.put_queued)
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
@@ -107,7 +108,7 @@ class AutomationsService(Service):
             self.bus,
             self._open_runs,
             shards,
-            callers_known=settings.auth.requires_credentials,
+            callers_known=callers_known,
             max_runs_per_root=settings.max_runs_per_root,
         )
         executors: dict[ActionKind, ActionExecutor] = {
@@ -190,7 +191,7 @@ class AutomationsService(Service):
             self.spawn("encryption", self._encrypt)
         elif self._settings.auth.requires_credentials:
             log.warning(READABLE)
-        await until_answered("reading the rules", self._rules.refresh)
+        await until_answered("reading the rules", self._rules.refresh_all)
         await until_answered("making the consumers of events", self._consumers.update)
         self._consume()
         for_pushes = partial(
@@ -198,6 +199,7 @@ class AutomationsService(Service):
         )
         self._listening = await until_answered("subscribing to push.*", for_pushes)
         self.spawn("rules", self._rules.follow)
+        self.spawn("schedules of workflows", self._rules.follow_schedules)
         self.spawn("consumers", self._keep_consumers)
         self.spawn("schedules", self._schedules.keep)
         self.spawn("open runs", self._open_runs.follow)

@@ -16,13 +16,15 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from penstock.bus import Bus
-from penstock.bus.records import LatestWorkflow, WorkflowRecord
+from penstock.bus.records import LatestWorkflow, ScheduledRuns, WorkflowRecord
 from penstock.runs.workflows import BUCKET, latest_key, version_key
 from penstock.settings import Config, ConfigurationError
 from penstock.turns import TenantUser
+from penstock.web.auth.identity import RunUser
 from penstock.web.auth.limits import limited
-from penstock_workflows.definition import InvalidDefinition, Loaded, load
+from penstock_workflows.definition import InvalidDefinition, Loaded, Problem, load
 from penstock_workflows.definition.checks import taken_name, unknown_references
+from penstock_workflows.definition.model import Schedule, seconds
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +64,10 @@ class WorkflowStore:
         self._tenant_limits = tenant_limits
 
     async def put(
-        self, loaded: Loaded, by: str, tenant: str = ""
+        self, loaded: Loaded, by: str, tenant: str = "", *, runs_for: RunUser | None = None
     ) -> tuple[WorkflowRecord, Outcome]:
-        """Store a version that is not stored yet, and make it the latest version.
+        """Store a version that is not stored yet, and make it the latest version. `runs_for` is the
+        user of the runs that its schedule starts; None if nobody but `by` is behind them.
 
         A repeated put also completes an earlier one that was interrupted before the version became
         the latest one. If the pointer was changed after the version was stored, a put leaves it as
@@ -89,6 +92,7 @@ class WorkflowStore:
                 topology_id=definition.topology_id,
                 created_at=self._bus.clock.stamp(),
                 created_by=by,
+                schedule=_scheduled(definition.schedule, runs_for or RunUser(by, (), (), tenant)),
             )
             if await self._bucket.create(key, record.dump()) is not None:
                 outcome = "created"
@@ -101,14 +105,23 @@ class WorkflowStore:
             )
         by, at = record.created_by, record.created_at
         latest = LatestWorkflow(
-            version=record.version, updated_at=at, updated_by=by, made_by=by, tenant=tenant
+            version=record.version,
+            updated_at=at,
+            updated_by=by,
+            made_by=by,
+            tenant=tenant,
+            schedule=record.schedule,
         )
         await self._point(record.name, latest)
         return record, outcome
 
-    async def name_latest(self, name: str, version: str | None, by: str) -> LatestWorkflow:
+    async def name_latest(
+        self, name: str, record: WorkflowRecord | None, by: str
+    ) -> LatestWorkflow:
         """Make a stored version the latest one; with None, retire the workflow."""
-        wanted = LatestWorkflow(version=version, updated_at=self._bus.clock.stamp(), updated_by=by)
+        wanted = LatestWorkflow(updated_at=self._bus.clock.stamp(), updated_by=by)
+        if record is not None:
+            wanted.version, wanted.schedule = record.version, record.schedule
         return await self._point(name, wanted)
 
     async def _point(self, name: str, wanted: LatestWorkflow) -> LatestWorkflow:
@@ -117,7 +130,7 @@ class WorkflowStore:
         def point(latest: LatestWorkflow) -> None:
             if latest.updated_at < wanted.updated_at:
                 latest.version, latest.updated_at = wanted.version, wanted.updated_at
-                latest.updated_by = wanted.updated_by
+                latest.updated_by, latest.schedule = wanted.updated_by, wanted.schedule
 
         return await self._bucket.change(latest_key(name), LatestWorkflow, point, wanted) or wanted
 
@@ -182,6 +195,21 @@ class WorkflowStore:
                 )
 
 
+def _scheduled(schedule: Schedule | None, user: RunUser) -> ScheduledRuns | None:
+    if schedule is None:
+        return None
+    return ScheduledRuns(
+        cron=schedule.cron,
+        timezone=schedule.timezone,
+        catch_up_s=seconds(schedule.catch_up),
+        input=schedule.input,
+        user_id=user.user_id,
+        tenant=user.tenant,
+        roles=list(user.roles),
+        started_by=list(user.started_by),
+    )
+
+
 def _latest(value: bytes) -> LatestWorkflow:
     return LatestWorkflow.model_validate_json(value)
 
@@ -242,6 +270,16 @@ def wrong_file(path: Path, error: InvalidDefinition) -> ConfigurationError:
     return ConfigurationError("\n".join(lines))
 
 
+def _user_in_file(loaded: Loaded) -> RunUser | None:
+    """Return the user of scheduled runs. Raises InvalidDefinition without one."""
+    if (schedule := loaded.workflow.definition.schedule) is None:
+        return None
+    if schedule.user is None:
+        reason = "a run belongs to a user: name one, since a file is nobody's"
+        loaded.refuse([Problem(("schedule", "user"), reason)])
+    return RunUser(schedule.user or "", (), (), "")
+
+
 async def apply_files(path: Path, store: WorkflowStore, config: Config) -> None:
     """Store the definitions of a file or folder; versions that are stored already stay.
 
@@ -258,6 +296,7 @@ async def apply_files(path: Path, store: WorkflowStore, config: Config) -> None:
         known[name] = [*known.get(name, ()), loaded.workflow.version]
     for each, loaded in found.items():
         try:
+            _user_in_file(loaded)
             loaded.refuse(
                 [
                     *taken_name(loaded.workflow, config),
@@ -268,7 +307,7 @@ async def apply_files(path: Path, store: WorkflowStore, config: Config) -> None:
             raise wrong_file(each, error) from None
     for each, loaded in found.items():
         try:
-            record, outcome = await store.put(loaded, BY)
+            record, outcome = await store.put(loaded, BY, runs_for=_user_in_file(loaded))
         except (VersionConflict, TooManyWorkflows) as error:
             raise ConfigurationError(f"{each}: {error}") from None
         if outcome == "created":

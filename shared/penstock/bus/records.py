@@ -592,6 +592,10 @@ class ApprovalRecord(Record):
         description="A decider must fit each of these, or an escalation of it that was reached",
     )
     need: int = Field(1, description="How many people must approve")
+    step_deciders: dict[str, Any] | None = Field(
+        None, description="Who may decide by the step of a workflow, as in approval.requested"
+    )
+    step_need: int = Field(1, description="How many must approve by the step of a workflow")
     votes: list[Vote] = []
     remarks: list[Remark] = []
     requested_digest: str | None = Field(
@@ -614,6 +618,12 @@ class ApprovalRecord(Record):
     def is_of_budget(self) -> bool:
         """Whether the run asks to use more of a budget. A rejection then ends the run."""
         return any(item.get("kind") == "budget" for item in self.items)
+
+    @property
+    def is_of_workflow(self) -> bool:
+        """Whether a step of a workflow asks. Its items can be rejected, also those of kinds that
+        agent servers can only have answered."""
+        return self.target == "workflows"
 
     def decided_items(self) -> list[Decided]:
         """Return the decision of each item, with the note of the whole decision if it has none. The
@@ -729,6 +739,19 @@ class ReplayReply(Record):
     outcome: Literal["replayed", "already"] | None = None
 
 
+class ScheduledRuns(Record):
+    """The schedule of a workflow's version, and for whom its runs are started."""
+
+    cron: str
+    timezone: str
+    catch_up_s: float
+    input: dict[str, Any] | None = None
+    user_id: str = Field(description="Who stored the version, or the user that it names")
+    tenant: str = ""
+    roles: list[str] = Field([], description="The roles that this user had then")
+    started_by: list[str] = Field([], description="As in the run's record")
+
+
 class WorkflowRecord(Record):
     """KV `workflows`, key `v.<name>.<version>`: a version of a workflow. It never changes."""
 
@@ -742,6 +765,7 @@ class WorkflowRecord(Record):
     topology_id: int | None = None
     created_at: str
     created_by: str
+    schedule: ScheduledRuns | None = None
 
 
 class LatestWorkflow(Record):
@@ -755,6 +779,9 @@ class LatestWorkflow(Record):
     updated_by: str = ""
     made_by: str = Field("", description="Who stored the first version")
     tenant: str = Field("", description="The tenant of this user; empty without one")
+    schedule: ScheduledRuns | None = Field(
+        None, description="That of the version; the service automations starts its runs"
+    )
 
     @property
     def maker(self) -> TenantUser:

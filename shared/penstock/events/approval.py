@@ -100,7 +100,13 @@ class Requested(Data, title="Approval requested"):
     )
     policy: str | None = Field(default=None, description="The policy that requires the decision.")
     deciders_required: int = Field(
-        description="Always 1. `lifecycle.paused` has the number that the policy requires."
+        description="The number of people who must approve by the step of a workflow, else 1. "
+        "`lifecycle.paused` has the number that the policy requires."
+    )
+    deciders: dict[str, Any] | None = Field(
+        default=None,
+        description="Who may decide by the step of a workflow: `scope`, `roles`, `users` and "
+        "`not`, as in a policy.",
     )
     items: list[RequestedItem] = Field(description="The items that must be decided.")
 

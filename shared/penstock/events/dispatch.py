@@ -68,7 +68,7 @@ class Finished(Data, title="Worker finished"):
 
     TYPE: ClassVar[str] = "dispatch.finished"
     NOTE: ClassVar[Note] = Note(
-        when="When an inner run ends, before the run itself does.",
+        when="When an inner run ends, or the run no longer waits for its end: after a timeout.",
         times="once per `subrun_id`",
         sequence=8,
         example={"subrun_id": "sub-1", "status": "completed", "result": "Found d-2."},

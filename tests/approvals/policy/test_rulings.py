@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.documents.fields import DecidersOf
 from penstock_approvals.policy.document import parse
-from penstock_approvals.policy.rulings import Matched, Policy, Question
+from penstock_approvals.policy.rulings import Matched, Policy, Question, StepTerms
 from support.drive.repository import ROOT
 
 NOW = datetime(2026, 11, 22, 14, 0, 0, 250_000, tzinfo=UTC)
@@ -129,6 +130,59 @@ rules:
     assert (ruling.rule_id, ruling.need, ruling.expires_at) == ("a", 3, "2026-11-22T15:00:01Z")
     assert [each.roles for each in ruling.deciders] == [["y"], ["x"]]
     assert ruling.on_deadline == "reject"
+
+
+STEP = """
+version: 1
+default: {outcome: %s}
+rules:
+  - {id: allowed, match: {tool: allowed}, outcome: approve}
+  - {id: banned, match: {tool: banned}, outcome: reject}
+  - {id: ask, match: {tool: ask}, outcome: ask, need: 3, deadline: 1h,
+     deciders: {roles: [x], not: [eve]}}
+  - {id: plain, match: {tool: plain}, outcome: ask}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "default", "outcome", "need", "roles"),
+    [
+        ("other", "ask", "ask", 2, [["finance"]]),
+        ("other", "reject", "reject", 1, []),
+        ("other", "approve", "ask", 2, [["finance"]]),
+        ("allowed", "ask", "ask", 2, [["finance"]]),
+        ("banned", "ask", "reject", 1, []),
+        ("ask", "ask", "ask", 3, [["x"], ["finance"]]),
+        ("plain", "ask", "ask", 2, [["finance"]]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["confirmation", "input"])
+def test_the_terms_of_a_workflows_step_hold_beside_those_of_the_policy(
+    tool: str, default: str, outcome: str, need: int, roles: list[list[str]], kind: str
+) -> None:
+    policy = parse(STEP % default)
+    step = StepTerms(DecidersOf.model_validate({"roles": ["finance"], "not": ["mallory"]}), 2)
+    what = item(tool, kind=kind)
+    ruling = policy.outcome_of(asked(what, protocol="workflow", step=step))
+    assert (ruling.outcome, ruling.need) == (outcome, need)
+    assert [each.roles for each in ruling.deciders] == roles
+    assert (ruling.expires_at is not None) == (tool == "ask")
+    if roles:
+        assert "mallory" in ruling.deciders[-1].excluded
+        assert ("eve" in ruling.deciders[0].excluded) == (tool == "ask")
+
+
+def test_a_step_with_a_number_alone_leaves_it_to_the_policy_who_decides() -> None:
+    policy = parse("version: 1\ndefault: {deciders: {roles: [lead], not: [requester]}}\n")
+    ruling = policy.outcome_of(asked(item("x"), protocol="workflow", step=StepTerms(need=2)))
+    assert (ruling.need, [each.roles for each in ruling.deciders]) == (2, [["lead"]])
+    named = StepTerms(DecidersOf.model_validate({"users": ["requester", "ada"]}))
+    ruling = policy.outcome_of(asked(item("x"), protocol="workflow", step=named))
+    both = [(each.roles, each.users, each.excluded) for each in ruling.deciders]
+    assert both == [
+        (["lead"], [], ["requester"]),
+        ([], ["requester", "ada"], ["requester"]),
+    ]
 
 
 def test_an_error_in_a_condition_asks_and_says_why() -> None:

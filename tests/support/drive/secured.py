@@ -124,7 +124,7 @@ class Secured:
             names["rule_id"], names["delivery_id"] = await self.rule(run)
         if "{name}" in row.route:
             record, _ = await WorkflowStore(self.bus).put(load_value(WORKFLOW), "root")
-            await WorkflowStore(self.bus).name_latest(record.name, record.version, "root")
+            await WorkflowStore(self.bus).name_latest(record.name, record, "root")
             names |= {"name": record.name, "version": record.version}
         if "{service_token_id}" in row.route and tokens:
             _, names["service_token_id"] = await self.service_token()

@@ -22,9 +22,11 @@ from penstock_workflows.engine.effects import (
     CancelTimer,
     Effect,
     Frame,
+    LeaveTurn,
     Listen,
     StartChild,
     StartTimer,
+    TakeTurn,
 )
 from penstock_workflows.engine.inputs import (
     ApprovalInput,
@@ -36,6 +38,7 @@ from penstock_workflows.engine.inputs import (
     StartInput,
     StepStartedSeen,
     TimerInput,
+    TurnInput,
 )
 from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import Record, decode, encode
@@ -80,6 +83,7 @@ class World:
     command: JsonObject = field(default_factory=lambda: {"session_id": "session"})
     now_ms: int = 1_000_000
     first: JsonObject | None = None  # what a fork knows of its first run
+    is_busy: bool = False  # whether another run has the same key, so that the turn does not come
 
     def __post_init__(self) -> None:
         self.numbers = itertools.count(1)
@@ -91,6 +95,7 @@ class World:
         self.cancelled: set[str] = set()
         self.timers: dict[str, int] = {}
         self.calls: dict[str, Call] = {}
+        self.turn: TakeTurn | None = None
         self.listening: dict[tuple[str, int | None, int], Listen] = {}
         # What is on its way, in the order in which it came to be.
         self.inputs: list[Input] = [
@@ -192,10 +197,6 @@ class World:
                 if child not in self.cancelled:
                     self.inputs.append(ChildInput(child, "lifecycle.cancelled", {}, 10))
                 self.cancelled.add(child)
-            case StartTimer(timer=timer, due=due):
-                self.timers[timer] = due
-            case CancelTimer(timer=timer):
-                self.timers.pop(timer, None)
             case Call(call_id=call):
                 if call not in self.calls:
                     self.calls[call] = effect
@@ -205,6 +206,21 @@ class World:
                     self.listening[step, index, attempt] = effect
                     event = {"run_id": "other", "event": effect.event, "data": {"n": 1}}
                     self.inputs.append(EventInput(step, index, attempt, event))
+            case _:
+                self._carry_out_other(effect)
+
+    def _carry_out_other(self, effect: Effect) -> None:
+        match effect:
+            case StartTimer(timer=timer, due=due):
+                self.timers[timer] = due
+            case CancelTimer(timer=timer):
+                self.timers.pop(timer, None)
+            case TakeTurn():
+                self.turn = effect
+                if not self.is_busy:
+                    self.inputs.append(TurnInput())
+            case LeaveTurn():
+                self.turn = None
 
     def publish(self, frame: Frame) -> None:
         """Do what the events of a frame lead to."""
@@ -246,12 +262,24 @@ class World:
     def check(self) -> None:
         """Check what holds of every journal, whatever happened."""
         assert folded(self.journal) == self.state, "a journal that is read anew has another state"
+        if self.state is not None and self.state.end is not None:
+            assert self.turn is None, "a run that has ended keeps others waiting"
         again: list[Frame] = []
         state: State | None = None
         for record in self.journal:
             again += projection(state, record, self.values)
             state = fold(state, record)
         assert again == self.frames, "a projection that is made anew differs"
+        if self.state is not None and self.state.end is not None:
+            began, ended = (
+                [
+                    data["subrun_id"]
+                    for type_, data in self.events
+                    if type_ in types and "subrun_id" in data
+                ]
+                for types in (("dispatch.team", "dispatch.worker"), ("dispatch.finished",))
+            )
+            assert sorted(began) == sorted(ended), "a worker has no end, or two"
         positions = [frame.position for frame in again]
         assert positions == sorted(set(positions)), "frames have the same position"
 
@@ -280,7 +308,7 @@ def check_state(state: State | None, *, is_partial: bool = False) -> None:
         assert all(state.plan.step(name).always for name in names)
     elif state.paused is not None:
         assert 0 < len(state.open) == state.people_waiting
-    if state.stop is None and state.end is None and not is_partial:
+    if state.stop is None and state.end is None and not (is_partial or state.waits_for_turn):
         assert state.open, "a run that has not ended waits for nothing"
 
 

@@ -37,7 +37,7 @@ _ACTIONS: list[dict[str, Any]] = [
     {"set": "1"},
     {"wait": "3s"},
     {"approve": {"title": '"ok?"', "policy": "yes"}},
-    {"approve": {"title": '"ok?"', "policy": "no"}},
+    {"approve": {"title": '"ok?"', "policy": "no", "form": {"type": "object"}}},
     {"call": {"url": "https://example.com/"}},
     {"listen": {"event": "a.b"}},
 ]
@@ -60,9 +60,13 @@ def definitions(draw: Any, *, fails: bool) -> dict[str, Any]:
             if needs and draw(st.booleans()):
                 wanted = draw(st.sampled_from(["completed", "failed", "skipped"]))
                 step["when"] = f'{needs[0]}.status != "{wanted}"'
-        if draw(st.integers(0, 2)) == 0:
-            step["for_each"] = {"in": "[1, 2, 3]", "limit": draw(st.integers(1, 3))}
-        may_be_always = not step.keys() & {"for_each", "approve", "listen"}
+        match draw(st.integers(0, 3)):
+            case 0:
+                step["for_each"] = {"in": "[1, 2, 3]", "limit": draw(st.integers(1, 3))}
+            case 1:
+                until = f"round == {draw(st.integers(1, 3))}"
+                step["repeat"] = {"until": until, "rounds": draw(st.integers(1, 3))}
+        may_be_always = not step.keys() & {"for_each", "repeat", "approve", "listen"}
         if fails and may_be_always and draw(st.integers(0, 2)) == 0:
             step["always"] = True
         step["on_failure"] = (
@@ -70,8 +74,12 @@ def definitions(draw: Any, *, fails: bool) -> dict[str, Any]:
         )
         steps[f"s{number}"] = step
     last = list(steps)[-1]
+    exclusive = {"exclusive": {"key": '"k"'}} if draw(st.booleans()) else {}
     return workflow(
-        steps, output=f"[{last}.status, {last}.output]", concurrency=draw(st.integers(1, 4))
+        steps,
+        output=f"[{last}.status, {last}.output]",
+        concurrency=draw(st.integers(1, 4)),
+        **exclusive,
     )
 
 

@@ -409,7 +409,11 @@ def test_a_step_that_takes_too_long_fails_and_its_child_is_cancelled() -> None:
     }
     world = World(workflow(steps, output="b.output"), script=lambda _: None)
     assert end_of(world.run()) == ("completed", "timeout")
-    assert [*world.cancelled] == [*world.started]
+    [child] = world.started
+    assert [*world.cancelled] == [child]
+    error = "it took longer than its timeout of 5 s"
+    finished = ("dispatch.finished", {"subrun_id": child, "status": "cancelled", "error": error})
+    assert world.events[3] == finished, "the worker has no end at the timeout"
     world.check()
 
 
@@ -474,6 +478,24 @@ def test_an_approval_asks_pauses_the_run_and_gives_the_decision() -> None:
     requested = world.events[2][1]
     (item,) = requested["items"]
     assert (item["tool"], item["args"], item["description"]) == ("owners", {"score": 3}, "Merge?")
+    world.check()
+
+
+def test_an_approval_names_its_deciders_and_gives_the_answer_of_its_form() -> None:
+    form = {"type": "object", "properties": {"amount": {"type": "number"}}}
+    deciders = {"roles": ["finance"], "not": ["requester"]}
+    ask = {"title": '"How much?"', "need": 2, "deciders": deciders, "form": form}
+    half = {"needs": ["ask"], "set": "ask.output.data.amount / 2.0"}
+    steps = {"ask": {"approve": ask}, "b": half}
+    world = World(workflow(steps, output="b.output"), decisions={"ask": "none"})
+    drain(world)
+    [requested] = [data for type_, data in world.events if type_ == "approval.requested"]
+    assert (requested["deciders_required"], requested["deciders"]) == (2, deciders)
+    [item] = requested["items"]
+    assert (item["kind"], item["input_schema"]) == ("input", form)
+    world.take(decided(requested["approval_id"], value={"amount": 3}))
+    assert world.state is not None
+    assert end_of(world.state) == ("completed", 1.5)
     world.check()
 
 

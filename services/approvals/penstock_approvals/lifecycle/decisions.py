@@ -32,6 +32,7 @@ from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, key_of
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
+from penstock.documents.fields import DecidersOf
 from penstock.events import TERMINAL
 from penstock.expressions import TooMuch
 from penstock.lookups import look_until
@@ -56,7 +57,13 @@ from penstock_approvals.outcomes.votes import (
     with_vote,
 )
 from penstock_approvals.policy.deciding_rights import person_of
-from penstock_approvals.policy.rulings import Policy, Question, Ruling, asked_by_budget
+from penstock_approvals.policy.rulings import (
+    Policy,
+    Question,
+    Ruling,
+    StepTerms,
+    asked_by_budget,
+)
 from penstock_approvals.policy.trial import compared
 from penstock_approvals.runs.announcements import Announcements
 from penstock_approvals.runs.events import WORKFLOWS, Event, request_events
@@ -206,6 +213,9 @@ class Approvals:
             updated_at=str(body["timestamp"]),
             traceparent=traceparent,
         )
+        if record.is_of_workflow:
+            record.step_need = int(data.get("deciders_required") or 1)
+            record.step_deciders = data.get("deciders")
         saved = await self.records.get(approval_id)
         if saved is None:
             if record.target == WORKFLOWS:
@@ -292,7 +302,7 @@ class Approvals:
         self, policy: Policy, record: ApprovalRecord, run: RunRecord | None, now: datetime
     ) -> tuple[Question, bool]:
         """Return the facts of a pause that the policy reads, and whether all are known."""
-        protocol = "workflow" if record.target == WORKFLOWS else ""
+        protocol = "workflow" if record.is_of_workflow else ""
         is_complete = run is not None
         if not protocol and policy.reads("protocol"):
             pause = await pause_of(self._bus, record.run_id)
@@ -313,6 +323,7 @@ class Approvals:
             session_id=record.session_id,
             protocol=protocol,
             started_by=record.started_by or (),
+            step=_step_terms(record),
             **facts,
         )
         return question, is_complete
@@ -492,6 +503,12 @@ class Approvals:
         if record is None:
             raise LookupError(f"run {run_id} has no record")
         return record
+
+
+def _step_terms(record: ApprovalRecord) -> StepTerms | None:
+    if record.step_deciders is None:
+        return StepTerms(need=record.step_need) if record.step_need > 1 else None
+    return StepTerms(DecidersOf.model_validate(record.step_deciders), record.step_need)
 
 
 def _not_pending(record: ApprovalRecord, *, request: DecideRequest) -> DecideReply:

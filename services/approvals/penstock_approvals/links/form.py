@@ -107,8 +107,10 @@ def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
     ]
 
 
-def can_reject(items: Sequence[Mapping[str, Any]]) -> bool:
-    return not any(item.get("kind") in ANSWERED_ONLY for item in items)
+def can_reject(record: ApprovalRecord) -> bool:
+    return record.is_of_workflow or not any(
+        item.get("kind") in ANSWERED_ONLY for item in record.items
+    )
 
 
 def _value(item: Mapping[str, Any], text: str | None) -> Any:

@@ -231,7 +231,7 @@ def _form(record: ApprovalRecord, link: LinkRecord, entered: Mapping[str, str]) 
     note = visible(entered.get("note", ""))
     reject = (
         '<button class="reject" name="decision" value="reject">Reject</button>'
-        if can_reject(record.items)
+        if can_reject(record)
         else ""
     )
     return (

@@ -37,7 +37,8 @@ def deadline_consequence(record: ApprovalRecord) -> Consequence:
     is_rejected = any(each.outcome == "reject" for each in record.rulings)
     if record.on_deadline == "approve" and not kinds & NEEDS_VALUE and not is_rejected:
         return Consequence.APPROVE
-    return Consequence.CANCEL if kinds & CANCELS else Consequence.REJECT
+    is_cancelled = kinds & CANCELS and (record.is_of_budget or not record.is_of_workflow)
+    return Consequence.CANCEL if is_cancelled else Consequence.REJECT
 
 
 def expiring_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:

@@ -46,14 +46,15 @@ def check(approval: ApprovalRecord, request: DecideRequest) -> None:
             f"the decision has {size} bytes, its values included; at most {MAX_BYTES}"
         )
     for item in request.items:
-        if reason := _misfit_of(wanted[item.item_id], item):
+        if reason := _misfit_of(wanted[item.item_id], item, approval.is_of_workflow):
             raise DecisionMismatch(f"item {item.item_id}{reason}")
 
 
-def _misfit_of(asked: dict[str, Any], item: Decided) -> str | None:
+def _misfit_of(asked: dict[str, Any], item: Decided, is_of_workflow: bool) -> str | None:
     kind = asked["kind"]
     if item.decision == "reject":
-        return f" ({kind}) cannot be rejected, only answered" if kind in ANSWERED_ONLY else None
+        is_answered_only = kind in ANSWERED_ONLY and not is_of_workflow
+        return f" ({kind}) cannot be rejected, only answered" if is_answered_only else None
     if kind not in NEEDS_VALUE:
         return None
     if item.value is None:
@@ -61,23 +62,23 @@ def _misfit_of(asked: dict[str, Any], item: Decided) -> str | None:
         return None if kind == "budget" else f" ({kind}) needs a value"
     # On an ADK server, an answer that does not fit would make the session unusable for ever.
     schema = asked.get("input_schema")
-    reason = misfit(schema, item.value) if schema else None
+    reason = misfit(schema, item.value, is_foreign=not is_of_workflow) if schema else None
     return f": {reason}" if reason else None
 
 
-def misfit(schema: dict[str, Any], value: Any) -> str | None:
-    """Return where and why the value does not fit the agent server's schema, such as
-    `value.days: is missing`.
+def misfit(schema: dict[str, Any], value: Any, *, is_foreign: bool = True) -> str | None:
+    """Return where and why the value does not fit the schema, such as `value.days: is missing`.
 
-    If the schema has mistakes or keywords that are not supported, or if the check would take longer
-    than an event loop may wait, the value is accepted, because the agent server checks it again.
+    If the schema is an agent server's (`is_foreign`), and has mistakes or keywords that are not
+    supported, or if the check would take longer than an event loop may wait, the value is accepted,
+    because the agent server checks it again.
     """
-    if schema_mistakes(schema, is_foreign=True):
+    if is_foreign and schema_mistakes(schema, is_foreign=True):
         return None
     try:
         found = misfits(schema, value, LOOP_STEPS)
     except (TooMuchWork, UnknownReference, RecursionError):
-        return None
+        return None if is_foreign else "value: takes too long to be checked; send a smaller one"
     return f"{shown_path(found[0].path, 'value')}: {found[0].reason}" if found else None
 
 

@@ -22,7 +22,7 @@ from penstock.documents.fields import (
 
 KINDS: Final = frozenset(get_args(PauseKind))  # the kinds of items
 # The kinds of items that a person can only answer, because the upstreams' protocols have no form
-# for a rejection.
+# for a rejection. A step of a workflow can be rejected.
 ANSWERED_ONLY: Final = frozenset({"input", "feedback", "selection", "credential"})
 NEEDS_VALUE: Final = ANSWERED_ONLY | {"external", "long_running", "budget"}
 # The kinds of items after whose deadline the run is cancelled.

@@ -9,6 +9,11 @@ reject, the requester may not decide the item: the requester has chosen the argu
 decided automatically only if each of its items is decided automatically. Otherwise people decide
 the whole pause, on the strictest terms of all items. A decider must fit the terms of each item. The
 largest required number of people must approve, and the earliest deadline counts.
+
+A step of a workflow may have terms of its own. They hold beside those of the policy. Where the
+policy names no deciders, those of the step decide in place of the requester. So a definition cannot
+have a decision taken by people whom the policy does not allow, and a rule that approves does not
+take the decision from the step's deciders.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -99,8 +104,18 @@ class _PauseBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTerms:
+    """Who decides by the definition of a workflow; without `deciders`, that is left to the
+    policy."""
+
+    deciders: DecidersOf | None = None
+    need: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
-    """The facts of a pause that a policy reads. `items` are the items of `approval.requested`."""
+    """The facts of a pause that a policy reads. `items` are the items of `approval.requested`.
+    `step` has the terms of a workflow's step, if it has any."""
 
     agent: str
     user: str
@@ -112,6 +127,7 @@ class Question:
     started_by: Sequence[str] = ()  # who else is behind the run
     depth: int = 0  # how many automation rules led to the run
     run: Mapping[str, Any] = field(default_factory=dict)
+    step: StepTerms | None = None
 
 
 class Matched(StrEnum):
@@ -134,13 +150,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """The terms of an item, and the verdict of each rule up to the rule that applies."""
+    """The terms of an item, and the verdict of each rule up to the rule that applies. `further` are
+    terms that hold beside those of the rule."""
 
     item_id: str
     rule_id: str
     outcome: PolicyOutcome
     terms: Terms
     verdicts: Sequence[Verdict]
+    further: Sequence[Terms] = ()
 
     @property
     def errors(self) -> list[Verdict]:
@@ -213,14 +231,20 @@ class Policy:
         """
         budget = _PauseBudget(PAUSE_STEPS if max_steps is None else max_steps, max_steps is None)
         results = [self._result(question, item, budget) for item in question.items]
+        if question.step is not None:
+            results = [self._as_step_asks(each, question.step) for each in results]
         kinds = {str(item["item_id"]): str(item.get("kind")) for item in question.items}
-        automatic = all(_may_be_automatic(each.outcome, kinds[each.item_id]) for each in results)
+        automatic = all(
+            _may_be_automatic(each.outcome, kinds[each.item_id], question.protocol)
+            for each in results
+        )
         if automatic and results:
             return self._ruling(
                 question, results, [], outcome=_together(results), rule_id=results[0].rule_id
             )
         asking = [each for each in results if each.outcome == "ask"]
-        terms = [each.terms for each in asking] or [self.document.default]
+        terms = [terms for each in asking for terms in (each.terms, *each.further)]
+        terms = terms or [self.document.default]
         return self._ruling(
             question, results, terms, outcome="ask", rule_id=_first(self.document, asking)
         )
@@ -244,6 +268,28 @@ class Policy:
         outcome: PolicyOutcome = "ask" if is_unclear else default.outcome
         terms = _without_requester(default) if may_be_rejected else default
         return ItemResult(str(item["item_id"]), DEFAULT_ID, outcome, terms, verdicts)
+
+    def _as_step_asks(self, result: ItemResult, step: StepTerms) -> ItemResult:
+        """Return the result with the terms of the workflow's step."""
+        if result.outcome == "reject":
+            return result
+        written = base = self.document.default
+        if result.outcome == "ask":
+            base = result.terms
+            rules = (rule for rule in self.document.rules if rule.id == result.rule_id)
+            written = next(rules, written)
+        need = max(base.need, step.need)
+        terms = base.model_copy(update={"outcome": "ask", "need": need})
+        if step.deciders is None:
+            return replace(result, outcome="ask", terms=terms)
+        # People whom the policy excludes stay excluded.
+        excluded = [*step.deciders.excluded, *base.deciders.excluded]
+        deciders = step.deciders.model_copy(update={"excluded": excluded})
+        if "deciders" in written.model_fields_set:
+            further = [Terms(deciders=deciders, need=step.need)]
+            return replace(result, outcome="ask", terms=terms, further=further)
+        terms = terms.model_copy(update={"deciders": deciders})
+        return replace(result, outcome="ask", terms=terms)
 
     def _match(
         self,
@@ -359,7 +405,9 @@ def _without_requester(terms: Terms) -> Terms:
     return terms.model_copy(update={"deciders": deciders})
 
 
-def _may_be_automatic(outcome: PolicyOutcome, kind: str) -> bool:
+def _may_be_automatic(outcome: PolicyOutcome, kind: str, protocol: str) -> bool:
+    if outcome == "reject" and protocol == "workflow":
+        return True
     impossible = {"ask": None, "approve": NEEDS_VALUE, "reject": ANSWERED_ONLY}[outcome]
     return impossible is not None and kind not in impossible
 

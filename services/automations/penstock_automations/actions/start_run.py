@@ -21,7 +21,7 @@ from penstock.bus.records import Record, RunRecord
 from penstock.expressions import ExpressionError
 from penstock.runs.depth import MAX_DEPTH
 from penstock.runs.start import Origin, Start, Starter, require_reachable
-from penstock.settings import Config
+from penstock.settings import AgentConfig, Config, WorkflowAgent
 from penstock.web.auth.identity import RunUser
 from penstock.web.problems import Problem
 from penstock_automations.actions.executor import (
@@ -37,6 +37,7 @@ from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import filled, filled_json
 from penstock_automations.rules.check import missing_right
 from penstock_automations.rules.records import CompiledRule, event_of
+from penstock_automations.rules.scheduled import workflow_of
 
 MAX_SESSION_CHARACTERS: Final = 512
 _CODES: Final[Codes] = {
@@ -155,16 +156,17 @@ class StartRunExecutor(ActionExecutor):
             raise Problem(403, reason)
         if job.depth + 1 > MAX_DEPTH:
             raise Problem(508, f"{job.depth} rules led to this event, so it triggers nothing")
-        agent = self._config.agent(action.agent)
-        if agent is None:
-            raise Problem(404, self._config.no_agent(action.agent))
+        agent = self._agent(rule.id, action.agent)
         event = event_of(orjson.loads(occurrence.payload))
         session_id = None
         if action.session_id is not None:
             session_id = filled(action.session_id, event)
             if not 0 < len(session_id) <= MAX_SESSION_CHARACTERS:
                 raise Problem(422, f"a session id has 1 to {MAX_SESSION_CHARACTERS} characters")
-        filled_fields = filled_json(action.input, {"event": event})
+        filled_fields, message = action.input, ""
+        if workflow_of(rule.id) is None:
+            filled_fields = filled_json(action.input, {"event": event})
+            message = filled(action.message, event)
         start_fields.accepted_input(agent.protocol, agent.accepts, filled_fields)
         require_reachable(agent, record.owner.user_id, session_id)
         parent = await self._parent(job)
@@ -172,15 +174,26 @@ class StartRunExecutor(ActionExecutor):
             run_id=await self._starter.new_run_id(record.owner.user_id, session_id),
             agent=agent.id,
             session_id=session_id,
-            message=filled(action.message, event),
+            message=message,
             input=filled_fields,
             automations=[*(parent.automations or () if parent else ()), rule.id],
             depth=job.depth + 1,
             # Whoever made the event happen may have chosen what the run does.
-            started_by=_requesters(parent, record.owner.user_id) if parent else None,
+            started_by=_requesters(parent, record.owner.user_id)
+            if parent
+            else list(rule.started_by),
             root_run_id=parent.root_run_id or parent.run_id if parent else job.run_id,
             tags=action.tags,
         )
+
+    def _agent(self, rule_id: str, agent_id: str) -> AgentConfig:
+        """Return the agent of a rule, or the workflow whose schedule it is. Raises Problem 404."""
+        if (name := workflow_of(rule_id)) is not None:
+            return WorkflowAgent(id=name, agent=name, protocol="workflow")
+        agent = self._config.agent(agent_id)
+        if agent is None:
+            raise Problem(404, self._config.no_agent(agent_id))
+        return agent
 
     async def _parent(self, job: Job) -> RunRecord | None:
         if job.run_id is None:
@@ -198,9 +211,7 @@ class StartRunExecutor(ActionExecutor):
         *,
         traceparent: str | None,
     ) -> None:
-        agent = self._config.agent(plan.agent)
-        if agent is None:
-            raise Problem(404, self._config.no_agent(plan.agent))
+        agent = self._agent(job.rule, plan.agent)
         await self._starter.start(
             Start(
                 agent,

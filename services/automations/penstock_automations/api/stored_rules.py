@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus.connection.clock import Clock
+from penstock.documents.cron import rfc3339
 from penstock.web.answers import json_answer
 from penstock.web.auth import Identity, identity_of
 from penstock.web.auth.limits import limited
@@ -17,7 +18,6 @@ from penstock.web.problems import Problem
 from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
 from penstock_automations.api.common import RULE_NAME, found_rule, may_use
 from penstock_automations.rules.check import InvalidRule, missing_right, read_rule
-from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.draft import Draft
 from penstock_automations.rules.hidden import with_restored_secrets
 from penstock_automations.rules.model import Rule

@@ -197,7 +197,7 @@ class Delivery:
         job = self._job
         rule = self._parts.rules.get(job.rule)
         if rule is None:
-            await self._parts.rules.refresh()
+            await self._parts.rules.refresh_all()
             rule = self._parts.rules.get(job.rule)
         if rule is None or rule.record.uid != job.uid:
             # A rule with another `uid` may belong to another user, who must not get this event.

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from penstock.documents.cron import Cron, check_timezone
 from penstock.events import CATALOGUE
 from penstock.expressions import Conditions, ExpressionError
 from penstock.validation import Part, did_you_mean, with_mistakes
 from penstock_automations.rules.actions import Action
-from penstock_automations.rules.cron import Cron, check_timezone
 from penstock_automations.rules.draft import draft_of
 from penstock_automations.rules.fields import unknown_in_templates, unknown_reads
 from penstock_automations.rules.secrets import WRITE_ONLY, check_secret, check_text

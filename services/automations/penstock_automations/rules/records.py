@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
 
 from penstock.bus.records import Record
+from penstock.documents.cron import Cron
 from penstock.expressions import Condition, ExpressionError
 from penstock.turns import TenantUser
-from penstock_automations.rules.cron import Cron
 from penstock_automations.rules.model import CONDITIONS, Rule
 
 
@@ -88,6 +88,7 @@ class CompiledRule:
     types: frozenset[str]
     condition: Condition | None
     trouble: str | None = None
+    started_by: Sequence[str] = ()  # who else is behind the runs that a schedule starts
 
     @property
     def id(self) -> str:

@@ -19,10 +19,12 @@ from penstock.bus.records import Record
 from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
 from penstock.web.auth.identity import ANONYMOUS_USER
+from penstock_automations.rules import scheduled
 from penstock_automations.rules.hidden import CannotOpen, RuleKeys, with_secrets
 from penstock_automations.rules.index import RuleIndex
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleRecord, compile_rule
+from penstock_automations.rules.scheduled import ScheduledWorkflows
 
 log = logging.getLogger(__name__)
 
@@ -212,12 +214,16 @@ class RuleStore:
 
 
 class CurrentRules:
-    """Keeps the current rules in memory, and follows the changes of KV `rules`."""
+    """Keeps the current rules in memory, and follows the changes of KV `rules`. The schedules of
+    workflows are rules, too."""
 
-    def __init__(self, bus: Bus, keys: RuleKeys | None = None) -> None:
+    def __init__(
+        self, bus: Bus, keys: RuleKeys | None = None, *, callers_known: bool = False
+    ) -> None:
         self._bus = bus
         self._keys = keys or RuleKeys()
         self._rules: dict[str, CompiledRule] = {}
+        self._scheduled = ScheduledWorkflows(bus, callers_known=callers_known)
         self.index = RuleIndex([])
         self._revision = 0  # the revision of the last write that was read
         self._known_s = 0.0  # when the rules in memory were last known to be current
@@ -286,11 +292,23 @@ class CurrentRules:
     async def follow(self) -> None:
         await Reader(self._bus, _STREAM, f"{_PREFIX}*", 1, self._on_record).run()
 
+    async def refresh_all(self) -> None:
+        """Read also which schedules workflows have. Raises BusError."""
+        if await self._scheduled.refresh():
+            self.on_change()
+        await self.refresh()
+
+    async def follow_schedules(self) -> None:
+        async def changed(stored: Stored) -> None:
+            await self.refresh_all()
+
+        await Reader(self._bus, scheduled.STREAM, scheduled.POINTERS, 1, changed).run()
+
     def get(self, rule_id: str) -> CompiledRule | None:
-        return self._rules.get(rule_id)
+        return self._rules.get(rule_id) or self._scheduled.rules.get(rule_id)
 
     def all(self) -> Iterable[CompiledRule]:
-        return self._rules.values()
+        return [*self._rules.values(), *self._scheduled.rules.values()]
 
     def types(self) -> frozenset[str]:
         wanted = (rule.types for rule in self._rules.values() if rule.matches_now)

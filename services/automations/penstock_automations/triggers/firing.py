@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 import orjson
 
 from penstock.bus import subjects
+from penstock.documents.cron import Cron, rfc3339
 from penstock_automations.jobs.job import Job, TriggerKind, TriggerSource
 from penstock_automations.matching.rule_matches import Match
-from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 
 SERVICE: Final = "automations-schedules"  # the service's name in subjects in SCHEDULES

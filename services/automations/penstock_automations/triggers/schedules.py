@@ -19,9 +19,9 @@ from penstock import telemetry
 from penstock.bus import RETRY_S, Bus, BusError, FenceConflict, Stored, streams
 from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.write.schedules import reschedule
+from penstock.documents.cron import rfc3339
 from penstock_automations.jobs.publish import publish_first
 from penstock_automations.matching.evaluations import Evaluations
-from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.model import MAX_CATCH_UP_S
 from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.store import CurrentRules
@@ -98,7 +98,7 @@ class Schedules:
         except ValueError as error:
             await self._give_up(stored, error)
             return
-        await self._rules.refresh()
+        await self._rules.refresh_all()
         rule = self._rules.get(firing.rule)
         now = self._bus.clock.time()
         found = due(firing, rule, now)
@@ -157,7 +157,7 @@ class Schedules:
         the message that belongs to the current version.
         """
         pending = await self._bus.tail(streams.SCHEDULES, schedule_subject(rule_id))
-        await self._rules.refresh()
+        await self._rules.refresh_all()
         return pending
 
     def _on_reconnect(self) -> None:

@@ -13,7 +13,8 @@ from penstock.bus.records import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import find_workflow
 from penstock.settings import Config
 from penstock.web.answers import json_answer
-from penstock.web.auth import identity_of
+from penstock.web.auth import acting_user, identity_of
+from penstock.web.auth.identity import require
 from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
     FLAG,
@@ -208,6 +209,10 @@ class Definitions:
                 201: json("The new version", _RECORD),
             },
             scopes=("workflow",),
+            sometimes={
+                "start": "to store a version with a schedule",
+                "act-as": "if the schedule names another user",
+            },
             parameters=(WORKFLOW, VERSION),
             body=Definition,
             body_types=BODY_TYPES,
@@ -226,9 +231,14 @@ class Definitions:
                 reason = f"the path has {path[:64]!r}, and the definition {given!r}"
                 errors = [{"field": field, "message": reason}]
                 raise Problem(422, f"{field}: {reason}", errors=errors)
+        who, runs_for = identity_of(request), None
+        if (schedule := loaded.workflow.definition.schedule) is not None:
+            require(who, "start")
+            runs_for = who.run_user(acting_user(who, schedule.user))
         try:
-            who = identity_of(request)
-            record, outcome = await self._store.put(loaded, who.user_id, who.tenant)
+            record, outcome = await self._store.put(
+                loaded, who.user_id, who.tenant, runs_for=runs_for
+            )
         except (VersionConflict, TooManyWorkflows) as error:
             raise Problem(409, str(error)) from None
         latest = await self._latest(name)
@@ -251,9 +261,9 @@ class Definitions:
     async def name_latest(self, request: Request) -> Response:
         name = name_of(request)
         body = await read_model(request, LatestBody)
-        await find_workflow(self._store.bus, name, body.version)
+        record = await find_workflow(self._store.bus, name, body.version)
         by = identity_of(request).user_id
-        return _pointer(name, await self._store.name_latest(name, body.version, by))
+        return _pointer(name, await self._store.name_latest(name, record, by))
 
     @serves(
         operation(
@@ -338,9 +348,9 @@ def _summary(name: str, latest: LatestWorkflow, record: WorkflowRecord | None) -
 
 
 def _shown(record: WorkflowRecord, *, is_latest: bool) -> dict[str, Any]:
-    return {**record.model_dump(mode="json"), "is_latest": is_latest}
+    return {**record.model_dump(mode="json", exclude={"schedule"}), "is_latest": is_latest}
 
 
 def _pointer(name: str, latest: LatestWorkflow) -> Response:
-    shown = latest.model_dump(mode="json", exclude={"made_by", "tenant"})
+    shown = latest.model_dump(mode="json", exclude={"made_by", "tenant", "schedule"})
     return json_answer({"name": name, **shown})

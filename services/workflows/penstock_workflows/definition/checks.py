@@ -7,11 +7,19 @@ from typing import Any, Final
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ReadPath
-from penstock.json_schema import schema_mistakes
+from penstock.json_schema import TooMuchWork, misfits, schema_mistakes, with_numbers
 from penstock.settings import Config
 from penstock.validation import check_headers_differ, did_you_mean
 from penstock_workflows.definition.compiled import Run, SubWorkflow, Workflow
-from penstock_workflows.definition.model import KINDS, Call, Definition, StepDefinition, StepKind
+from penstock_workflows.definition.model import (
+    KINDS,
+    OF_ROUND,
+    Approve,
+    Call,
+    Definition,
+    StepDefinition,
+    StepKind,
+)
 from penstock_workflows.definition.problems import Path, Problem
 
 # The fields of a step, and of a run's result, that expressions may read.
@@ -42,16 +50,39 @@ def check_graph(definition: Definition) -> Iterator[Problem]:
 
 def check(definition: Definition) -> Iterator[Problem]:
     """Yield the mistakes of a new definition that `check_graph` and the compiler do not find."""
-    yield from _check_input(definition.input)
+    yield from _check_schema(("input",), definition.input, "the input of a workflow")
+    if definition.schedule is not None and not schema_mistakes(definition.input):
+        yield from _check_scheduled_input(definition.schedule.input, definition.input)
     for name, step in definition.steps.items():
         yield from _check_step(name, step, definition.steps)
 
 
-def _check_input(schema: dict[str, Any]) -> Iterator[Problem]:
+def _check_schema(path: Path, schema: dict[str, Any], of: str) -> Iterator[Problem]:
     for mistake in schema_mistakes(schema):
-        yield Problem(("input", *mistake.path), mistake.reason)
+        yield Problem((*path, *mistake.path), mistake.reason)
     if schema.get("type", "object") != "object":
-        yield Problem(("input", "type"), "the input of a workflow is an object")
+        yield Problem((*path, "type"), f"{of} is an object")
+
+
+def _check_scheduled_input(value: dict[str, Any], schema: dict[str, Any]) -> Iterator[Problem]:
+    path: Path = ("schedule", "input")
+    try:
+        found = misfits(schema, with_numbers(schema, value))
+    except TooMuchWork as error:
+        yield Problem(path, str(error))
+        return
+    for misfit in found:
+        yield Problem((*path, *misfit.path), misfit.reason)
+
+
+def _check_approve(path: Path, ask: Approve) -> Iterator[Problem]:
+    if ask.form is not None:
+        yield from _check_schema((*path, "form"), ask.form, "the answer of a form")
+    if ask.deciders is not None and ask.deciders.users and not ask.deciders.roles:
+        possible = len(set(ask.deciders.users) - set(ask.deciders.excluded))
+        if possible < ask.need:
+            reason = f"need is {ask.need}, and only {possible} may decide"
+            yield Problem((*path, "need" if ask.need > 1 else "deciders"), reason)
 
 
 def _check_graph(name: str, step: StepDefinition, steps: Collection[str]) -> Iterator[Problem]:
@@ -76,11 +107,20 @@ def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iter
         if getattr(step, field) and step.kind not in kinds and len(step.kinds) == 1:
             reason = f"a step with {step.kind} has no {field}; only {' and '.join(kinds)} have it"
             yield Problem((*path, field), reason, is_key=True)
-    if step.for_each is not None and step.always:
-        yield Problem((*path, "always"), "a step with for_each has no always", is_key=True)
+    loops = [each for each in ("for_each", "repeat") if getattr(step, each) is not None]
+    if loops and step.always:
+        yield Problem((*path, "always"), f"a step with {loops[0]} has no always", is_key=True)
+    if len(loops) > 1:
+        reason = "a step has for_each or repeat; a nested workflow may have the other"
+        yield Problem((*path, "repeat"), reason, is_key=True)
+    for taken in sorted(set(OF_ROUND) & set(steps)) if step.repeat is not None else ():
+        reason = f"{taken} is a variable of a step with repeat: rename the step {taken!r}"
+        yield Problem((*path, "repeat"), reason, is_key=True)
     if step.for_each is not None and step.for_each.as_ in steps:
         reason = f"the step {step.for_each.as_!r} has this name: choose another name"
         yield Problem((*path, "for_each", "as"), reason)
+    if step.approve is not None:
+        yield from _check_approve((*path, "approve"), step.approve)
     if step.call is not None:
         yield from _check_call((*path, "call"), step.call)
     if step.listen is not None and step.listen.event not in CATALOGUE:
@@ -128,7 +168,8 @@ def misread(
 
 def _of_output(step: StepDefinition) -> Collection[str] | None:
     """Return the fields of a step's output; None if only a run shows which it has."""
-    if step.output is not None or step.for_each is not None or step.kind == "set":
+    is_list = step.for_each is not None or step.repeat is not None
+    if step.output is not None or is_list or step.kind == "set":
         return None
     return {"approve": OF_APPROVAL, "call": OF_CALL}.get(step.kind, OF_RESULT)
 

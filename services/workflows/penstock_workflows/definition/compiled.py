@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from penstock.expressions import ValueExpression
 from penstock_workflows.definition.model import Definition, StepKind
@@ -36,11 +36,15 @@ class SubWorkflow:
 @dataclass(frozen=True, slots=True)
 class Approve:
     """Asks for a decision. The value of `title` is a text, and the value of `show` is an object.
-    Rules of the approvals policy see the name `policy` as the tool's name."""
+    Rules of the approvals policy see the name `policy` as the tool's name. `deciders` are as in a
+    rule, and `form` is the JSON Schema of the answer."""
 
     title: ValueExpression
     show: ValueExpression | None
     policy: str
+    need: int = 1
+    deciders: Mapping[str, Any] | None = None
+    form: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,14 @@ Action: TypeAlias = Run | SubWorkflow | Approve | Call | Listen | Wait | Set
 
 @dataclass(frozen=True, slots=True)
 class ForEach:
-    """The loop of a step. The value of `in_` is a list."""
+    """The loop of a step. The value of `in_` is a list. A step with `repeat` has the condition
+    `until` in place of `in_`, and its list is the numbers of its rounds, from 1 to `rounds`."""
 
-    in_: ValueExpression
+    in_: ValueExpression | None
     as_: str
     limit: int
+    until: ValueExpression | None = None
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +175,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Exclusive:
+    """Keeps runs with the same key from being under way at once. The value of `key` is a text."""
+
+    key: ValueExpression
+    when_busy: Literal["queue", "interrupt", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
 class Workflow:
     """A compiled definition. `steps` are in the order of the definition."""
 
@@ -175,6 +190,7 @@ class Workflow:
     steps: Mapping[str, Step]
     output: ValueExpression | None
     timeout_s: float | None
+    exclusive: Exclusive | None = None
 
     @property
     def name(self) -> str:

@@ -21,6 +21,8 @@ from penstock.validation import did_you_mean
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.checks import check, check_graph, misread
 from penstock_workflows.definition.model import (
+    OF_ROUND,
+    ROUND,
     Approve,
     Call,
     Definition,
@@ -87,10 +89,14 @@ class _Compiler:
         output = self._expression(
             ("output",), self.definition.output, "any", set(self.definition.steps)
         )
+        exclusive = None
+        if (given := self.definition.exclusive) is not None:
+            key = self._required(("exclusive", "key"), given.key, "text", ())
+            exclusive = compiled.Exclusive(key, given.when_busy)
         if self.problems:
             raise InvalidDefinition(self.problems)
         timeout = self.definition.timeout
-        return compiled.Workflow(self.definition, steps, output, _seconds(timeout))
+        return compiled.Workflow(self.definition, steps, output, _seconds(timeout), exclusive)
 
     def _graph(self) -> dict[str, frozenset[str]]:
         """Return the ancestors of each step, those that need no other first."""
@@ -134,7 +140,11 @@ class _Compiler:
         path: Path = ("steps", name)
         for_each = None
         inside: set[str] = set(ancestors)
-        if step.for_each is not None:
+        if step.repeat is not None:
+            inside |= set(OF_ROUND)
+            until = self._required((*path, "repeat", "until"), step.repeat.until, "boolean", inside)
+            for_each = compiled.ForEach(None, ROUND, 1, until, step.repeat.rounds)
+        elif step.for_each is not None:
             in_ = self._required((*path, "for_each", "in"), step.for_each.in_, "list", ancestors)
             inside.add(step.for_each.as_)
             for_each = compiled.ForEach(in_, step.for_each.as_, step.for_each.limit)
@@ -189,7 +199,11 @@ class _Compiler:
             case Approve() as ask:
                 title = self._required((*path, "approve", "title"), ask.title, "text", names)
                 show = self._expression((*path, "approve", "show"), ask.show, "object", names)
-                action = compiled.Approve(title, show, ask.policy or str(path[-1]))
+                named = None
+                if ask.deciders is not None:
+                    named = ask.deciders.model_dump(by_alias=True, exclude_defaults=True)
+                policy = ask.policy or str(path[-1])
+                action = compiled.Approve(title, show, policy, ask.need, named, ask.form)
             case Call() as call:
                 action = self._call((*path, "call"), call, names)
             case Listen() as listen:
@@ -240,12 +254,12 @@ class _Compiler:
     ) -> ValueExpression:
         """Return the compiled expression; for a wrong text, add a problem and return a
         placeholder."""
-        step = self.definition.steps.get(str(path[1])) if len(path) > 1 else None
+        step = self.definition.steps.get(str(path[1])) if path[0] == "steps" else None
         scope = self._scope(frozenset(names), has_types=step is None or not step.always)
         try:
             found = scope.compile(text, gives)
         except ExpressionError as error:
-            reason = self._explained(error.reason, names) + _quotes(text, gives)
+            reason = self._explained(error.reason, names, step) + _quotes(text, gives)
             self.problems.append(Problem(path, reason, inside=error.position))
             return scope.compile("null")
         if not self.is_new:
@@ -273,13 +287,13 @@ class _Compiler:
             self.scopes[names, has_types] = found
         return found
 
-    def _explained(self, reason: str, names: Collection[str]) -> str:
+    def _explained(self, reason: str, names: Collection[str], step: StepDefinition | None) -> str:
         """Return the reason with advice, if a step is used that is not among the needs."""
         match = _UNDECLARED.fullmatch(reason)
         if match is None:
             return reason
         name = match[1]
-        if name in self.definition.steps:
+        if name in self.definition.steps and step is not None:
             return f"{reason}: add {name} to `needs`, so that it is done before this step"
         known = ["input", "now", *sorted(names)]
         guess = did_you_mean(name, known) or f" (known here: {', '.join(known)})"

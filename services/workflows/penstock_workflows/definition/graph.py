@@ -38,7 +38,9 @@ def about(step: Step) -> str:
             text = f"wait {duration_s:g} s"
         case _:
             text = "set"
-    if step.for_each is not None:
+    if step.for_each is not None and step.for_each.until is not None:
+        text += f", until {' '.join(step.for_each.until.text.split())}"
+    elif step.for_each is not None:
         text += f", for each {step.for_each.as_}"
     return text
 

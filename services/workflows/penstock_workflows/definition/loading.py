@@ -79,6 +79,7 @@ _OF_STEP: Final[Mapping[str, Any]] = {
     "call": {"url": "https://x.invalid"},
     "listen": {"event": "lifecycle.completed"},
     "for_each": {"in": "[]"},
+    "repeat": {"until": "true", "rounds": 1},
     "retry": {"attempts": 1},
     "wait": "1s",
     "set": "null",
@@ -88,6 +89,8 @@ _OF_DEFINITION: Final[Mapping[str, Any]] = {
     "name": "x",
     "version": "1",
     "steps": {"x": {"set": "null"}},
+    "schedule": {"cron": "0 0 * * *"},
+    "exclusive": {"key": '""'},
 }
 
 

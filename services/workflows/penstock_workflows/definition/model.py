@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from penstock.documents.cron import Cron, check_timezone
+from penstock.documents.fields import DecidersOf
 from penstock.validation import HEADER_NAME, MAX_HEADERS, check_header, check_url
 
 # The words that CEL reserves, and the names that CEL gives to types. CEL could not read an
@@ -23,6 +25,9 @@ _CEL_WORDS: Final = """
 CEL_WORDS: Final = frozenset(_CEL_WORDS.split())
 # The variables that Penstock itself gives to expressions.
 OWN_VARIABLES: Final = ("input", "now", "result")
+# The variables in a step with `repeat`.
+OF_ROUND: Final = ("last", "round")
+LAST, ROUND = OF_ROUND
 # The words that `on_failure` accepts besides the names of steps.
 FAILURE_WORDS: Final = ("fail", "continue")
 
@@ -30,6 +35,7 @@ FAILURE_WORDS: Final = ("fail", "continue")
 # after the run's last lifecycle event (`runs_max_age_s`). A run that waits for longer would lose
 # its record, and the API could then neither show nor cancel the run.
 MAX_DURATION_S: Final = 28 * 24 * 3600.0
+MAX_CATCH_UP_S: Final = 7 * 24 * 3600.0
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d)")
 _DURATION: Final = re.compile(rf"(?:{_PART.pattern})+")
@@ -63,6 +69,22 @@ def _checked_step(name: str) -> str:
 
 def _checked_duration(text: str) -> str:
     seconds(text)
+    return text
+
+
+def _checked_cron(expression: str) -> str:
+    Cron.parse(expression, "UTC")  # whether there are times does not depend on the time zone
+    return expression
+
+
+def _checked_timezone(name: str) -> str:
+    check_timezone(name)
+    return name
+
+
+def _checked_catch_up(text: str) -> str:
+    if not 60 <= seconds(text) <= MAX_CATCH_UP_S:
+        raise ValueError(f"{text!r} must be at least 1m and at most 7d")
     return text
 
 
@@ -120,7 +142,9 @@ DSL: Final = "penstock/1"
 MAX_STEPS: Final = 200
 MAX_NEEDS: Final = 100
 MAX_ITEMS: Final = 1000  # the greatest number of items of one `for_each`
+MAX_ROUNDS: Final = 100
 MAX_ATTEMPTS: Final = 20
+MAX_NEED: Final = 100
 
 StepKind = Literal["run", "workflow", "approve", "call", "listen", "wait", "set"]
 KINDS: Final[tuple[StepKind, ...]] = get_args(StepKind)
@@ -162,7 +186,8 @@ class SubWorkflow(Part):
 
 
 class Approve(Part):
-    """Asks people for a decision, and waits for it. A rejection fails the step."""
+    """Asks people for a decision, and waits for it until the step's `timeout`. A rejection fails
+    the step."""
 
     title: Expression = Field(description="An expression that gives the question, a text.")
     show: Expression | None = Field(
@@ -172,6 +197,19 @@ class Approve(Part):
         None,
         description="The name that rules of the approvals policy see as the tool's name. "
         "Default: the name of the step.",
+    )
+    deciders: DecidersOf | None = Field(
+        None,
+        description="Who may decide. What the policy says of deciders holds, too. Default: as the "
+        "policy says.",
+    )
+    need: int = Field(
+        1, strict=True, ge=1, le=MAX_NEED, description="How many different people must approve."
+    )
+    form: dict[str, Any] | None = Field(
+        None,
+        description="The JSON Schema of an object that whoever approves fills in. The answer is "
+        "`result.data`.",
     )
 
 
@@ -234,6 +272,21 @@ class ForEach(Part):
     )
 
 
+class Repeat(Part):
+    """Carries out the step in rounds, one after another, until a condition holds."""
+
+    until: Expression = Field(
+        description="A condition, after each round: `last` is the output of this round, and "
+        "`round` its number, from 1. If it holds, the step is done."
+    )
+    rounds: int = Field(
+        ge=1,
+        le=MAX_ROUNDS,
+        description="How many rounds there are at most. If the condition does not hold after the "
+        "last one, the step fails with code `until_not_met`.",
+    )
+
+
 class Retry(Part):
     """Carries out a failed step again."""
 
@@ -287,6 +340,9 @@ class StepDefinition(Part):
     for_each: ForEach | None = Field(
         None, description="Carry out the step for each element of a list."
     )
+    repeat: Repeat | None = Field(
+        None, description="Carry out the step in rounds, until a condition holds."
+    )
     output: Expression | None = Field(
         None,
         description="An expression that gives the step's output from `result`. Default: `result`.",
@@ -322,6 +378,41 @@ class StepDefinition(Part):
         return next(iter(self.kinds), "set")
 
 
+class Exclusive(Part):
+    """Lets one run of the workflow be under way at a time, for each key and tenant."""
+
+    key: Expression = Field(description="An expression over `input` that gives a text.")
+    when_busy: Literal["queue", "interrupt", "refuse"] = Field(
+        "queue",
+        description="What a start does while runs with its key are under way or wait: `queue` "
+        "waits for their ends, `interrupt` cancels them first, `refuse` fails with code `busy`.",
+    )
+
+
+class Schedule(Part):
+    """Starts runs of the latest version at the times of a cron expression."""
+
+    cron: Annotated[str, AfterValidator(_checked_cron)] = Field(
+        max_length=200,
+        description="A cron expression of five fields: minute, hour, day of the month, month, day "
+        "of the week.",
+    )
+    timezone: Annotated[str, AfterValidator(_checked_timezone)] = Field(
+        "UTC", max_length=100, description="The time zone, by its name in the IANA database."
+    )
+    catch_up: Annotated[Duration, AfterValidator(_checked_catch_up)] = Field(
+        "1h",
+        description="How late a time may be fired, from `1m` to `7d`, if nothing could fire it in "
+        "time. Of several missed times, only the latest is fired.",
+    )
+    input: dict[str, Any] = Field({}, description="The input of the runs.")
+    user: Id | None = Field(
+        None,
+        description="The user whose runs they are. Default: who stores the version. A file must "
+        "name one.",
+    )
+
+
 class Definition(Part):
     """The definition of a workflow."""
 
@@ -352,4 +443,8 @@ class Definition(Part):
     )
     timeout: Duration | None = Field(
         None, description="The time after which the workflow fails with code `timeout`."
+    )
+    schedule: Schedule | None = Field(None, description="When runs are started without a request.")
+    exclusive: Exclusive | None = Field(
+        None, description="Which runs of the workflow are not under way at the same time."
     )

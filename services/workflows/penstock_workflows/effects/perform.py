@@ -12,12 +12,15 @@ from penstock_workflows.effects.children import Children
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.step_span import context_of
 from penstock_workflows.effects.timers import Timers
+from penstock_workflows.effects.turns import Turns
 from penstock_workflows.engine.effects import (
     Call,
     CancelChild,
     CancelTimer,
     Effect,
+    LeaveTurn,
     StartTimer,
+    TakeTurn,
     Unlisten,
 )
 from penstock_workflows.engine.inputs import CalledInput, Input
@@ -35,6 +38,7 @@ class Performer:
         self.children = children
         self.timers = timers
         self.listens = listens
+        self._turns = Turns(bus, children, timers)
 
     async def perform(self, state: State, effect: Effect) -> Input | None:
         """Do an effect of the run with this state, except for `StartChild` and `Listen`.
@@ -53,6 +57,10 @@ class Performer:
                 await self.listens.end(state, effect)
             case Call():
                 return await self._call(state, effect)
+            case TakeTurn():
+                return await self._turns.take(state, effect)
+            case LeaveTurn():
+                await self._turns.leave(state, effect)
         return None
 
     async def mark_stopped(self, run_id: str, stop: Stop) -> None:

@@ -72,8 +72,10 @@ def _begin_step(draft: Draft, name: str) -> None:
             skip(draft, name)
             return
         items = None
-        if step.for_each is not None:
+        if step.for_each is not None and step.for_each.in_ is not None:
             items = draft.of_step("for_each.in", step.for_each.in_, step)
+        elif step.for_each is not None:
+            items = list(range(1, step.for_each.rounds + 1))
     except StepError as failed:
         fail_step(draft, (name, None), failed.error)
         return

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.json_schema import with_numbers
 from penstock_workflows.definition import compiled
 from penstock_workflows.engine import inputs, limits, records
 from penstock_workflows.engine.beginning import advance, begin, result_of
@@ -134,6 +135,30 @@ def _start(draft: Draft, cancelled: inputs.CancelInput | None) -> None:
         draft.write(end)
     elif started.refused is not None:
         draft.write(records.End(draft.at, "failed", error=started.refused))
+    elif draft.plan.workflow.exclusive is not None:
+        _ask_for_turn(draft, draft.plan.workflow.exclusive)
+
+
+def _ask_for_turn(draft: Draft, exclusive: compiled.Exclusive) -> None:
+    try:
+        key = draft.evaluate("exclusive.key", exclusive.key, ())
+    except StepError as failed:
+        draft.write(records.End(draft.at, "failed", error=failed.error))
+        return
+    if len(key) > MAX_KEY_CHARACTERS:
+        message = f"exclusive.key has {len(key)} characters; at most {MAX_KEY_CHARACTERS}"
+        error = {"code": "expression_error", "message": message}
+        draft.write(records.End(draft.at, "failed", error=error))
+        return
+    name = draft.plan.workflow.name
+    draft.write(records.TurnAsked(draft.at, name, key, exclusive.when_busy))
+
+
+def _on_turn(draft: Draft, turn: inputs.TurnInput) -> None:
+    if draft.state.waits_for_turn and turn.refused is not None:
+        draft.write(records.End(draft.at, "failed", error=turn.refused))
+    elif draft.state.waits_for_turn:
+        draft.write(records.TurnTaken(draft.at))
 
 
 def _refusal(start: inputs.StartInput) -> JsonObject | None:
@@ -229,6 +254,7 @@ _USAGE_FIELDS: Final = (
 )
 # the greatest length of a child's error in the parent's records and events
 MAX_ERROR_CHARACTERS: Final = 4000
+MAX_KEY_CHARACTERS: Final = 1000  # the greatest length of a key of `exclusive`
 MAX_TOKENS: Final = 2**53  # the greatest number of tokens of one child
 # the greatest length of a child's answer in `dispatch.finished`
 MAX_RESULT_CHARACTERS: Final = 2000
@@ -274,6 +300,9 @@ def _end_abandoned_child(draft: Draft, child: str, status: str, *, confirmed: bo
 def _on_timer(draft: Draft, due: inputs.TimerInput) -> None:
     timer = Timer.parse(due.timer)
     if timer is None:
+        return
+    if timer.kind == "turn":
+        _on_turn(draft, inputs.TurnInput())
         return
     if timer.kind == "always":
         end_stopped(draft, now=True)
@@ -347,9 +376,13 @@ def _decide_approval(draft: Draft, entry: Open, report: inputs.ApprovalInput) ->
     outcome = "approve" if data.get("outcome") == "approved" else "reject"
     item = next(iter(report.items or data.get("items") or ()), {"decision": outcome})
     note = item.get("note") or data.get("note")
-    decision = {"value": item.get("value"), "note": note, "by": data.get("by")}
+    action = draft.plan.step(entry.step).action
+    value = item.get("value")
+    if isinstance(action, compiled.Approve) and action.form is not None:
+        value = with_numbers(action.form, value)
+    decision = {"value": value, "note": note, "by": data.get("by")}
     if item["decision"] == "approve":
-        result = result_of(text=str(note or ""), data=item.get("value"))
+        result = result_of(text=str(note or ""), data=value)
         complete(draft, entry, {**result, **decision, "decision": "approved"})
     elif item.get("expired"):
         _reject(draft, entry, "expired", "nobody decided in time", decision)
@@ -445,4 +478,5 @@ _HANDLERS: Final[Mapping[type, Callable[[Draft, Any], None]]] = {
     inputs.EventInput: _on_event_input,
     inputs.CalledInput: _on_called,
     inputs.StepStartedSeen: _on_seen,
+    inputs.TurnInput: _on_turn,
 }

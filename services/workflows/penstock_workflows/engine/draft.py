@@ -15,6 +15,7 @@ from penstock.expressions import (
     ValueExpression,
 )
 from penstock_workflows.definition import Step
+from penstock_workflows.definition.model import LAST
 from penstock_workflows.engine import limits
 from penstock_workflows.engine.effecting import effects_of
 from penstock_workflows.engine.effects import Effect, Frame
@@ -93,7 +94,7 @@ class Draft:
         its cancelled children, but not beyond its grace time."""
         stop = self.state.stop
         if stop is None or self.state.end is not None:
-            return self.state.end is None
+            return self.state.end is None and not self.state.waits_for_turn
         return not self.state.abandoned_children or self.at >= stop.due
 
     @property
@@ -178,6 +179,12 @@ class Draft:
         finally:
             self.steps += allowed - budget.steps
 
+    def output_before(self, step: str, index: int) -> Json:
+        """Return the output of the round before the one with this index; None for the first.
+        Raises ValuesNeeded."""
+        result = self.state.loops[step].results[index - 1] if index else None
+        return None if result is None else result.value(self.values)
+
     def of_step(
         self,
         field_: str,
@@ -188,6 +195,9 @@ class Draft:
     ) -> Any:
         if index is not None and step.for_each is not None:
             extra[step.for_each.as_] = self.state.loops[step.name].items[index]
+            reads_last = step.for_each.until is not None and LAST in self.plan.names_in(expression)
+            if reads_last and LAST not in extra:
+                extra[LAST] = self.output_before(step.name, index)
         where = step.name if index is None else f"{step.name}.{index}"
         return self.evaluate(f"{field_} of the step {where}", expression, step.ancestors, **extra)
 

@@ -13,9 +13,11 @@ from penstock_workflows.engine.effects import (
     CancelChild,
     CancelTimer,
     Effect,
+    LeaveTurn,
     Listen,
     StartChild,
     StartTimer,
+    TakeTurn,
     Unlisten,
 )
 from penstock_workflows.engine.ids import Timer, session_id, step_id
@@ -36,6 +38,12 @@ def effects_of(before: State, record: Record) -> Iterator[Effect]:
                     yield from _cancelling(before, entry, "timeout")
             if not isinstance(record, records.Ended):
                 yield from _opening(before, record)
+        case records.TurnAsked():
+            yield TakeTurn(record.workflow, record.key, record.when_busy)
+        case records.TurnTaken():
+            timer = _run_timer(before, record.at)
+            if timer is not None:
+                yield timer
         case records.Stop():
             yield from _stopping(before, record)
         case records.End():
@@ -56,7 +64,7 @@ def _stopping(before: State, stop: records.Stop) -> Iterator[Effect]:
 
 
 def _ending(before: State) -> Iterator[Effect]:
-    if _run_timer(before) is not None:
+    if _run_timer(before, before.began) is not None:
         yield CancelTimer(str(Timer("run")))
     if before.stop is not None and before.stop.due:
         yield CancelTimer(str(Timer("stop")))
@@ -65,6 +73,8 @@ def _ending(before: State) -> Iterator[Effect]:
     for entry in before.open.values():  # the `always` steps whose time is over
         yield from _closing(entry)
         yield from _cancelling(before, entry, "timeout")
+    if before.turn is not None:
+        yield LeaveTurn(before.turn.workflow, before.turn.key)
 
 
 def open_effects(state: State) -> Iterator[Effect]:
@@ -76,10 +86,12 @@ def open_effects(state: State) -> Iterator[Effect]:
     for child in state.abandoned_children:
         yield _cancel(state, child)
     if state.end is not None:
+        if state.turn is not None:
+            yield LeaveTurn(state.turn.workflow, state.turn.key)
         return
-    timer = _run_timer(state)
-    if timer is not None:
-        yield timer
+    yield from started_effects(state)
+    if state.waits_for_turn and state.turn is not None:
+        yield TakeTurn(state.turn.workflow, state.turn.key, state.turn.when_busy)
     if state.stop is not None:
         yield StartTimer(str(Timer("stop")), state.stop.due)
         if state.stop.always_due is not None:
@@ -89,9 +101,10 @@ def open_effects(state: State) -> Iterator[Effect]:
 
 
 def started_effects(state: State) -> Iterator[Effect]:
-    """Yield the effect of a run's start: its timer, if the workflow has a timeout."""
-    timer = _run_timer(state)
-    if timer is not None:
+    """Yield the effect of a run's start: its timer, if the workflow has a timeout and the run does
+    not wait for its turn."""
+    timer = _run_timer(state, state.began)
+    if timer is not None and not state.waits_for_turn:
         yield timer
 
 
@@ -124,10 +137,10 @@ def _is_always(state: State, entry: Open) -> bool:
     return state.plan.step(entry.step).always
 
 
-def _run_timer(state: State) -> StartTimer | None:
+def _run_timer(state: State, began: int) -> StartTimer | None:
     if state.plan is None or state.plan.workflow.timeout_s is None:
         return None
-    due = state.started.at + round(state.plan.workflow.timeout_s * 1000)
+    due = began + round(state.plan.workflow.timeout_s * 1000)
     return StartTimer(str(Timer("run")), due)
 
 

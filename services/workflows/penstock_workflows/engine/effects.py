@@ -105,7 +105,35 @@ class Unlisten:
     event: str
 
 
-Effect: TypeAlias = StartChild | CancelChild | StartTimer | CancelTimer | Call | Listen | Unlisten
+@dataclass(frozen=True, slots=True)
+class TakeTurn:
+    """Put the run into the queue of runs of the workflow with this key. When the run is first, the
+    service makes the input `TurnInput`, or the timer `turn`. `when_busy` is as in a definition."""
+
+    workflow: str
+    key: str
+    when_busy: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveTurn:
+    """Take the run out of the queue of `TakeTurn`, so that the next run begins."""
+
+    workflow: str
+    key: str
+
+
+Effect: TypeAlias = (
+    StartChild
+    | CancelChild
+    | StartTimer
+    | CancelTimer
+    | Call
+    | Listen
+    | Unlisten
+    | TakeTurn
+    | LeaveTurn
+)
 
 FrameKind = Literal["open", "event"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Literal
 
+from penstock.expressions import ValueExpression
+from penstock_workflows.definition.model import LAST
 from penstock_workflows.engine import limits, records
 from penstock_workflows.engine.draft import Draft, StepError, name_of
 from penstock_workflows.engine.records import Ended, Json, JsonObject
@@ -90,7 +92,18 @@ def fail(
         fail_step(draft, entry.key, error, output=output, child=child)
         return
     due = draft.at + round(retry.backoff_after(entry.attempt) * 1000)
-    draft.write(records.Retry(draft.at, entry.step, entry.attempt, due, error, entry.index, child))
+    draft.write(
+        records.Retry(
+            draft.at,
+            entry.step,
+            entry.attempt,
+            due,
+            error,
+            entry.index,
+            child,
+            _abandons(entry, child),
+        )
+    )
 
 
 def fail_step(
@@ -105,11 +118,30 @@ def fail_step(
         inline, ref, size = draft.stored_output(output) if output is not None else (None, None, 0)
     except NotStorable:
         inline, ref, size = None, None, 0  # the item failed, so its output is not kept
-    draft.write(records.Ended(draft.at, key[0], "failed", key[1], inline, ref, size, error, child))
+    draft.write(
+        records.Ended(
+            draft.at,
+            key[0],
+            "failed",
+            key[1],
+            inline,
+            ref,
+            size,
+            error,
+            child,
+            abandoned=_abandons(draft.state.open.get(key), child),
+        )
+    )
     if draft.plan.step(key[0]).on_failure == "fail" or draft.is_exhausted:
         stop_run(draft, "failed", step=key, error=_of_step(key, error))
     else:
         _end_loop(draft, key)
+
+
+def _abandons(entry: Open | None, child: JsonObject | None) -> bool | None:
+    """Return whether an attempt ends before its child does, as a timeout has it; None if not."""
+    has_child = entry is not None and isinstance(entry.waits, records.Scheduled)
+    return True if has_child and child is None else None
 
 
 def _of_step(key: Key, error: JsonObject) -> JsonObject:
@@ -123,9 +155,36 @@ def _end_loop(draft: Draft, key: Key) -> None:
     name, index = key
     if index is None:
         return
-    loop = draft.state.loops[name]
-    if loop.ended == len(loop.items):
+    loop, for_each = draft.state.loops[name], draft.plan.step(name).for_each
+    if for_each is not None and for_each.until is not None:
+        _end_round(draft, name, index, for_each.until)
+    elif loop.ended == len(loop.items):
         end_loop(draft, name)
+
+
+def _end_round(draft: Draft, name: str, index: int, until: ValueExpression) -> None:
+    """End a repeated step whose round has ended, unless a further round follows.
+
+    The decision that ends the round also ends the step. So the journal tells without `until`
+    whether a further round follows.
+    """
+    loop, step = draft.state.loops[name], draft.plan.step(name)
+    result, error = loop.results[index], None
+    if result is not None and result.error is not None:
+        error = {**result.error, "message": f"round {index + 1} failed: {result.error['message']}"}
+    else:
+        try:
+            last = draft.output_before(name, index + 1)
+            if draft.of_step("repeat.until", until, step, index, **{LAST: last}):
+                end_loop(draft, name)
+                return
+        except StepError as failed:
+            error = failed.error
+    if error is None and loop.ended == len(loop.items):
+        message = f"{until.text!r} does not hold after {loop.ended} rounds"
+        error = {"code": "until_not_met", "message": message}
+    if error is not None:
+        fail_step(draft, (name, None), error)
 
 
 def end_loop(draft: Draft, name: str) -> None:
@@ -176,6 +235,10 @@ def stop_run(
     """Begin no further step, cancel all children, and end the run when its children have ended.
     The steps with `always` are excepted. A run that stops already goes on stopping."""
     if draft.is_over:
+        return
+    if draft.state.waits_for_turn:
+        end = records.End(draft.at, status, error=error, by=by, reason=reason, budget=budget)
+        draft.write(end)
         return
     if step is None:
         step = _first_open(draft)

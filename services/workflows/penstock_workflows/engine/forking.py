@@ -129,29 +129,39 @@ def _end_before(state: State, step: Step, index: int | None) -> Ended | None:
         return None
     if index is not None:
         known = (state.started.first or {})["items"].get(step.name, ())
-        if index >= len(known) or known[index] != _digest(state.loops[step.name].items[index]):
+        loop = state.loops[step.name]
+        if index >= len(known) or known[index] != _digest(loop.items[index]):
             return None
+        if step.for_each is not None and step.for_each.until is not None:
+            # A round may read the output of the round before it.
+            rounds = enumerate(loop.results[:index])
+            if not all(one and _is_as_before(state, step, at, one) for at, one in rounds):
+                return None
     return end if all(_ended_as_before(state, name) for name in step.ancestors) else None
 
 
 def _ended_as_before(state: State, name: str) -> bool:
     assert state.plan is not None
-    ends, step = state.first_ends, state.plan.step(name)
-    return all(
-        (end := ends.get(key)) is not None
+    step = state.plan.step(name)
+    parts = _parts(state.results[name])
+    return all(_is_as_before(state, step, index, result) for index, result in parts)
+
+
+def _is_as_before(state: State, step: Step, index: int | None, result: Result) -> bool:
+    key = step.name, index
+    return (
+        (end := state.first_ends.get(key)) is not None
         and end.outcome == result.outcome
         and end.ref == result.ref
         and _compared(state, step, key, end.output) == _compared(state, step, key, result.output)
-        for key, result in _parts(name, state.results[name])
     )
 
 
-def _parts(name: str, result: Result) -> Iterator[tuple[Key, Result]]:
+def _parts(result: Result) -> Iterator[tuple[int | None, Result]]:
     if result.items is None:
-        yield (name, None), result
+        yield None, result
         return
-    for index, item in enumerate(result.items):
-        yield (name, index), item
+    yield from enumerate(result.items)
 
 
 def _compared(state: State, step: Step, key: Key, output: Json) -> Json:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-TimerKind = Literal["timeout", "retry", "wait", "run", "stop", "always"]
-_KINDS: Final = frozenset({"timeout", "retry", "wait", "run", "stop", "always"})
+TimerKind = Literal["timeout", "retry", "wait", "run", "stop", "always", "turn"]
+_KINDS: Final = frozenset(get_args(TimerKind))
 
 
 def step_id(step: str, index: int | None) -> str:

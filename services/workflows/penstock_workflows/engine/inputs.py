@@ -124,6 +124,14 @@ class StepStartedSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnInput:
+    """No run with the same key is under way, so this one may begin. If the run is not to wait,
+    `refused` is the error (`code`, `message`) with which it fails."""
+
+    refused: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProceedInput:
     """The last decision about the run was partial, so steps and items may be left to begin."""
 
@@ -138,5 +146,6 @@ Input: TypeAlias = (
     | EventInput
     | CalledInput
     | StepStartedSeen
+    | TurnInput
     | ProceedInput
 )

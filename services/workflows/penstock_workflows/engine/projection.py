@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.digests import item_digest, request_digest
-from penstock_workflows.definition import Step
+from penstock_workflows.definition import Step, compiled
 from penstock_workflows.engine import records
 from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.ids import step_id
@@ -72,16 +72,27 @@ def _source(started: records.Started) -> JsonObject:
 
 def _started(record: records.Started) -> list[Frame]:
     frames = [Frame(1, 0, record.at, "open", record.open)]
-    if record.definition is not None:
-        data = {
-            "workflow": record.definition["name"],
-            "run_id": record.run_id,
-            "version": record.definition["version"],
-            "input": record.input,
-        }
-        event = ("workflow.started", data, None)
+    if record.definition is not None and record.definition.get("exclusive") is None:
+        event = _workflow_started(record)
         frames.append(Frame(1, 1, record.at, "event", _payload(event, _source(record))))
     return frames
+
+
+def _workflow_started(started: records.Started) -> _Event:
+    definition = started.definition or {}
+    data = {
+        "workflow": definition["name"],
+        "run_id": started.run_id,
+        "version": definition["version"],
+        "input": started.input,
+    }
+    return "workflow.started", data, None
+
+
+def _on_turn_taken(
+    before: State, record: records.TurnTaken, values: Mapping[str, Json]
+) -> Iterator[_Event]:
+    yield _workflow_started(before.started)
 
 
 def _on_for_each_started(
@@ -119,7 +130,7 @@ def _on_waiting(
 ) -> Iterator[_Event]:
     yield from _begin(before, record.step, record.index, record.attempt)
     if record.kind == "approve":
-        yield _approval_requested(record)
+        yield _approval_requested(before, record)
 
 
 def _on_approval_reported(
@@ -134,7 +145,7 @@ def _on_approval_reported(
 
 def _on_retry(before: State, record: records.Retry, values: Mapping[str, Json]) -> Iterator[_Event]:
     entry = before.open[record.step, record.index]
-    yield from _finished(entry, record.child, record.error)
+    yield from _finished(entry, record)
     retry = _step(before, record.step).retry
     assert retry is not None
     data = {
@@ -153,7 +164,7 @@ def _on_ended(before: State, record: records.Ended, values: Mapping[str, Json]) 
     entry = before.open.get(key)
     is_loop = record.index is None and record.step in before.loops
     if entry is not None:
-        yield from _finished(entry, record.child, record.error)
+        yield from _finished(entry, record)
     elif not is_loop:
         yield from _begin(before, *key)
     id_ = step_id(*key)
@@ -184,8 +195,10 @@ def _loop_output(before: State, step: str, values: Mapping[str, Json]) -> Json:
 def _on_cancelled_child_ended(
     before: State, record: records.CancelledChildEnded, values: Mapping[str, Json]
 ) -> Iterator[_Event]:
-    data = {"subrun_id": record.child, "status": record.status}
-    yield "dispatch.finished", data, step_id(*before.abandoned_children[record.child])
+    key = before.abandoned_children[record.child]
+    if key is not None:
+        data = {"subrun_id": record.child, "status": record.status}
+        yield "dispatch.finished", data, step_id(*key)
 
 
 def _on_paused(
@@ -202,6 +215,7 @@ def _on_resumed(
 
 def _on_end(before: State, record: records.End, values: Mapping[str, Json]) -> Iterator[_Event]:
     run_id = before.run_id
+    yield from _abandoned(before)
     match record.status:
         case "completed":
             summary, value = summary_of(record.output), record.output
@@ -215,7 +229,7 @@ def _on_end(before: State, record: records.End, values: Mapping[str, Json]) -> I
             yield "lifecycle.completed", data, None
         case "failed":
             error = record.error or {"code": "internal", "message": "the run failed"}
-            if before.plan is not None:
+            if before.plan is not None and not before.waits_for_turn:
                 yield "workflow.failed", {"run_id": run_id, "error": error}, None
             data = {"error": error["message"], "code": error["code"]}
             if record.step is not None:
@@ -301,37 +315,57 @@ def _kind(step: Step, index: int | None) -> str:
     return "step" if step.kind == "run" else step.kind
 
 
-def _finished(entry: Open, child: JsonObject | None, error: JsonObject | None) -> Iterator[_Event]:
+def _finished(entry: Open, record: records.Ended | records.Retry) -> Iterator[_Event]:
+    child = {"status": "cancelled"} if record.abandoned else record.child
     if child is None or not isinstance(entry.waits, records.Scheduled):
         return
     data = {"subrun_id": entry.waits.child, "status": child["status"]}
     if child["status"] == "completed":
         data["result"] = child.get("text", "")
-    elif error is not None:
-        data["error"] = error["message"]
+    elif record.error is not None:
+        data["error"] = record.error["message"]
     yield "dispatch.finished", data, step_id(*entry.key)
 
 
-def _approval_requested(record: records.Waiting) -> _Event:
+def _abandoned(before: State) -> Iterator[_Event]:
+    """Yield the ends of children for whose end a run that ends has not waited."""
+    children = [(child, key) for child, key in before.abandoned_children.items() if key is not None]
+    children += [
+        (entry.waits.child, entry.key)
+        for entry in before.open.values()
+        if isinstance(entry.waits, records.Scheduled)
+    ]
+    for child, key in children:
+        data = {"subrun_id": child, "status": "cancelled", "error": "its end is not known"}
+        yield "dispatch.finished", data, step_id(*key)
+
+
+def _approval_requested(before: State, record: records.Waiting) -> _Event:
     assert record.id is not None
     detail = record.detail or {}
+    action = _step(before, record.step).action
+    assert isinstance(action, compiled.Approve)
     item = {
         # The id must be unique in the session, because two runs of the session may ask at once, and
         # an answer may name only the item.
         "item_id": record.id,
-        "kind": "confirmation",
+        "kind": "confirmation" if action.form is None else "input",
         "tool": detail["policy"],
         "args": detail.get("show") or {},
         "description": detail["title"],
     }
     item["digest"] = item_digest(record.id, item)
     item["editable"] = False
+    if action.form is not None:
+        item["input_schema"] = dict(action.form)
     data = {
         "approval_id": record.id,
         "digest": request_digest([item["digest"]]),
-        "deciders_required": 1,
+        "deciders_required": action.need,
         "items": [item],
     }
+    if action.deciders is not None:
+        data["deciders"] = dict(action.deciders)
     if record.timeout is not None:
         at = datetime.fromtimestamp(record.timeout / 1000, UTC)
         data["expires_at"] = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -344,6 +378,7 @@ def _step(state: State, name: str) -> Step:
 
 
 _EVENTS: Final[Mapping[type, Callable[[State, Any, Mapping[str, Json]], Iterator[_Event]]]] = {
+    records.TurnTaken: _on_turn_taken,
     records.ForEachStarted: _on_for_each_started,
     records.Scheduled: _on_scheduled,
     records.Waiting: _on_waiting,

@@ -50,6 +50,24 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnAsked:
+    """The run waits until no other run of the workflow with this key is under way. `when_busy` is
+    as in the definition."""
+
+    at: int
+    workflow: str
+    key: str
+    when_busy: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTaken:
+    """The run no longer waits for other runs with its key."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForEachStarted:
     """A step with `for_each` has begun. `items` is the list of the loop's items."""
 
@@ -148,7 +166,8 @@ class Retry:
 
     `attempt` is the number of the attempt that has failed. `child` tells how the attempt's child
     has ended (`status`, `text`). `child` is None if there is no child, or if the child has not
-    ended yet.
+    ended yet. `abandoned` is True in the second case: the run no longer waits for this child.
+    Earlier journals lack `abandoned`; there, the record of the child's end reports it.
     """
 
     at: int
@@ -158,6 +177,7 @@ class Retry:
     error: JsonObject
     index: int | None = None
     child: JsonObject | None = None
+    abandoned: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +186,8 @@ class Ended:
 
     For a large output, the record has only `ref`, the reference to the output. A loop's own record
     has no output, because the records of the items have the outputs. `size` is the size of `output`
-    as JSON, in bytes. `child` has the same meaning as in `Retry`. `taken_from` names the run, and
-    the run of its step (`child_run_id`), whose output a fork has taken over.
+    as JSON, in bytes. `child` and `abandoned` have the same meaning as in `Retry`. `taken_from`
+    names the run, and the run of its step (`child_run_id`), whose output a fork has taken over.
     """
 
     at: int
@@ -181,6 +201,7 @@ class Ended:
     child: JsonObject | None = None
     usage: dict[str, int] | None = None
     taken_from: JsonObject | None = None
+    abandoned: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +282,8 @@ class End:
 
 Record: TypeAlias = (
     Started
+    | TurnAsked
+    | TurnTaken
     | ForEachStarted
     | Scheduled
     | Waiting

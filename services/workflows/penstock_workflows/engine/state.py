@@ -101,13 +101,17 @@ class State:
     - `open`: steps and items that have begun and are not done. `loops`: steps with `for_each` that
       have begun and are not done.
     - `results`: the steps that are done.
-    - `abandoned_children`: cancelled children whose end is not known yet.
+    - `abandoned_children`: cancelled children whose end is not known yet, with their steps; None
+      for a child whose end was reported when its attempt failed.
+    - `turn`: the key for which other runs may be under way. While the run `waits_for_turn`, it
+      begins nothing.
     - `stop`: if it is set, only steps with `always` begin. `end`: if it is set, the run has ended.
     """
 
     started: records.Started
     plan: Plan | None
     at: int
+    began: int = 0  # when the run began, or took its turn; the workflow's timeout counts from then
     length: int = 1  # how many records the journal has
     begun: int = 0  # how many steps, items and further attempts have begun
     busy: int = 0  # how many of `open` count towards the concurrency
@@ -120,12 +124,14 @@ class State:
     results: dict[str, Result] = field(default_factory=dict)
     # the keys of open steps, by the id of the child, the approval or the call for which they wait
     keys: dict[str, Key] = field(default_factory=dict)
-    abandoned_children: dict[str, Key] = field(default_factory=dict)
+    abandoned_children: dict[str, Key | None] = field(default_factory=dict)
     unconfirmed: bool = False  # whether the agent server of a cancelled child may go on with it
     usage: dict[str, int] = field(default_factory=dict)
     paused: str | None = None  # the approval that the announced pause names
     # how steps and items have ended in the run from which this one was forked
     first_ends: Mapping[Key, records.Ended] = field(default_factory=dict)
+    waits_for_turn: bool = False
+    turn: records.TurnAsked | None = None
     stop: records.Stop | None = None
     end: records.End | None = None
 
@@ -194,8 +200,9 @@ def folded(journal: Iterable[Record]) -> State | None:
 
 def _started(record: records.Started) -> State:
     plan = plan_of_json(record.definition) if record.definition is not None else None
-    state = State(record, plan, record.at)
+    state = State(record, plan, record.at, record.at)
     if plan is not None:
+        state.waits_for_turn = plan.workflow.exclusive is not None
         state.ready = dict.fromkeys(plan.roots)
     if record.first is not None:
         ends = map(records.from_json, record.first["ends"])
@@ -203,6 +210,14 @@ def _started(record: records.Started) -> State:
             (end.step, end.index): end for end in ends if isinstance(end, records.Ended)
         }
     return state
+
+
+def _on_turn_asked(state: State, record: records.TurnAsked) -> None:
+    state.turn = record
+
+
+def _on_turn_taken(state: State, record: records.TurnTaken) -> None:
+    state.waits_for_turn, state.began = False, record.at
 
 
 def _on_for_each_started(state: State, record: records.ForEachStarted) -> None:
@@ -266,14 +281,16 @@ def _wait_for_person(state: State, key: Key, data: JsonObject | None, sequence: 
 
 def _on_retry(state: State, record: records.Retry) -> None:
     before = state.open[record.step, record.index]
-    _close(state, before, child_ended=record.child is not None)
+    _close(state, before, child_ended=record.child is not None, is_reported=record.abandoned)
     state.busy += before.is_working
     state.open[before.key] = Open(
         record.step, record.index, record.attempt, record, before.is_working
     )
 
 
-def _close(state: State, entry: Open, child_ended: bool) -> None:
+def _close(
+    state: State, entry: Open, *, child_ended: bool, is_reported: bool | None = None
+) -> None:
     del state.open[entry.key]
     state.busy -= entry.is_working
     state.people_waiting -= entry.pause is not None
@@ -281,14 +298,14 @@ def _close(state: State, entry: Open, child_ended: bool) -> None:
         return
     del state.keys[entry.id]
     if isinstance(entry.waits, records.Scheduled) and not child_ended:
-        state.abandoned_children[entry.id] = entry.key
+        state.abandoned_children[entry.id] = None if is_reported else entry.key
 
 
 def _on_ended(state: State, record: records.Ended) -> None:
     key = record.step, record.index
     entry = state.open.get(key)
     if entry is not None:
-        _close(state, entry, child_ended=record.child is not None)
+        _close(state, entry, child_ended=record.child is not None, is_reported=record.abandoned)
     elif record.step not in state.loops or record.index is not None:
         _begin(state, key)
         state.begun += record.outcome != "skipped"
@@ -304,7 +321,8 @@ def _on_ended(state: State, record: records.Ended) -> None:
         return
     done = state.loops.pop(record.step, None)
     if done is not None:
-        items = tuple(item or Result("skipped") for item in done.results)
+        # A repeated step may have ended before its last round.
+        items = tuple(item or Result("skipped") for item in done.results[: done.begun])
         result = replace(result, items=items)
     state.results[record.step] = result
     _make_ready(state, record.step)
@@ -367,6 +385,8 @@ def _on_end(state: State, record: records.End) -> None:
 
 
 _FOLDS: Final[Mapping[type, Callable[[State, Any], None]]] = {
+    records.TurnAsked: _on_turn_asked,
+    records.TurnTaken: _on_turn_taken,
     records.ForEachStarted: _on_for_each_started,
     records.Scheduled: _on_begun,
     records.Waiting: _on_begun,

@@ -33,7 +33,7 @@ from penstock_workflows.effects.step_span import span_of
 from penstock_workflows.engine.decide import Decision, decide
 from penstock_workflows.engine.draft import SliceUsed
 from penstock_workflows.engine.effecting import open_effects, start_child
-from penstock_workflows.engine.effects import CancelChild, Effect, Listen
+from penstock_workflows.engine.effects import CancelChild, Effect, LeaveTurn, Listen
 from penstock_workflows.engine.inputs import (
     ApprovalInput,
     CalledInput,
@@ -220,6 +220,10 @@ class Decisions:
         if state.end is not None:
             await self._performer.timers.purge_later(state.run_id, state.end.at)
         meanwhile = [await self._performer.listens.begin(state, listen) for listen in listens]
+        if state.waits_for_turn and await self._read_on(run) and run.state.end is not None:
+            # Another process has ended the run, and may have left the queue before this one entered
+            # it. The run would stay there, and keep all others with its key waiting.
+            await self._do(run, open_effects(run.state))
         # All effects so far are done. If one of the following inputs fails, the effects of the open
         # steps are repeated, and this includes `listens.begin`, which returns these inputs again.
         run.owes_effects = False
@@ -269,8 +273,12 @@ class Decisions:
             telemetry.WORKFLOW_RUNS.labels(end.status).inc()
             state.end, state.length = end, position.records
             run.take_over(state, position, frames)
-        cancels = [CancelChild(child, "stopped", "workflow") for child in run.children]
-        await self._do(run, cancels)
+        effects: list[Effect] = [
+            CancelChild(child, "stopped", "workflow") for child in run.children
+        ]
+        if state.turn is not None:
+            effects.append(LeaveTurn(state.turn.workflow, state.turn.key))
+        await self._do(run, effects)
 
     async def _read_on(self, run: RunInMemory) -> bool:
         """Apply the journal's new records to the run; return whether there were any."""

@@ -25,7 +25,7 @@ from penstock_workflows.definition import InvalidDefinition
 from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.plan import plan_of_json
 from penstock_workflows.engine.projection import projection
-from penstock_workflows.engine.records import End, Json, Record, Scheduled, Started
+from penstock_workflows.engine.records import End, Json, Record, Scheduled, Started, TurnAsked
 from penstock_workflows.engine.state import State, fold
 from penstock_workflows.engine.values import ValuesNeeded
 from penstock_workflows.journal.journal import EMPTY, Journals, Position
@@ -212,7 +212,7 @@ async def fold_new_records(
 
 def _pass_over(run: RunInMemory, records: Sequence[Record], end: Position) -> None:
     """Take over records of a run whose definition this version cannot compile: only whether the run
-    has ended, and which children must be cancelled."""
+    has ended, which children must be cancelled, and which queue it must leave."""
     if run.state is None:
         first = records[0]
         assert isinstance(first, Started)
@@ -220,6 +220,8 @@ def _pass_over(run: RunInMemory, records: Sequence[Record], end: Position) -> No
     for record in records:
         if isinstance(record, Scheduled):
             run.children.append(record.child)
+        elif isinstance(record, TurnAsked):
+            run.state.turn = record
         elif isinstance(record, End):
             run.state.end = record
     run.state.length, run.end, run.is_known = end.records, end, True

@@ -22,7 +22,7 @@ from penstock_workflows.definition import Loaded, Problem
 from penstock_workflows.definition.problems import Path
 from penstock_workflows.engine import inputs, records
 from penstock_workflows.engine.decide import decide
-from penstock_workflows.engine.effects import CancelChild, CancelTimer, StartTimer
+from penstock_workflows.engine.effects import CancelChild, CancelTimer, StartTimer, TakeTurn
 from penstock_workflows.engine.projection import summary_of
 from penstock_workflows.engine.records import Json, JsonObject
 from penstock_workflows.engine.state import State
@@ -105,6 +105,8 @@ class _Run:
                     self.timers.pop(timer, None)
                 case CancelChild(child):
                     self.waiting.append(inputs.ChildInput(child, "lifecycle.cancelled", {}))
+                case TakeTurn():
+                    self.waiting.append(inputs.TurnInput())
         for record in decision.records:
             self._note(record)
 

@@ -284,6 +284,7 @@ USERS: Final = (
             "schedule.automations-events.*",
         ],
         _follows("KV_rules"),
+        _follows("KV_workflows"),
         # The service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
         _ADMITS,
@@ -339,7 +340,7 @@ USERS: Final = (
         _attempts("workflows"),
         # The service workflows reads the bucket of definitions by direct gets. No other service
         # writes to this bucket.
-        _keys("workflows.v.*.>", "workflows.latest.*"),
+        _keys("workflows.v.*.>", "workflows.latest.*", "workflows.turn.*"),
         [*_buckets("trees"), *_keys("trees.runs.*", "trees.stopped.*")],
         [*_buckets("listens"), *_keys("listens.>", "leases.workflows.consumers")],
         _TOKENS,

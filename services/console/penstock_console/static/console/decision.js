@@ -210,7 +210,7 @@ export class Decision extends Component {
     const id = `decision-${approval.approval_id}`;
     const done = outcome ?? settled ?? outcomeOf(approval);
     const decidedAt = at ?? approval.decision?.at;
-    const mayReject = !approval.items.some((item) => ANSWERED_ONLY.has(item.kind));
+    const mayReject = approval.target === "workflows" || !approval.items.some((item) => ANSWERED_ONLY.has(item.kind));
     const lacks = approval.items.some((item) => NEEDS_VALUE.has(item.kind) && values[item.item_id] === undefined);
     const isWrong = Object.values(edits).some((text) => changedArgs(text) === null);
     const votes = (approval.votes ?? []).filter((vote) => !vote.void);

@@ -1,0 +1,170 @@
+"""Runs of a workflow with `exclusive`: one at a time for each key, in one order, despite deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from penstock.bus import Bus
+from penstock_workflows.engine.records import End, TurnAsked, TurnTaken
+from penstock_workflows.journal.journal import Journals
+from support.drive.dying import instances
+from support.drive.pipeline import PIPELINE, Pipeline, types
+from support.drive.waiting import eventually
+from support.drive.workflows import (
+    CountingServer,
+    cancel_workflow,
+    define,
+    definition,
+    start_workflow,
+    workflows,
+)
+from support.real.nats import NatsServer
+
+FLOW = """
+name: %s
+exclusive: {key: input.key, when_busy: %s}
+steps:
+  a: {run: {agent: worker, message: 'input.say'}}
+  b: {needs: [a], run: {agent: worker, message: 'input.say + " again"'}}
+  clean: {needs: [b], always: true, set: '1'}
+"""
+
+
+@pytest.fixture
+async def penstock(nats_server: NatsServer, server: CountingServer) -> AsyncIterator[Pipeline]:
+    async with workflows(nats_server.url, server) as running:
+        yield running
+
+
+async def start(bus: Bus, name: str, key: str, say: str) -> str:
+    return await start_workflow(bus, name, {"key": key, "say": say})
+
+
+async def asked(bus: Bus, run_id: str) -> None:
+    async def has_asked() -> bool:
+        records, _ = await Journals(bus).read(run_id)
+        return any(isinstance(each, TurnAsked) for each in records)
+
+    await eventually(has_asked, what="that the run waits for its turn, or has it")
+
+
+async def turns(bus: Bus, runs: Sequence[str]) -> list[tuple[int, int]]:
+    """Return when these runs began and ended, in the order in which they began."""
+    found = []
+    for run_id in runs:
+        records, _ = await Journals(bus).read(run_id)
+        began = [each.at for each in records if isinstance(each, TurnTaken)]
+        [end] = [each.at for each in records if isinstance(each, End)]
+        found += [(at, end) for at in began]
+    return sorted(found)
+
+
+def check_one_at_a_time(turns: Sequence[tuple[int, int]]) -> None:
+    for (_, end), (began, _) in itertools.pairwise(turns):
+        assert end <= began, "two runs with one key were under way at the same time"
+
+
+async def test_runs_with_one_key_follow_each_other_and_others_do_not_wait(
+    penstock: Pipeline,
+) -> None:
+    bus = penstock.bus
+    await define(bus, definition(FLOW % ("line", "queue")))
+    first = await start(bus, "line", "x", "never")
+    await eventually(lambda: has_its_turn(penstock, first), what="that the first run works")
+    waiting = []
+    for number in range(3):
+        waiting.append(await start(bus, "line", "x", f"x{number}"))
+        await asked(bus, waiting[-1])
+    other = await start(bus, "line", "y", "y")
+    assert (await penstock.ended(other))[-1].type == "lifecycle.completed"
+    # One that waits is cancelled, then the first one: the others follow in their order.
+    await cancel_workflow(bus, waiting[1])
+    assert types(await penstock.ended(waiting[1])) == ["lifecycle.started", "lifecycle.cancelled"]
+    await cancel_workflow(bus, first)
+    for run_id in (waiting[0], waiting[2]):
+        events = types(await penstock.ended(run_id))
+        assert events[:2] == ["lifecycle.started", "workflow.started"]
+        assert events[-1] == "lifecycle.completed"
+    mine = [first, waiting[0], waiting[2]]
+    began = await turns(bus, [*mine, waiting[1]])
+    assert began == [(await turns(bus, [run_id]))[0] for run_id in mine]
+    check_one_at_a_time(began)
+
+
+async def has_its_turn(penstock: Pipeline, run_id: str) -> bool:
+    records, _ = await Journals(penstock.bus).read(run_id)
+    return any(isinstance(each, TurnTaken) for each in records)
+
+
+async def test_a_start_interrupts_those_before_it_or_is_refused(penstock: Pipeline) -> None:
+    bus = penstock.bus
+    await define(bus, definition(FLOW % ("deploy", "interrupt")))
+    first = await start(bus, "deploy", "x", "never")
+    await asked(bus, first)
+    second = await start(bus, "deploy", "x", "second")
+    ended = (await penstock.ended(first))[-1]
+    assert (ended.type, ended.data["reason"]) == ("lifecycle.cancelled", "superseded")
+    assert (await penstock.ended(second))[-1].type == "lifecycle.completed"
+    check_one_at_a_time(await turns(bus, [first, second]))
+    await define(bus, definition(FLOW % ("single", "refuse")))
+    holder = await start(bus, "single", "x", "never")
+    await asked(bus, holder)
+    refused = (await penstock.ended(await start(bus, "single", "x", "x")))[-1]
+    assert refused.data["code"] == "busy"
+    assert holder in refused.data["error"]
+    await cancel_workflow(bus, holder)
+    await penstock.ended(holder)
+    last = await start(bus, "single", "x", "x")
+    assert (await penstock.ended(last))[-1].type == "lifecycle.completed"
+
+
+async def test_a_workflow_does_not_wait_for_the_run_that_it_is_inside_of(
+    penstock: Pipeline,
+) -> None:
+    flow = """
+    name: inside
+    exclusive: {key: '"one"'}
+    steps:
+      again: {workflow: {workflow: inside}}
+    """
+    await define(penstock.bus, definition(flow))
+    run_id = await start_workflow(penstock.bus, "inside")
+    failed = (await penstock.ended(run_id))[-1]
+    assert failed.data["code"] == "busy"
+    assert "inside of which it is" in failed.data["error"]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize("seed", range(3))
+async def test_instances_that_die_again_and_again_let_every_run_have_its_turn(
+    fresh_nats: NatsServer, server: CountingServer, seed: int
+) -> None:
+    numbers = random.Random(seed)
+    async with (
+        workflows(fresh_nats.url, server, PIPELINE) as penstock,
+        instances(fresh_nats.url, server.config) as made,
+    ):
+        bus = penstock.bus
+        await define(bus, definition(FLOW % ("line", "queue")))
+        for _ in range(3):
+            await made.start(numbers.randint(1, 45))
+        replacing = asyncio.create_task(made.replace_dead(numbers, 45, 15))
+        try:
+            runs = [await start(bus, "line", f"k{n % 2}", f"{n}") for n in range(12)]
+            for run_id in runs:
+                events = await penstock.ended(run_id, 240)
+                assert events[-1].type == "lifecycle.completed"
+        finally:
+            while not replacing.done():
+                replacing.cancel()
+                await asyncio.wait([replacing], timeout=1)
+        assert made.deaths >= 5
+        for key in range(2):
+            check_one_at_a_time(await turns(bus, runs[key::2]))
+        assert all(server.calls[f"{n}"] == server.calls[f"{n} again"] == 1 for n in range(12))
