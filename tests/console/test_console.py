@@ -327,7 +327,7 @@ async def test_a_run_is_followed_and_decided_where_it_asks(
         assert "Quarterly report" in await page.text(".decision .tree")
         # The numbers of the tests' model, which no table of prices has.
         assert "102 in, 11 out" in await page.text(".facts")
-        assert "1 of 1 calls have no known price" in await page.text(".facts")
+        assert "1 of 1 call has no known price" in await page.text(".facts")
         await is_accessible(page, "run")
         await page.click(".decision button.approve")
         await page.until("!!document.querySelector('.transcript .item-end')")

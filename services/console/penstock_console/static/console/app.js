@@ -207,7 +207,8 @@ class App extends Component {
         : isUnknown
           ? html`<${SignIn} hadSignedIn=${me !== null} onDone=${() => this.setState({ isUnknown: false, turn: turn + 1, me: null }, () => this.read())} />`
           : missing
-            ? html`<main><h1 tabindex="-1">This screen is not for you</h1><p class="notice" role="alert">It needs the scope <code>${missing}</code>, which your sign-in does not have.</p></main>`
+            ? html`<main><h1 tabindex="-1">This screen is not for you</h1><p class="notice" role="alert">It needs the scope <code>${missing}</code>, which your sign-in does not have.</p>
+                ${me.scopes.length === 0 && html`<p>It has no scope at all: its token names none, and no role that gives one. Ask your operator.</p>`}</main>`
           : screen
             ? screen.show(screen.pattern.exec(path), props)
             : html`<main><h1 tabindex="-1">There is no such page</h1><p><a href="/console/runs">All runs</a></p></main>`}`;

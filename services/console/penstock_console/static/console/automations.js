@@ -164,7 +164,8 @@ export class Automations extends Component {
       </table>`}
       ${rules?.length === 0 && html`<div class="empty">
         <p>There are no rules yet.</p>
-        <p>A rule sends a webhook or starts a run when something happens (docs/automations.md).</p>
+        <p>A rule sends a webhook or starts a run when something happens.</p>
+        <p>Write one (docs/automations.md), then: <code>penstock automations apply FILE</code></p>
       </div>`}
       ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>More</button></p>`}
     </main>`;

@@ -163,7 +163,7 @@ export class Compare extends Component {
           const [one, other] = row;
           const differs = differences(one, other);
           return html`<li key=${index} class=${isDifferent(row) ? "is-different" : ""}>
-            <p class="sign">${isDifferent(row) ? html`<span class="bad">differs</span>` : html`<span class="dim">equal</span>`}</p>
+            <p class="sign">${isDifferent(row) ? html`<span class="bad">${one && other ? "differs" : one ? "only the first" : "only the second"}</span>` : html`<span class="dim">equal</span>`}</p>
             <${Content} item=${one} differs=${differs} /><${Content} item=${other} differs=${differs} />
           </li>`;
         })}

@@ -48,9 +48,9 @@ function typeOf(schema) {
 
 function table(heads, rows) {
   const scroll = make("div", "scroll");
-  const made = make("table");
-  const head = make("tr");
-  head.append(...heads.map((each) => make("th", "", each)));
+  const [made, head, names] = [make("table"), make("thead"), make("tr")];
+  names.append(...heads.map((each) => make("th", "", each)));
+  head.append(names);
   made.append(head);
   for (const cells of rows) {
     const row = make("tr");

@@ -34,7 +34,7 @@ const comparePlace = (one, other) => `/console/compare/${encodeURIComponent(one)
 
 function Usage({ usage }) {
   const costs = [...usage.micros].map(([currency, micros]) => money(currency, micros)).join(" + ");
-  const unknown = usage.unknown ? `${usage.unknown} of ${usage.calls} calls have no known price` : "";
+  const unknown = usage.unknown ? `${usage.unknown} of ${usage.calls} ${usage.calls === 1 ? "call has" : "calls have"} no known price` : "";
   return html`<div>
       <dt>Tokens${usage.isEstimated ? ", estimated" : ""}</dt>
       <dd>${NUMBER.format(usage.input)} in, ${NUMBER.format(usage.output)} out</dd>

@@ -16,6 +16,7 @@ const OVERLAP_MS = 30_000;
 const AGAIN_MS = 3000;
 const SUMS_MS = 3000; // lists know the costs of a run so long after its end
 const FILTERS = ["status", "agent", "user_id", "tenant", "session_id", "text", "since", "until"];
+const FOLDED = ["user_id", "tenant", "session_id", "since", "until"];
 const STATUSES = ["queued", "running", "paused", "completed", "failed", "cancelled"];
 
 /** Return a time of the reader's zone, as a field for times has it, as the API wants it. */
@@ -246,11 +247,16 @@ export class Runs extends Component {
           ${select("agent", "Agent", agents.map((each) => [each.id, each.name]))}
           ${field("text", "Message", "a part of its text")}
           ${this.tagField(filters)}
-          ${field("user_id", "User", "a user's name")}
-          ${(filters.tenant || rows.some((each) => each.tenant)) && field("tenant", "Tenant", "a tenant's name")}
-          ${field("session_id", "Session", "a session's id")}
-          ${field("since", "Since", "", "datetime-local")}
-          ${field("until", "Until", "", "datetime-local")}
+          <details open=${FOLDED.some((each) => filters[each])}>
+            <summary>More filters</summary>
+            <div class="filters">
+              ${field("user_id", "User", "a user's name")}
+              ${(filters.tenant || rows.some((each) => each.tenant)) && field("tenant", "Tenant", "a tenant's name")}
+              ${field("session_id", "Session", "a session's id")}
+              ${field("since", "Since", "", "datetime-local")}
+              ${field("until", "Until", "", "datetime-local")}
+            </div>
+          </details>
         </form>
         <button type="button" class="quiet" aria-pressed=${isPaused} onClick=${() => this.pause(!isPaused)}>
           ${isPaused ? `Show ${waiting} ${waiting === 1 ? "change" : "changes"}` : "Pause updates"}

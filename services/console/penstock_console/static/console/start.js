@@ -26,7 +26,7 @@ const TRIALS = [
   },
   {
     title: "A stream to come back to",
-    about: `Leave in the middle: the run goes on. Come back: nothing is missing. ${END_CONNECTOR ? "Kill the connector: another one continues the run." : "Or cancel it."}`,
+    about: `Leave in the middle: the run goes on. Come back: nothing is missing. ${END_CONNECTOR ? "End the connector: another one continues the run." : "Or cancel it."}`,
     message: "Tell me a slow story",
     mayLeave: true,
   },

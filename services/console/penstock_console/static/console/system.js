@@ -93,22 +93,30 @@ function Checks({ findings }) {
   ${unchecked.length > 0 && html`<p class="dim unchecked">Not checked from here: ${unchecked.map((each) => each.check).join(", ")}. To do: ${unchecked[0].to_do}.</p>`}`;
 }
 
+const isIdle = (each) => each.polled && !each.waiting && !each.unacknowledged;
+
 function Waiting({ told }) {
   const behind = told.partitions.reduce((sum, each) => sum + each.behind, 0);
   const held = told.partitions.filter((each) => each.held).length;
+  const idle = told.consumers.filter(isIdle);
+  const head = html`<thead><tr><th scope="col">Reader</th><th scope="col">Reads</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Under way</th><th scope="col">Process</th></tr></thead>`;
+  const row = (each) => html`<tr key=${`${each.stream} ${each.name}`}>
+    <td>${each.name}</td><td>${each.stream}</td>
+    <td class="number" data-label="waiting:">${each.waiting.toLocaleString()}</td>
+    <td class="number" data-label="under way:">${each.unacknowledged.toLocaleString()}</td>
+    <td>${each.polled ? html`<span class="status is-completed">reads</span>` : html`<span class=${`status is-${each.waiting ? "failed" : "queued"}`}>none reads</span>`}</td>
+  </tr>`;
   return html`<table>
-    <thead><tr><th scope="col">Reader</th><th scope="col">Reads</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Under way</th><th scope="col">Process</th></tr></thead>
+    ${head}
     <tbody>
       <tr><td>normalizer</td><td>RAW</td><td class="number" data-label="waiting:">${behind.toLocaleString()}</td><td class="number"></td>
         <td>${String(held)} of ${String(told.partitions.length)} partitions are worked on</td></tr>
-      ${told.consumers.map((each) => html`<tr key=${`${each.stream} ${each.name}`}>
-        <td>${each.name}</td><td>${each.stream}</td>
-        <td class="number" data-label="waiting:">${each.waiting.toLocaleString()}</td>
-        <td class="number" data-label="under way:">${each.unacknowledged.toLocaleString()}</td>
-        <td>${each.polled ? html`<span class="status is-completed">reads</span>` : html`<span class=${`status is-${each.waiting ? "failed" : "queued"}`}>none reads</span>`}</td>
-      </tr>`)}
+      ${told.consumers.filter((each) => !isIdle(each)).map(row)}
     </tbody>
-  </table>`;
+  </table>
+  ${idle.length > 0 && html`<details class="card idle"><summary>${idle.length === 1 ? "One reader has" : `${idle.length} readers have`} nothing to do</summary>
+    <table>${head}<tbody>${idle.map(row)}</tbody></table>
+  </details>`}`;
 }
 
 function Streams({ streams }) {
