@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,3 +46,18 @@ async def test_a_point_that_is_added_before_a_loss_is_noticed_does_not_hide_the_
     continuity.all = (Loss(EVENTS, 143, 441, 1000, "2026-11-26T19:41:27Z"),)
     await checkpoint.go_back()
     assert checkpoint.position == 90
+
+
+async def test_a_checkpoint_of_few_frames_is_written_later_than_one_of_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    bus: Any = SimpleNamespace(bucket=lambda name: Bucket())
+    checkpoint = Checkpoint(bus, 0, 5)
+    written = []
+    for after_s, done_up_to in ((0, 1), (1, 2), (1, 600), (1, 601), (4, 602), (9, 602)):
+        now_s += after_s
+        await checkpoint.write_if_far(done_up_to, every_s=1.0)
+        written.append(checkpoint.position)
+    assert written == [1, 1, 600, 600, 602, 602]

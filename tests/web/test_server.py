@@ -81,6 +81,18 @@ async def test_json_has_the_security_headers_whatever_the_outcome(
     assert response.headers["cache-control"] == "no-store"
 
 
+async def test_the_header_date_is_renewed(guarded: Guarded) -> None:
+    async def date() -> str:
+        return (await guarded.as_bearer(token(), "/v1/runs")).headers["date"]
+
+    before = await date()
+
+    async def is_renewed() -> bool:
+        return await date() != before
+
+    await eventually(is_renewed)
+
+
 async def test_a_refusal_has_them_too(guarded: Guarded) -> None:
     response = await guarded.get()
     assert (response.headers["x-content-type-options"], response.headers["cache-control"]) == (

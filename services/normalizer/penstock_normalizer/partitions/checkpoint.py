@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from penstock.bus import Bus, BusError, BusUnavailable, Entry, Loss, streams
 from penstock.bus.shards import group_of
 
 MAX_POINTS = 48
+# A checkpoint that is fewer than NEAR frames behind is written after OLD times the usual interval.
+NEAR, OLD = 500, 5
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class Checkpoint:
         self._history = CheckpointHistory()
         self._history_revision = 0
         self._remembered_at = 0.0
+        self._written_at = -math.inf
         self.position = 0  # the stored checkpoint: all frames of RAW up to this position are done
 
     async def read(self) -> None:
@@ -129,6 +133,15 @@ class Checkpoint:
     async def record_losses(self, losses: list[Loss], done_up_to: int) -> None:
         self._history.record_losses(losses)
         await self._remember(done_up_to)
+
+    async def write_if_far(self, done_up_to: int, every_s: float) -> None:
+        """Write the checkpoint, unless it is near and young. Few frames are soon read again, and a
+        slow run would otherwise pay for a write of each partition with every few frames."""
+        now = time.monotonic()
+        is_near = done_up_to < self.position + NEAR and now < self._written_at + OLD * every_s
+        if done_up_to > self.position and not is_near:
+            self._written_at = now
+            await self.write(done_up_to)
 
     async def write(self, done_up_to: int) -> None:
         """Record that all frames up to `done_up_to` are done, unless a later position is stored."""

@@ -172,12 +172,14 @@ class Partition:
         return self.runs.done_up_to(self._seen)
 
     async def _keep_checkpoints(self) -> None:
+        every_s = self._settings.checkpoint_s
         while True:
-            await asyncio.sleep(self._settings.checkpoint_s)
+            # all partitions at the same moment, so that the process wakes once for them
+            await asyncio.sleep(every_s - time.monotonic() % every_s)
             if time.monotonic() > self._looked_at + IDLE_CHECKPOINT_S:
                 await self._pass_over_other_partitions()
             self._bus.continuity.record_read(self._raw, self._seen)
-            await self._checkpoint.write(self._done_up_to)
+            await self._checkpoint.write_if_far(self._done_up_to, every_s)
             await self._checkpoint.remember_periodically(self._done_up_to)
             self.runs.forget_idle()
 

@@ -368,6 +368,8 @@ class Connection(Client):
         as much as all other work on the message before the edge's write. In a rest, the operating
         system keeps the messages, and the next read takes all of them.
         """
+        if not self._pace.messages:
+            return
         rest_s = self._pace.wait_s
         if rest_s and not self._takers and not self._pongs:
             self._wire.rest(rest_s)

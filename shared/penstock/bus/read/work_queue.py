@@ -20,7 +20,7 @@ from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError, BusError, MessageT
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
-from penstock.bus.read.pull import NANO, Delivery, PullLoop
+from penstock.bus.read.pull import HEARTBEAT_S, NANO, Delivery, PullLoop
 from penstock.bus.subjects import run_id_of, traceback_id
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ MAX_DELIVER = 5
 # killed, the limit is reached only after hours.
 SERVER_LIMIT = 1000
 CANCEL_S = 1.0  # the most seconds that a cancelled handler may take to end
-CHECK_S = 0.2  # seconds between two checks whether there is room for more messages
+CHECK_S = 0.2  # seconds between two checks whether `Consumer.room` has grown
 # The reason that a work queue gives when it ends a message that it has made a dead letter. The
 # server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
 BURIED = "penstock: the message is a dead letter"
@@ -148,7 +148,7 @@ class WorkQueue:
             consumer.stream,
             self,
             batch=consumer.at_once,
-            look_s=CHECK_S,
+            look_s=CHECK_S if consumer.room is not None else HEARTBEAT_S,
             what=f"taking work from {consumer.durable}",
         )
 

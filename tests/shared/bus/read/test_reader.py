@@ -262,3 +262,18 @@ async def test_a_reader_can_be_cancelled_at_any_moment(own_bus: Bus, run_id: str
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=5)
         assert done, f"cancelled after {turns} turns of the loop, it goes on"
+
+
+async def test_a_reader_that_hears_no_heartbeats_any_more_makes_a_new_consumer(
+    bus: Bus, run_id: str
+) -> None:
+    read = Read()
+    async with reading(bus, run_id, read.handle) as reader:
+        await publish_events(bus, run_id, 1, 3)
+        await read.until(3)
+        before = reader._pull.consumer
+        assert reader._pull._listener is not None
+        reader._pull._listener.stop()  # nothing arrives from now on, as from a leader that is gone
+        await publish_events(bus, run_id, 4, 5)
+        assert await read.until(5) == [1, 2, 3, 4, 5]
+        assert reader._pull.consumer != before
