@@ -60,6 +60,7 @@ RUN: dict[str, Any] = {"run": {"agent": "x", "message": '"go"'}}
 CALL: dict[str, Any] = {"call": {"url": "https://x.example", "body": "input", "expect": [200, 404]}}
 ASK: dict[str, Any] = {"approve": {"title": '"ok?"', "show": "input"}, "output": "result"}
 LISTEN: dict[str, Any] = {"listen": {"event": "lifecycle.completed", "where": "event.data.n > 1"}}
+FORM: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "integer"}}}
 EACH: dict[str, Any] = {**RUN, "for_each": {"in": "[1, 2]"}, "output": "result.text"}
 FAILS: dict[str, Any] = {"status": "failed"}
 
@@ -130,6 +131,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"a": {"data": {"n": 1}}},
         {**FAILS, "code": "timeout"},
     ),
+    "rounds": (
+        {"a": {**RUN, "repeat": {"until": 'last == "y"', "rounds": 3}, "output": "result.text"}},
+        {"a": ["x", "y"]},
+        {"sent": {"a": ["go", "go"]}},
+    ),
+    "a form": (
+        {"a": {"approve": {"title": '"ok?"', "form": FORM}, "output": "result.data.n"}},
+        {"a": {"decision": "approve", "data": {"n": 7}}},
+        {"output": 7},
+    ),
     "a wait of a week": (
         {"a": {"wait": "7d"}, "b": {"needs": ["a"], "set": "string(now)"}},
         {},
@@ -149,6 +160,11 @@ def test_each_kind_of_step_gets_its_answer(name: str) -> None:
     steps, answers, expected = CASES[name]
     loaded = flow(steps, output=f"{list(steps)[-1]}.output")
     assert of_case(loaded, input={"q": 1}, answers=answers, expect=expected) == []
+
+
+def test_a_run_of_a_workflow_with_turns_has_its_turn_at_once() -> None:
+    loaded = flow({"a": {"set": "1"}}, exclusive={"key": "input.q"}, output="a.output")
+    assert of_case(loaded, input={"q": "x"}, expect={"output": 1}) == []
 
 
 def test_a_run_is_cancelled_at_a_step_and_its_always_steps_run() -> None:
