@@ -148,14 +148,14 @@ async def test_a_kill_at_any_write_leaves_the_vote_taken_back_once_or_not_at_all
             # Whoever did not get an answer asks again.
             again = await other.http.delete(f"{path}/decision")
             audit = (await other.http.get(f"{path}/audit")).json()
+            for name in ("ada", "bob"):
+                await other.ask(approval.approval_id, vote(approval, person(name, "ops")))
+            events = await penstock.events_until(approval.run_id, "approval.decided")
 
             async def nothing_is_left() -> bool:
                 return not await penstock.bus.bucket("approvals").keys("outbox.*")
 
             await eventually(nothing_is_left, 60, "the entry is removed")
-            for name in ("ada", "bob"):
-                await other.ask(approval.approval_id, vote(approval, person(name, "ops")))
-            events = await penstock.events_until(approval.run_id, "approval.decided")
     assert again.status_code == 200, again.text
     assert [each["event"] for each in audit["records"]] == ["requested", "voted", "taken_back"]
     assert audit["intact"]
