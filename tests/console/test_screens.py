@@ -230,7 +230,8 @@ async def test_every_screen_is_reached_by_the_keyboard_and_by_its_address(demo: 
     async with page_at(f"{demo}/console/runs") as page:
         await page.resize(1280)
         for place, name in PLACES.items():
-            await page.until("!!document.querySelector('h1')")
+            # The links are there when the page knows who the caller is.
+            await page.until(f"!!document.querySelector('nav a[href=\"{place}\"]')")
             await page.value("document.activeElement?.blur(); scrollTo(0, 0)")
             await page.value("document.querySelector('.brand').focus()")
             for _ in range(len(PLACES) + 1):

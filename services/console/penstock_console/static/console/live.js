@@ -122,18 +122,28 @@ export function follow(path, { take, state, ended = async () => true, names = ["
   };
 }
 
-/** Return a function that calls `draw` once for all its calls before the next frame. */
+const REST = 3; // a drawing is followed by so many times its time without one
+const FRAME_MS = 16;
+const HIDDEN_MS = 250;
+
+/**
+ * Return a function that calls `draw` once for all its calls before the next frame. If `draw` calls
+ * its argument when it has drawn, slow drawings come less often, so that events are read meanwhile.
+ */
 export function oncePerFrame(draw) {
   let isDue = false;
+  let restUntil = 0;
   const run = () => {
     isDue = false;
-    draw();
+    const begun = performance.now();
+    draw(() => (restUntil = performance.now() + REST * (performance.now() - begun)));
   };
   return () => {
     if (isDue) return;
     isDue = true;
+    const rest = restUntil - performance.now();
     // A hidden page gets no frames.
-    if (document.hidden) setTimeout(run, 250);
+    if (document.hidden || rest > FRAME_MS) setTimeout(run, document.hidden ? HIDDEN_MS : rest);
     else requestAnimationFrame(run);
   };
 }

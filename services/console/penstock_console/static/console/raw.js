@@ -1,15 +1,16 @@
 // @ts-check
 // The bytes of the agent server, as they came. Only the beginning of a long answer is shown.
 
-import { connection } from "./live.js";
+import { connection, oncePerFrame } from "./live.js";
 import { Component, Growing, html } from "./view.js";
 
-const MOST_BYTES = 1024 * 1024;
+const MOST_BYTES = 256 * 1024; // a browser takes seconds to break a line of a megabyte
 
 export class Raw extends Component {
   constructor() {
     super();
     this.state = { text: "", error: null, isCut: false };
+    this.draw = oncePerFrame((done) => this.setState({ text: this.text }, done));
   }
 
   componentDidMount() {
@@ -48,9 +49,10 @@ export class Raw extends Component {
         if (done) break;
         size += value.length;
         text += decoder.decode(value, { stream: true });
-        this.setState({ text });
+        this.text = text;
+        this.draw();
       }
-      this.setState({ isCut: size >= MOST_BYTES, isRead: true });
+      this.setState({ text, isCut: size >= MOST_BYTES, isRead: true });
       this.stop.abort();
     } catch (error) {
       if (!signal.aborted) this.setState({ error: error.message });
@@ -60,7 +62,7 @@ export class Raw extends Component {
 
   render({ path }, { text, error, isCut, isRead }) {
     return html`<div class="raw">
-      <p class="dim"><a target="_blank" rel="noopener" href=${path}>All of it</a>${isCut ? ". Here is only the first MiB." : ""}</p>
+      <p class="dim"><a target="_blank" rel="noopener" href=${path}>All of it</a>${isCut ? ". Here are only the first 256 KiB." : ""}</p>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       ${isRead && !text && html`<p class="dim">There are no bytes of the agent server, or they are no longer kept.</p>`}
       <${Growing} className="text bytes" text=${text} />

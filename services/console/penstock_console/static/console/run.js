@@ -68,7 +68,12 @@ export class Run extends Component {
   constructor() {
     super();
     this.state = { run: null, error: null, below: [], follows: true };
-    this.draw = oncePerFrame(() => this.setState({}, () => this.scroll()));
+    this.draw = oncePerFrame((done) =>
+      this.setState({}, () => {
+        this.scroll();
+        done();
+      }),
+    );
   }
 
   componentDidMount() {
