@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 1000  # the most runs that wait for one key
 SUPERSEDED: Final = "superseded"
+TURN: Final = str(Timer("turn"))
 
 
 class Queue(Record):
@@ -100,7 +101,7 @@ class Turns:
 
     async def _wake(self, run_id: str) -> None:
         now_ms = round(self._bus.clock.time() * 1000)
-        await self._timers.start(run_id, str(Timer("turn")), now_ms)
+        await self._timers.start(run_id, TURN, now_ms)
 
     async def _from_first_open(self, runs: list[str], run_id: str = "") -> list[str]:
         """Return the runs from the first one that has not ended, or is the run `run_id`. NATS may

@@ -19,6 +19,7 @@ from penstock.bus.write import objects
 from penstock.runs.calls import Called
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.timers import PURGE, Timers, timer_of, was_short
+from penstock_workflows.effects.turns import TURN
 from penstock_workflows.engine.inputs import (
     ApprovalInput,
     CalledInput,
@@ -151,7 +152,9 @@ class MessageHandler:
 
     async def short_timer(self, run_id: str, timer: str) -> None:
         """Handle a timer for which this process has waited."""
-        await self._decisions.take(run_id, TimerInput(timer), repeated=False)
+        # A run may be woken twice. The process of the first time may have died between the record
+        # of the turn and its effects, and the timer's message is removed after this call.
+        await self._decisions.take(run_id, TimerInput(timer), repeated=timer == TURN)
 
     async def replay(self, stored: Stored) -> None:
         """Handle a message that became a dead letter and that an operator replays."""
