@@ -34,6 +34,12 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "secrets": [SECRET],
             "auth": {"bearer": "${CALL_TOKEN}"},
         },
+        {
+            "name": "keyed",
+            "hosts": ["127.0.0.1"],
+            "secrets": [SECRET],
+            "auth": {"header": {"name": "X-Key", "value": "${CALL_TOKEN}"}},
+        },
         {"name": "theirs", "hosts": ["example.org"], "secrets": [SECRET]},
     ]
     file = tmp_path / "secrets.yaml"
@@ -185,6 +191,12 @@ async def test_an_answer_that_repeats_the_credentials_is_shown_without_them(
         made.receiver.plans["/hook"] = [answers(200, f"you sent Bearer {TOKEN}")]
         outcome = await called(made.bus, await call(made))
         assert outcome.answer == "you sent (hidden)"
+        # Nor does it help to name the header of the secret.
+        made.receiver.usual["/echo"] = echoes
+        job = await call(made, "/echo", secret="keyed", headers={"X-Key": "guess"})
+        outcome = await called(made.bus, job)
+        assert TOKEN in str(made.receiver.got("/echo")[0].headers)
+        assert TOKEN not in outcome.model_dump_json()
 
 
 @pytest.mark.parametrize(
