@@ -127,16 +127,18 @@ async def test_a_workflow_does_not_wait_for_the_run_that_it_is_inside_of(
     penstock: Pipeline,
 ) -> None:
     flow = """
-    name: inside
+    name: %s
     exclusive: {key: '"one"'}
     steps:
-      again: {workflow: {workflow: inside}}
+      again: {workflow: {workflow: %s}, always: %s}
     """
-    await define(penstock.bus, definition(flow))
-    run_id = await start_workflow(penstock.bus, "inside")
-    failed = (await penstock.ended(run_id))[-1]
-    assert failed.data["code"] == "busy"
-    assert "inside of which it is" in failed.data["error"]
+    for name, always in (("inside", "false"), ("after", "true")):
+        await define(penstock.bus, definition(flow % (name, name, always)))
+        run_id = await start_workflow(penstock.bus, name)
+        events = await penstock.ended(run_id)
+        [failed] = [each.data["error"] for each in events if each.type == "workflow.step_failed"]
+        assert failed["code"] == "busy"
+        assert "inside of which it is" in failed["message"]
 
 
 @pytest.mark.chaos

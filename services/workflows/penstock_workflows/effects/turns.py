@@ -69,15 +69,14 @@ class Turns:
             return TurnInput()
         if ended:
             await self._wake(before[0])
-        command = state.started.command
-        if set(before) & set(command.get("ancestors") or ()):
+        if set(before) & await self._and_around(run_id):
             message = f"the run would wait for {before[0]}, inside of which it is"
             return TurnInput({"code": "busy", "message": message})
         if turn.when_busy == "refuse":
             message = f"the run {before[0]} has the key {turn.key!r}"
             return TurnInput({"code": "busy", "message": message})
         if turn.when_busy == "interrupt":
-            by = str(command.get("user_id") or "anonymous")
+            by = str(state.started.command.get("user_id") or "anonymous")
             for each in before:
                 await self._children.cancel(CancelChild(each, SUPERSEDED, by))
         log.info("run %s waits for %d runs with its key", run_id, len(before))
@@ -98,6 +97,17 @@ class Turns:
             if others == queue.runs or await self._bucket.update(key, value, entry.revision):
                 await self._wake(others[0])
                 return
+
+    async def _and_around(self, run_id: str) -> set[str]:
+        """Return the run and the runs that it is inside of. A command's `ancestors` lack those
+        around an `always` step, since their stop must not keep the step's run from beginning."""
+        found, outer = set[str](), run_id
+        while True:
+            found.add(outer)
+            record = await self._bus.bucket("runs").load(outer, RunRecord)
+            if record is None or not record.workflow_depth or record.parent_run_id is None:
+                return found
+            outer = record.parent_run_id
 
     async def _wake(self, run_id: str) -> None:
         now_ms = round(self._bus.clock.time() * 1000)
