@@ -298,6 +298,14 @@ BAD = {
         steps("a: {call: {url: 'https://x', headers: {X-A: '1', X-B: nope}}}"),
         "line 5, column 57: steps.a.call.headers.X-B: undeclared reference to 'nope'",
     ),
+    "expression in a URL": (
+        steps("a: {call: {url: 'https://x/${input.id}'}}"),
+        "line 5, column 19: steps.a.call.url: the URL is a fixed text",
+    ),
+    "own output in a condition of rounds": (
+        steps("a: {set: round, repeat: {until: 'a.output > 2', rounds: 3}}"),
+        "undeclared reference to 'a.output': a step's output is `result` in output, and `last` in",
+    ),
     "name of a parameter": (
         steps("a: {call: {url: 'https://x', query: {'a b': '1'}}}"),
         "the name of a parameter has no blank",

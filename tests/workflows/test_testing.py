@@ -96,7 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "a call": (
         {"a": {**CALL, "output": "[result.status, result.data, result.headers]"}},
-        {"a": {"status": 404, "data": {"n": 1}, "headers": {"etag": "x"}}},
+        {"a": {"status": 404, "data": {"n": 1}, "headers": {"ETag": "x"}}},
         {"output": [404, {"n": 1}, {"etag": "x"}], "sent": {"a": {"method": "POST"}}},
     ),
     "a call with another answer": (
@@ -262,6 +262,14 @@ WRONG: dict[str, tuple[str, str]] = {
         "workflow: x\ntests: {t: {answers: {set: x}}}",
         "line 2, column 28: tests.t.answers.set: the answer to a step with set does not exist",
     ),
+    "an answer that does not fill in the form": (
+        "workflow: x\ntests: {t: {answers: {form: approve}}}",
+        "line 2, column 29: tests.t.answers.form.data: must be object, not null",
+    ),
+    "a field of the form": (
+        "workflow: x\ntests: {t: {answers: {form: [{decision: approve, data: {n: x}}]}}}",
+        "tests.t.answers.form.0.data.n: must be integer, not ",
+    ),
     "no YAML": ("workflow: [", "the document is not YAML"),
 }
 
@@ -270,7 +278,8 @@ WRONG: dict[str, tuple[str, str]] = {
 def test_a_mistake_of_a_document_is_named_with_its_place(name: str) -> None:
     document, told = WRONG[name]
     schema = {"properties": {"q": {"type": "string"}}}
-    loaded = flow({"ask": ASK, "set": {"set": "1"}}, input=schema)
+    form = {"approve": {"title": '"ok?"', "form": FORM}}
+    loaded = flow({"ask": ASK, "set": {"set": "1"}, "form": form}, input=schema)
     with pytest.raises(InvalidDefinition) as refused:
         differences(loaded, document)
     found = [str(each) for each in refused.value.problems]

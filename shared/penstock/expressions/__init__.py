@@ -7,10 +7,11 @@ data. The placeholders of rules are paths, not CEL; those of workflows are expre
 """
 
 from penstock.expressions.errors import ExpressionError, MissingField, Position
+from penstock.expressions.library.conversions import inserted_text
 from penstock.expressions.library.values import MAX_STEPS, Budget, TooMuch
 from penstock.expressions.patterns import is_found
 from penstock.expressions.required import RequiredText
-from penstock.expressions.template import Template
+from penstock.expressions.template import EXPRESSION, Template
 from penstock.expressions.value import (
     ELEMENT,
     Condition,
@@ -25,6 +26,7 @@ from penstock.expressions.value import (
 
 __all__ = [
     "ELEMENT",
+    "EXPRESSION",
     "MAX_STEPS",
     "Budget",
     "Condition",
@@ -41,5 +43,6 @@ __all__ = [
     "ValueExpression",
     "ValueType",
     "VariableType",
+    "inserted_text",
     "is_found",
 ]

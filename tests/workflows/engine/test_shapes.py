@@ -689,7 +689,7 @@ def test_a_call_has_its_method_its_parameters_its_headers_and_the_answers_that_i
     fields = {
         "url": "https://example.com/?a=1",
         "method": "GET",
-        "query": {"q": "input.q", "n": "[1, 2.5]", "none": "null", "is": "true"},
+        "query": {"q": "input.q", "n": "[1, 2.0, 2.5]", "none": "null", "is": "true"},
         "headers": {"X-Id": "id ${size(input.q)}"},
         "expect": [200, 404],
     }
@@ -697,7 +697,7 @@ def test_a_call_has_its_method_its_parameters_its_headers_and_the_answers_that_i
     world = World(workflow(steps, output="a.output"), {"q": "x & y"})
     assert end_of(world.run()) == ("completed", [200, {}])
     (call,) = world.calls.values()
-    assert call.url == "https://example.com/?a=1&q=x+%26+y&n=1&n=2.5&is=true"
+    assert call.url == "https://example.com/?a=1&q=x+%26+y&n=1&n=2&n=2.5&is=true"
     assert (call.method, call.headers, call.expect) == ("GET", {"X-Id": "id 5"}, [200, 404])
     world.check()
 

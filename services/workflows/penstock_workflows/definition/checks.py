@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from penstock.events import CATALOGUE
-from penstock.expressions import ReadPath
+from penstock.expressions import EXPRESSION, ReadPath
 from penstock.json_schema import TooMuchWork, misfits, schema_mistakes, with_numbers
 from penstock.settings import Config
 from penstock.validation import check_headers_differ, did_you_mean
@@ -130,6 +130,9 @@ def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iter
 
 
 def _check_call(path: Path, call: Call) -> Iterator[Problem]:
+    if EXPRESSION in call.url:
+        reason = "the URL is a fixed text, without ${…}; a parameter may be in query"
+        yield Problem((*path, "url"), reason)
     if call.body is not None and call.method == "GET":
         reason = "a GET has no body; choose another method"
         yield Problem((*path, "body"), reason, is_key=True)

@@ -293,6 +293,8 @@ class _Compiler:
         if match is None:
             return reason
         name = match[1]
+        if step is not None and step is self.definition.steps.get(name):
+            return f"{reason}: a step's output is `result` in output, and `last` in repeat"
         if name in self.definition.steps and step is not None:
             return f"{reason}: add {name} to `needs`, so that it is done before this step"
         known = ["input", "now", *sorted(names)]

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import orjson
-
-from penstock.expressions import ValueExpression
+from penstock.expressions import Budget, ValueExpression, inserted_text
 from penstock_workflows.definition import Step, compiled
 from penstock_workflows.definition.model import MAX_ITEMS
 from penstock_workflows.engine import forking, ids, limits, records
@@ -251,9 +249,9 @@ def _values(
 
 def _with_query(url: str, query: Mapping[str, Json]) -> str:
     """Return the URL with further parameters. Null leaves a parameter out, and a list repeats it;
-    what is no text is written as JSON."""
+    what is no text is written as in a template."""
     pairs = [
-        (name, each if isinstance(each, str) else orjson.dumps(each))
+        (name, inserted_text(Budget(), each))
         for name, value in query.items()
         if value is not None
         for each in (value if isinstance(value, list) else [value])

@@ -187,7 +187,8 @@ def _of_receiver(call: records.Waiting, answer: Answer) -> Iterator[inputs.Input
     text = answer.text
     if text is None and "data" in answer.model_fields_set:
         text = json.dumps(answer.data)
-    yield inputs.CalledInput(str(call.id), "delivered", answer.status, text, headers=answer.headers)
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    yield inputs.CalledInput(str(call.id), "delivered", answer.status, text, headers=headers)
 
 
 def _of_event(listens: records.Waiting, answer: Answer) -> Iterator[inputs.Input]:

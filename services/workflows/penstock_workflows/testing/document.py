@@ -12,7 +12,8 @@ from pydantic import AwareDatetime, Field, ValidationError
 from penstock.json_schema import misfits
 from penstock.runs.workflows import input_of
 from penstock.validation import did_you_mean
-from penstock_workflows.definition import InvalidDefinition, Loaded, Problem
+from penstock_workflows.definition import InvalidDefinition, Loaded, Problem, Step
+from penstock_workflows.definition.compiled import Approve
 from penstock_workflows.definition.document import Document, read_document
 from penstock_workflows.definition.loading import problem_of
 from penstock_workflows.definition.model import Part, StepKind, StepName
@@ -128,7 +129,7 @@ class TestDocument:
             path: Path = ("tests", name)
             problems += _misfits(path, case, loaded)
             answers = {
-                step: _answers((*path, "answers", step), value, steps[step].kind, problems)
+                step: _answers((*path, "answers", step), value, steps[step], problems)
                 for step, value in case.answers.items()
                 if step in steps
             }
@@ -168,9 +169,10 @@ def _misfits(path: Path, case: Case, loaded: Loaded) -> Iterator[Problem]:
             yield Problem((*path, *place), f"there is no step {name!r}{guess}")
 
 
-def _answers(path: Path, value: Any, kind: StepKind, problems: list[Problem]) -> Answers:
+def _answers(path: Path, value: Any, step: Step, problems: list[Problem]) -> Answers:
     if isinstance(value, list):
-        return [_answers((*path, at), each, kind, problems) for at, each in enumerate(value)]
+        return [_answers((*path, at), each, step, problems) for at, each in enumerate(value)]
+    kind, action = step.kind, step.action
     try:
         answer = Answer.model_validate(
             {_SHORT.get(kind, "text"): value} if isinstance(value, str) else value
@@ -191,4 +193,7 @@ def _answers(path: Path, value: Any, kind: StepKind, problems: list[Problem]) ->
         )
     if kind == "approve" and answer.decision is None and not answer.never:
         problems.append(Problem(path, "a decision is missing: approve, reject or expire"))
+    if isinstance(action, Approve) and action.form is not None and answer.decision == "approve":
+        found = misfits(action.form, answer.data)
+        problems += [Problem((*path, "data", *each.path), each.reason) for each in found]
     return answer
