@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -16,12 +17,16 @@ from penstock.bus import BusUnavailable, streams
 from penstock.bus.read import direct
 from penstock.bus.state import deadletters
 from penstock.expressions import Budget, Condition
+from penstock.web.auth.identity import RunUser
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
 from penstock_automations.rules.secrets import HIDDEN, check_secret
 from penstock_automations.rules.store import RuleStore
+from penstock_automations.triggers.firing import schedule_subject
+from penstock_workflows.definition import load_value
+from penstock_workflows.registry import WorkflowStore
 from support.drive.automations_api import ADMIN, USER, AutomationsApi, automations_api, caller
 from support.drive.secured import bearer
 from support.drive.waiting import eventually
@@ -56,6 +61,25 @@ async def api(served: AutomationsApi) -> AsyncIterator[AutomationsApi]:
 
 
 # made and shown
+
+
+async def test_the_schedule_of_a_workflow_is_no_rule_to_list_or_to_count(
+    api: AutomationsApi,
+) -> None:
+    workflows = WorkflowStore(api.bus)
+    fields = {"dsl": "penstock/1", "version": "1", "steps": {"a": {"set": "1"}}}
+    schedule = {"cron": "0 0 29 2 *"}
+    for name in "abcde":
+        loaded = load_value({**fields, "name": name, "schedule": schedule})
+        await workflows.put(loaded, "alice", runs_for=RunUser("alice", (), (), ""))
+    for name in "abcde":
+        next_time = partial(api.bus.tail, streams.SCHEDULES, schedule_subject(f"workflow={name}"))
+        await eventually(next_time, what="the next time")
+    assert (await api.ask("GET", "")).json() == {"automations": [], "next": None}
+    made = await api.make("mine")
+    assert (await api.ask("GET", "")).json()["automations"] == [made]
+    for name in "abcde":
+        await workflows.name_latest(name, None, "alice")
 
 
 async def test_a_rule_is_made_and_shown_with_its_maker_and_without_secrets(

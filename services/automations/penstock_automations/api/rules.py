@@ -105,7 +105,7 @@ class Rules:
         query = read_query(request, Query)
         who = identity_of(request)
         await self._rules.current.refresh()
-        own = [each for each in self._rules.current.all() if may_use(who, each.record)]
+        own = [each for each in self._rules.current.stored() if may_use(who, each.record)]
         own.sort(key=lambda rule: rule.id)
         begin = 0
         if query.after is not None:

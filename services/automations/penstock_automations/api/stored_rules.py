@@ -146,7 +146,7 @@ class StoredRules:
         """Store a rule as `apply`. Problem 409: the owner would have too many."""
         async with self._making:
             await self.current.refresh()
-            others = [each.record for each in self.current.all() if each.id != rule.id]
+            others = [each.record for each in self.current.stored() if each.id != rule.id]
             made = [each.owner.user.levels for each in others if each.source == "api"]
             for level, name, times in limited(owner.user, self._tenant_limits):
                 if sum(level in each for each in made) >= (most := self._most * times):

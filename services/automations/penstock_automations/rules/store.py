@@ -307,6 +307,10 @@ class CurrentRules:
     def get(self, rule_id: str) -> CompiledRule | None:
         return self._rules.get(rule_id) or self._scheduled.rules.get(rule_id)
 
+    def stored(self) -> Iterable[CompiledRule]:
+        """Return the rules that can be shown and changed, without the schedules of workflows."""
+        return self._rules.values()
+
     def all(self) -> Iterable[CompiledRule]:
         return [*self._rules.values(), *self._scheduled.rules.values()]
 
