@@ -17,6 +17,8 @@ const BACKOFF_MS = [500, 1000, 2000, 5000];
 const GIVE_UP_MS = 120_000; // of a stream
 const CALL_GIVE_UP_MS = 10_000; // of any other request
 const TRY_AGAIN = new Set([502, 503, 504]);
+// A browser does not tell a page whether nothing answers, or the server does not allow the page.
+const PAGE = globalThis.location ? "; if it runs, its PENSTOCK_AUTH_CORS_ORIGINS must name this page's origin" : "";
 const ENDS = new Set(["lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"]);
 
 /** The type of an event or notice, such as `llm.stream`. */
@@ -53,13 +55,22 @@ const queryOf = (filters) => {
   for (const [name, value] of Object.entries(withoutEmpty(filters))) {
     for (const each of Array.isArray(value) ? value : [value]) query.append(name, String(each));
   }
-  return query.size > 0 ? `?${query}` : "";
+  const text = query.toString();
+  return text && `?${text}`;
 };
+
+/** A new key. `crypto.randomUUID` does not exist in pages that come over http from another machine. */
+const newKey = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+const foreign = (name, cause) =>
+  new Unreachable(`something answers at ${name}, but it is no Penstock`, { cause });
 
 /** Limits the time of retries after failures. A success resets the limit. */
 class Retries {
   #failures = 0;
-  #since = 0;
+  #silentMs = 0; // the time from the first failure in a row to the last one
+  #lastMs = 0; // when the last failure was
 
   constructor(client, giveUpMs) {
     this.client = client;
@@ -72,11 +83,14 @@ class Retries {
 
   /** Wait before the next try. Throws Unreachable if there is none. */
   async pause(failure, signal, cause) {
-    const { url, notice, hasAnswered } = this.client.server;
-    if (!hasAnswered && cause) throw new Unreachable(`nothing answers at ${url}`, { cause });
-    if (this.#failures === 0) this.#since = Date.now();
-    else if (Date.now() - this.#since > this.giveUpMs) {
-      throw new Unreachable(`${url} does not answer since ${this.giveUpMs / 1000} s: ${failure}`, { cause });
+    const { name, notice, hasAnswered } = this.client.server;
+    if (!hasAnswered && cause) throw new Unreachable(`nothing answers at ${name}: ${failure}${PAGE}`, { cause });
+    // A computer that sleeps does not try: between two failures, only the time of one try counts.
+    const pastMs = Math.min(Date.now() - this.#lastMs, SILENT_MS);
+    this.#silentMs = this.#failures === 0 ? 0 : this.#silentMs + pastMs;
+    this.#lastMs = Date.now();
+    if (this.#silentMs > this.giveUpMs) {
+      throw new Unreachable(`${name} does not answer since ${this.giveUpMs / 1000} s: ${failure}`, { cause });
     }
     const ms = BACKOFF_MS[Math.min(this.#failures, BACKOFF_MS.length - 1)];
     this.#failures += 1;
@@ -92,7 +106,8 @@ export class Client {
   #cookie;
 
   constructor(url = "", { token, cookie = false, notice = () => {}, fetch = globalThis.fetch } = {}) {
-    this.server = { url: url.replace(/\/+$/, ""), notice, hasAnswered: false };
+    const base = url.replace(/\/+$/, "");
+    this.server = { url: base, name: base || globalThis.location?.origin, notice, hasAnswered: false };
     this.#token = token;
     this.#cookie = cookie;
     this.#fetch = (input, init) => fetch(input, init);
@@ -117,7 +132,7 @@ export class Client {
 
   /** Return a function that starts the run. Its repeats have one idempotency key, and start one run. */
   #begin(path, fields) {
-    const body = { idempotency_key: crypto.randomUUID(), ...withoutEmpty(fields) };
+    const body = { idempotency_key: newKey(), ...withoutEmpty(fields) };
     return () => this.call("POST", path, { body });
   }
 
@@ -205,7 +220,7 @@ export class Client {
       try {
         return await response.json();
       } catch (cause) {
-        throw new Unreachable(`something answers at ${this.server.url}, but it is no Penstock`, { cause });
+        throw foreign(this.server.name, cause);
       }
     }
   }
@@ -263,6 +278,8 @@ export class Client {
           failure = `it answered ${response.status}`;
         } else if (response.status !== 200) {
           throw await refusal(response);
+        } else if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
+          throw foreign(this.server.name); // such as the page that a server of pages has for all paths
         } else {
           for await (const frame of connection.read(response)) {
             retries.renew();
@@ -357,6 +374,7 @@ export class Run {
   }
 
   async *[Symbol.asyncIterator]() {
+    this.#options.signal?.throwIfAborted();
     const runId = await this.start();
     const options = { ...this.#options, after: this.cursor };
     for await (const frame of this.#client.frames(runId, options)) {

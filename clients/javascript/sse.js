@@ -12,7 +12,8 @@ const LINE_END = /\r\n|\n|\r/;
 
 /** Turns text in any pieces into frames. */
 export class Parser {
-  #rest = "";
+  #rest = ""; // the line that has not ended
+  #cr = ""; // a CR at the end of the last piece, which may be the first half of a CRLF
   /** @type {string[]} */
   #data = [];
   /** @type {string | null} */
@@ -22,11 +23,12 @@ export class Parser {
 
   /** Return the frames that a piece of text completes. @param {string} text @returns {Frame[]} */
   feed(text) {
-    this.#rest += text;
-    // A CR at the end may be the first half of a CRLF, so it waits for the next piece.
-    const waiting = this.#rest.endsWith("\r") ? 1 : 0;
-    const lines = this.#rest.slice(0, this.#rest.length - waiting).split(LINE_END);
-    this.#rest = (lines.pop() ?? "") + "\r".repeat(waiting);
+    // Only the new piece is searched for line ends: a long line would be searched again with each piece.
+    const piece = this.#cr + text;
+    this.#cr = piece.endsWith("\r") ? "\r" : "";
+    const lines = piece.slice(0, piece.length - this.#cr.length).split(LINE_END);
+    lines[0] = this.#rest + lines[0];
+    this.#rest = lines.pop() ?? "";
     return lines.flatMap((line) => this.#line(line));
   }
 

@@ -209,7 +209,7 @@ class AsyncClient:
                     headers=following.headers,
                     timeout=following.timeout,
                 ) as response:
-                    match following.open(response.status_code):
+                    match following.open(response.status_code, response.headers):
                         case "refusal":
                             await response.aread()
                             raise refusal(response)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 
 from penstock_client import retries
-from penstock_client.errors import Unreachable, refusal, retry_after_s
+from penstock_client.errors import Unreachable, foreign, refusal, retry_after_s
 from penstock_client.following import NO_CONTENT
 from penstock_client.requests import Request
 from penstock_client.retries import Retries
@@ -111,7 +111,7 @@ def after_answer(
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise Unreachable(f"something answers at {url}, but it is no Penstock", "foreign")
+        raise foreign(url)
     return answer
 
 

@@ -208,7 +208,7 @@ class Client:
                     headers=following.headers,
                     timeout=following.timeout,
                 ) as response:
-                    match following.open(response.status_code):
+                    match following.open(response.status_code, response.headers):
                         case "refusal":
                             response.read()
                             raise refusal(response)

@@ -86,6 +86,11 @@ def retry_after_s(response: httpx.Response) -> float | None:
     return float(text) if text.isdecimal() and len(text) < 6 else None
 
 
+def foreign(url: str) -> Unreachable:
+    """Return the error for an answer that Penstock does not give."""
+    return Unreachable(f"something answers at {url}, but it is no Penstock", "foreign")
+
+
 def unreachable(url: str, error: BaseException) -> Unreachable:
     """Return the error for a connection that failed."""
     if isinstance(error, httpx.UnsupportedProtocol):

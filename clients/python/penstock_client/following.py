@@ -16,7 +16,7 @@ import httpx
 
 from penstock.sse import Frame, Parser
 from penstock_client import retries
-from penstock_client.errors import GONE, DeadlineReached
+from penstock_client.errors import GONE, DeadlineReached, foreign
 from penstock_client.retries import Retries, Server
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Following:
         self._until = until
         self._deadline_s = deadline_s
         self._end_s = inf if deadline_s is None else time.monotonic() + deadline_s
+        self._server = server
         self._retries = Retries(server, retries.GIVE_UP_S)
         self._parser = Parser()
         self._any_frame = False
@@ -94,10 +95,17 @@ class Following:
         read_s = min(retries.STREAM_READ_TIMEOUT_S, max(self._end_s - time.monotonic(), 0.001))
         return httpx.Timeout(retries.REQUEST_TIMEOUT_S, read=read_s)
 
-    def open(self, status: int) -> Literal["stream", "nothing", "refusal"]:
-        """Begin a connection that was answered with this status, and return what follows."""
+    def open(
+        self, status: int, headers: Mapping[str, str]
+    ) -> Literal["stream", "nothing", "refusal"]:
+        """Begin a connection that was answered with this status, and return what follows.
+
+        Raises Unreachable for a page, such as the one that a server of pages has for all paths.
+        """
         self._parser, self._any_frame = Parser(), False
         if status == OK:
+            if not headers.get("content-type", "").startswith("text/event-stream"):
+                raise foreign(self._server.url)
             return "stream"
         if status == NO_CONTENT:
             self.is_over = True

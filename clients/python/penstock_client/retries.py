@@ -39,7 +39,8 @@ class Retries:
         self._server = server
         self._give_up_s = give_up_s
         self._failures = 0
-        self._since_s = 0.0  # the time of the first failure in a row
+        self._silent_s = 0.0  # the time from the first failure in a row to the last one
+        self._last_s = 0.0  # when the last failure was
 
     def renew(self) -> None:
         self._server.has_answered = True
@@ -49,7 +50,8 @@ class Retries:
         """Return the pause before the next try. Raises Unreachable if there should be none."""
         if isinstance(error, httpx.UnsupportedProtocol):
             raise unreachable(self._server.url, error) from error
-        if isinstance(error, httpx.ConnectError) and not self._server.has_answered:
+        no_connection = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+        if no_connection and not self._server.has_answered:
             raise unreachable(self._server.url, error) from error
         return self.pause_s(str(error) or type(error).__name__)
 
@@ -58,9 +60,11 @@ class Retries:
 
         Raises Unreachable after `give_up_s`.
         """
-        if not self._failures:
-            self._since_s = time.monotonic()
-        elif time.monotonic() - self._since_s > self._give_up_s:
+        # A computer that sleeps does not try: between failures, only the time of one try counts.
+        past_s = min(time.monotonic() - self._last_s, STREAM_READ_TIMEOUT_S)
+        self._silent_s = self._silent_s + past_s if self._failures else 0.0
+        self._last_s = time.monotonic()
+        if self._silent_s > self._give_up_s:
             text = f"{self._server.url} does not answer since {self._give_up_s:g} s: {failure}"
             raise Unreachable(text, "silent")
         pause_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]

@@ -40,7 +40,39 @@ const CASES = {
   async gone() {
     return refused(() => new Client(url).follow(process.argv[4], { after: "9-0" }).wait());
   },
+  pages: () => refused(() => new Client(url).follow(process.argv[4]).wait()),
   nowhere: () => refused(() => new Client("http://127.0.0.1:1").run("assistant", "hi").wait()),
+  /** Nothing is sent if the caller has gone before. */
+  async gone_before() {
+    let sent = 0;
+    const client = new Client(url, { fetch: async () => (sent += 1) });
+    const ended = await refused(() => client.run("a", "b", { signal: AbortSignal.abort(new Error("gone")) }).wait());
+    return { sent, ...ended };
+  },
+  /** The computer sleeps for an hour after the first failure, and its network comes back later. */
+  async slept() {
+    let failures = 0;
+    const fetch = async (...request) => {
+      failures += 1;
+      if (failures < 2 || failures > 3) return globalThis.fetch(...request);
+      if (failures === 3) Date.now = () => 3_600_000 + performance.timeOrigin + performance.now();
+      throw new TypeError("Failed to fetch");
+    };
+    return follow(new Client(url, { fetch }));
+  },
+  /** A page that came over http from another machine has no `crypto.randomUUID`. */
+  async intranet() {
+    crypto.randomUUID = undefined;
+    return refused(() => new Client(url).start("assistant", "hi"));
+  },
+  /** Return the milliseconds that a long event in small pieces takes. */
+  long() {
+    const text = `data: ${"x".repeat(2 ** 23)}\n\n`;
+    const [parser, began] = [new Parser(), performance.now()];
+    const frames = [];
+    for (let at = 0; at < text.length; at += 8192) frames.push(...parser.feed(text.slice(at, at + 8192)));
+    return { lengths: frames.map(({ data }) => data.length), ms: performance.now() - began };
+  },
   async tokens() {
     const tokens = ["old", "new"];
     const sent = [];

@@ -53,13 +53,15 @@ def test_a_run_is_whole_wherever_the_connection_is_cut(
         ("deadline", "DeadlineReached", "has not ended within 300 ms"),
         ("changed", "ApiError", "has changed"),
         ("gone", "CursorGone", "begin again"),
+        ("pages", "Unreachable", "no Penstock"),
         ("nowhere", "Unreachable", "nothing answers at http://127.0.0.1:1"),
     ],
 )
 def test_each_error_has_a_class_and_says_what_is_wrong(
     server: ReplayServer, folder: Path, case: str, name: str, text: str
 ) -> None:
-    server.refuse[f"/v1/runs/{RUN_ID}/events"] = 410, "begin again without a cursor"
+    status = 200 if case == "pages" else 410
+    server.refuse[f"/v1/runs/{RUN_ID}/events"] = status, "begin again without a cursor"
     if case == "deadline":
         server.refuse.clear()
     error = run(folder, server.url, case, RUN_ID)
@@ -71,6 +73,26 @@ def test_an_abort_ends_the_loop_with_its_reason(server: ReplayServer, folder: Pa
     assert run(folder, server.url, "stopped") == {
         **{"seen": [1, 2, 3, 4, 5], "name": "Error", "text": "enough"},
     }
+
+
+def test_a_caller_that_has_gone_before_starts_no_run(server: ReplayServer, folder: Path) -> None:
+    assert run(folder, server.url, "gone_before") == {"sent": 0, "name": "Error", "text": "gone"}
+
+
+def test_an_hour_of_sleep_is_no_hour_of_tries(server: ReplayServer, folder: Path) -> None:
+    assert run(folder, server.url, "slept")["status"] == "completed"
+
+
+def test_a_page_that_came_over_http_starts_runs(server: ReplayServer, folder: Path) -> None:
+    assert run(folder, server.url, "intranet")["answer"]["run_id"] == RUN_ID
+    assert len(server.requests[0][1]["idempotency_key"]) == 32
+
+
+def test_a_long_event_is_read_in_one_pass(folder: Path) -> None:
+    """To search the whole line again with each piece would take half a minute."""
+    found = run(folder, "", "long")
+    assert found["lengths"] == [2**23]
+    assert found["ms"] < 5000
 
 
 def test_a_token_that_has_expired_is_asked_for_again(server: ReplayServer, folder: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,7 +28,7 @@ from penstock_client import (
 from penstock_client.calls import Bearer
 from penstock_client.following import Following, read
 from penstock_client.requests import path_of
-from penstock_client.retries import Server
+from penstock_client.retries import Retries, Server
 from penstock_client.testing import ReplayServer
 from support.fakes.penstock_api import APPROVAL_ID, RUN_ID
 from support.recorded.asking import ASKING
@@ -147,6 +148,40 @@ def test_a_server_that_went_away_is_waited_for_and_then_given_up(
     assert len(notices) > 1
 
 
+def test_time_in_which_the_computer_slept_is_no_time_of_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine sleeps for an hour between two tries, and its network comes back later."""
+    now_s = 0.0
+    monkeypatch.setattr(retries, "time", SimpleNamespace(monotonic=lambda: now_s))
+    waiting = Retries(Server("u", lambda _: None), retries.GIVE_UP_S)
+    tries = 0
+    for slept_s in (0, 3600, 1, 60, 60):
+        now_s += slept_s
+        try:
+            waiting.pause_s("no network")
+        except Unreachable:
+            break
+        tries += 1
+    assert tries == 4  # 45 + 1 + 45 s, and the fifth is too much
+
+
+def test_where_no_connection_is_made_in_time_the_first_call_says_so_at_once() -> None:
+    waiting = Retries(Server("http://a", lambda _: None), retries.CALL_GIVE_UP_S)
+    with pytest.raises(Unreachable, match="nothing answers at http://a") as error:
+        waiting.after(httpx.ConnectTimeout("timed out"))
+    assert error.value.reason == "refused"
+
+
+@pytest.mark.timeout(20)
+def test_a_server_of_pages_is_no_penstock(server: ReplayServer) -> None:
+    """Such servers answer each path with their first page. It is not asked again and again."""
+    server.refuse[f"/v1/runs/{RUN_ID}/events"] = 200, "a page"
+    with Client(server.url) as client, pytest.raises(Unreachable, match="no Penstock") as error:
+        client.follow(RUN_ID).wait()
+    assert error.value.reason == "foreign"
+
+
 def test_a_token_that_has_expired_is_asked_for_again() -> None:
     tokens = iter(["old", "new", "new"])
     flow = Bearer(lambda: next(tokens)).auth_flow(httpx.Request("GET", "http://a"))
@@ -169,9 +204,9 @@ def test_what_the_server_says_about_the_stream_is_a_notice() -> None:
 
 def test_the_changes_of_approvals_begin_again_when_their_cursor_is_gone() -> None:
     following = Following(Server("u", print), "/", {}, "7-0", until="never")
-    assert following.open(410) == "nothing"
+    assert following.open(410, {}) == "nothing"
     assert following.cursor is None
-    assert following.open(410) == "refusal"
+    assert following.open(410, {}) == "refusal"
 
 
 def test_ids_are_quoted_in_paths() -> None:
