@@ -22,8 +22,11 @@ export function useClient() {
 const BEGINNING = { status: "connecting", text: "", events: [], approvalId: null, result: null, error: null };
 
 /** Return the state after one more event. Pure. */
-export function after(state, event) {
-  const next = { ...state, events: [...state.events, event] };
+export const after = (state, event) => ({ ...changed(state, event), events: [...state.events, event] });
+
+/** Return the state after one more event, without this event in its list. */
+function changed(state, event) {
+  const next = { ...state };
   if (isNotice(event)) return next;
   if (isType(event, "lifecycle.started") || isType(event, "lifecycle.resumed")) next.status = "running";
   else if (isType(event, "llm.stream")) next.text += event.data.content;
@@ -53,9 +56,10 @@ export function useRun(runId) {
     const control = new AbortController();
     let state = BEGINNING;
     let isDue = false;
+    const events = []; // a copy for each event would take a minute for 50,000 of them
     const draw = () => {
       isDue = false;
-      if (!control.signal.aborted) setShown({ runId, state });
+      if (!control.signal.aborted) setShown({ runId, state: { ...state, events: [...events] } });
     };
     const show = (next) => {
       state = next;
@@ -65,7 +69,10 @@ export function useRun(runId) {
     };
     const follow = async () => {
       try {
-        for await (const event of client.follow(runId, { signal: control.signal })) show(after(state, event));
+        for await (const event of client.follow(runId, { signal: control.signal })) {
+          events.push(event);
+          show(changed(state, event));
+        }
       } catch (error) {
         if (!control.signal.aborted) show({ ...state, error });
       }
@@ -133,9 +140,10 @@ export function Approval({ id, children }) {
     setIsDeciding(true);
     setError(null);
     try {
-      setApproval(await client.decide(approval, items, note));
+      const decided = await client.decide(approval, items, note);
+      if (present.current === id) setApproval(decided);
     } catch (reason) {
-      setError(reason);
+      if (present.current === id) setError(reason);
       await read();
     } finally {
       setIsDeciding(false);

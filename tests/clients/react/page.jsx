@@ -6,8 +6,20 @@ import { StrictMode, useEffect } from "react";
 import { createRoot } from "react-dom/client";
 
 const words = new URLSearchParams(location.search);
-const client = new Client(words.get("url"));
+const count = Number(words.get("events"));
+const client = new Client(words.get("url") ?? "", count ? { fetch: async () => answered(count) } : {});
 const report = (body) => navigator.sendBeacon("/report", JSON.stringify(body));
+
+/** Answer with the stream of a run that has so many events. */
+function answered(count) {
+  const frames = Array.from({ length: count }, (_, index) => {
+    const isLast = index + 1 === count;
+    const event = isLast ? { category: "lifecycle", action: "completed" } : { category: "llm", action: "stream" };
+    const data = { run_id: words.get("run"), sequence: index + 1, event, data: { content: "a" } };
+    return `id: ${index}\ndata: ${JSON.stringify(data)}\n\n`;
+  });
+  return new Response(frames.join(""), { headers: { "content-type": "text/event-stream" } });
+}
 
 function Request({ id }) {
   return (
@@ -30,6 +42,10 @@ function Page({ runId }) {
   const { approvals } = useApprovals({ run_id: runId });
   const open = approvals?.length ?? null;
   useEffect(() => {
+    if (count) {
+      if (status === "completed") report({ count: events.length, ms: performance.now() });
+      return;
+    }
     const sequences = events.map((event) => event.sequence);
     report({ status, text, result, error: error?.message ?? null, sequences, open });
     if (status === "paused" && !sessionStorage.getItem("loaded")) {

@@ -89,6 +89,19 @@ async def test_a_page_shows_a_run_decides_by_a_click_and_is_loaded_again_meanwhi
     assert {each["open"] for each in site.reports if "open" in each} >= {1, 0}
 
 
+async def test_a_run_with_many_events_is_shown_at_once(site: Site, tmp_path: Path) -> None:
+    """To copy the list of events for each event would take most of a minute."""
+    site.reports.clear()
+    with browser.opened(f"{site.url}/?events=50000&run=many", tmp_path):
+        shown = await eventually(lambda: shown_of(site), 60, "the page shows the run")
+    assert shown["count"] == 50_000
+    assert shown["ms"] < 10_000
+
+
+async def shown_of(site: Site) -> dict[str, Any] | None:
+    return next((each for each in site.reports if "ms" in each), None)
+
+
 async def ended_of(site: Site) -> dict[str, Any] | None:
     ends = (each for each in site.reports if each.get("status") == "completed")
     return next((each for each in ends if each["open"] == 0), None)
