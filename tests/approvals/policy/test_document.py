@@ -59,6 +59,11 @@ def mistakes(text: str) -> list[str]:
             "absences: [{user: a, delegate: b, from: 2026-12-02, until: 2026-12-05T00:00:00Z}]",
             "line 6: absences[0].from: ",
         ),
+        (
+            "absences: [{user: a, delegate: requester, from: 2026-12-01T00:00:00Z, "
+            "until: 2026-12-05T00:00:00Z}]",
+            "line 6: absences[0]: user and delegate: requester is no user",
+        ),
         ("    remind: [30m]", "line 3: rules[0]: remind: each time must be shorter"),
         ("    deadline: 1h\n    remind: [1h]", "line 3: rules[0]: remind: each time must be"),
     ],

@@ -332,3 +332,36 @@ def test_a_delegate_takes_the_place_of_a_named_user_for_a_time(
     assert [each.to and each.to.users for each in ruling.escalate] == (
         [[delegate if stands_in else "ann"]] if tool == "pay" else []
     )
+
+
+@pytest.mark.parametrize(
+    ("away", "deciders", "users"),
+    [
+        ("ann>lee lee>kim", "[ann, bob]", ["kim", "bob"]),
+        ("lee>kim ann>lee", "[ann, bob]", ["kim", "bob"]),  # in any order
+        ("ann>lee lee>ann", "[ann, bob]", ["ann", "bob"]),  # a circle, in which nobody is there
+        ("ann>bob bob>kim", "[ann, bob]", ["kim", "bob"]),
+        ("ann>eve ann>lee", "[ann, bob]", ["lee", "bob"]),  # eve started the run
+        ("ann>eve eve>lee", "[ann, bob]", ["ann", "bob"]),  # nobody stands in for eve either
+        ("ada>lee", "[ada, bob]", ["ada", "bob"]),  # ada's own request, which ada may not decide
+    ],
+)
+def test_absences_in_a_row_give_nobody_a_right_that_the_first_has_not(
+    away: str, deciders: str, users: list[str]
+) -> None:
+    assert _present(away, f"{deciders}, not: [requester]") == users
+
+
+def test_a_delegate_who_is_the_requester_is_not_counted_twice() -> None:
+    """Otherwise two people would have to decide, and only one may."""
+    assert _present("ann>ada", "[ann, requester]") == ["ann", "requester"]
+
+
+def _present(away: str, users: str) -> list[str]:
+    """Return the users who may decide a request of ada, for absences such as `ann>lee`."""
+    time = "from: 2026-11-22T14:00:00Z, until: 2026-11-23T00:00:00Z"
+    pairs = (each.split(">") for each in away.split())
+    absences = ", ".join(f"{{user: {user}, delegate: {to}, {time}}}" for user, to in pairs)
+    text = f"version: 1\ndefault: {{deciders: {{users: {users}}}}}\nabsences: [{absences}]\n"
+    [deciders] = parse(text).outcome_of(asked(item("pay"), started_by=["eve"])).deciders
+    return deciders.users

@@ -152,9 +152,12 @@ class Absence(Strict):
     until: AwareDatetime = Field(description="RFC 3339, with a time zone.")
 
     @model_validator(mode="after")
-    def _check_time(self) -> Self:
+    def _check(self) -> Self:
         if self.until <= self.begin:
             raise ValueError("until must be later than from")
+        # Among deciders, this name stands for the requester of each run.
+        if "requester" in (self.user, self.delegate):
+            raise ValueError("user and delegate: requester is no user; name a person")
         return self
 
 

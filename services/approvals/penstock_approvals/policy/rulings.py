@@ -365,17 +365,24 @@ class Policy:
     def _present(self, deciders: Deciders, question: Question) -> Deciders:
         """Return the deciders with the delegate in the place of each named user who is away.
 
-        A delegate who is among the users already, or is excluded, takes no place. So as many people
-        may decide as before, and nobody whom the policy excludes.
+        A delegate who is among the users already, or is excluded, takes no place, and nobody takes
+        the place of a user who is excluded. So as many people may decide as before, and nobody whom
+        the policy excludes.
         """
-        users = list(deciders.users)
         excluded = set(deciders.excluded)
         if REQUESTER in excluded:
             excluded |= {question.user, *question.started_by}
-        for away in self.document.absences:
-            is_away = away.begin <= question.now < away.until
-            if is_away and away.user in users and away.delegate not in excluded.union(users):
-                users[users.index(away.user)] = away.delegate
+        away = {
+            each.user: each.delegate
+            for each in reversed(self.document.absences)  # the first one of a user counts
+            if each.begin <= question.now < each.until
+            and excluded.isdisjoint((each.user, each.delegate))
+        }
+        users = list(deciders.users)
+        for place, name in enumerate(users):
+            delegate = _delegate(name, away)
+            if delegate not in {question.user if each == REQUESTER else each for each in users}:
+                users[place] = delegate
         return deciders.model_copy(update={"users": users})
 
 
@@ -403,6 +410,18 @@ def _without_requester(terms: Terms) -> Terms:
     excluded = [*terms.deciders.excluded, REQUESTER]
     deciders = terms.deciders.model_copy(update={"excluded": excluded})
     return terms.model_copy(update={"deciders": deciders})
+
+
+def _delegate(user: str, away: Mapping[str, str]) -> str:
+    """Return the first in the chain of a user's delegates who is not away; the user if there is
+    none."""
+    name, passed = user, {user}
+    while name in away:
+        name = away[name]
+        if name in passed:
+            return user
+        passed.add(name)
+    return name
 
 
 def _may_be_automatic(outcome: PolicyOutcome, kind: str, protocol: str) -> bool:
