@@ -170,7 +170,10 @@ async def test_administrators_show_try_and_replace_the_policy(
         again = await penstock.http.put("/v1/policy", json={"version": 1, **ALLOW}, headers=root)
         mistaken = {"policy": {"version": 1, "rules": [{"id": "a", "outcome": "perhaps"}]}}
         tried = await penstock.http.post("/v1/policy/try", json=mistaken, headers=root)
-        await penstock.approval(await penstock.live(), deciders=[{"users": ["requester"]}])
+        escalations = [{"at": "2026-11-27T10:00:00Z", "to": {"roles": ["leads"]}}]
+        await penstock.approval(
+            await penstock.live(), deciders=[{"users": ["requester"]}], escalations=escalations
+        )
         trying = ["policy", "try", str(written(tmp_path, "default: {outcome: approve}\n"))]
         variables = {"PENSTOCK_TOKEN": root["authorization"].removeprefix("Bearer ")}
         run = partial(CliRunner().invoke, app, [*trying, "--url", made.url], env=variables)
@@ -178,6 +181,7 @@ async def test_administrators_show_try_and_replace_the_policy(
     assert (tried.status_code, "rules[0].outcome" in tried.json()["detail"]) == (422, True)
     assert in_terminal.exit_code == 0, in_terminal.output
     assert "1 of 1 requests would be decided otherwise" in in_terminal.output
+    assert "ask 1 of (requester), later also (role leads)" in in_terminal.output
     assert (shown.json()["version"], shown.json()["source"]) == (0, "builtin")
     assert wrong.status_code == 422
     assert "rules[0].when: line 1, column 9" in wrong.json()["detail"]

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.bus.records import ApprovalRecord
 from penstock.documents.fields import DecidersOf
 from penstock_approvals.policy.document import parse
 from penstock_approvals.policy.rulings import Matched, Policy, Question, StepTerms
+from penstock_approvals.policy.trial import compared
 from support.drive.repository import ROOT
 
 NOW = datetime(2026, 11, 22, 14, 0, 0, 250_000, tzinfo=UTC)
@@ -365,3 +367,34 @@ def _present(away: str, users: str) -> list[str]:
     text = f"version: 1\ndefault: {{deciders: {{users: {users}}}}}\nabsences: [{absences}]\n"
     [deciders] = parse(text).outcome_of(asked(item("pay"), started_by=["eve"])).deciders
     return deciders.users
+
+
+@pytest.mark.parametrize(
+    ("terms", "later"),
+    [
+        ("deadline: 2h, remind: [1h]", None),
+        ("escalate: [{after: 2h, to: {roles: [leads]}}]", None),  # times are not compared
+        ("", []),
+        ("escalate: [{after: 1h, to: {}}]", [([], "decide")]),  # everybody
+    ],
+)
+def test_a_trial_names_a_policy_that_lets_others_decide_later(
+    terms: str, later: list[tuple[list[str], str]] | None
+) -> None:
+    question, leads = asked(item("pay")), "escalate: [{after: 1h, to: {roles: [leads]}}]"
+    before, after = (
+        parse(f"version: 1\ndefault: {{deciders: {{roles: [finance]}}, {each}}}").outcome_of(question)
+        for each in (leads, f"{leads}, {terms}" if terms.startswith("deadline") else terms)
+    )
+    record = ApprovalRecord.model_validate(
+        {
+            **dict.fromkeys(("approval_id", "run_id", "agent", "session_id", "user_id"), "x"),
+            **{"leg": 1, "digest": "d", "items": [], "requested_at": "", "updated_at": ""},
+            **before.fields(),
+        }
+    )
+    found = compared(record, after)
+    said = found and [
+        (each["roles"], each["scope"]) for each in found["would_be"]["escalations"]
+    ]
+    assert said == later

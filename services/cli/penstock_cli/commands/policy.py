@@ -100,7 +100,8 @@ def try_policy(
 
 
 def _said(ruled: Mapping[str, Any]) -> str:
-    people = f" {ruled['need']} of ({_people(ruled['deciders'])})"
+    later = "".join(f", later also ({_people([each])})" for each in ruled["escalations"])
+    people = f" {ruled['need']} of ({_people(ruled['deciders'])}){later}"
     return f"{ruled['outcome']}{people if ruled['outcome'] == 'ask' else ''}, {ruled['rule']}"
 
 
