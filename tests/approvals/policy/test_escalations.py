@@ -234,6 +234,29 @@ async def test_steps_whose_announcements_have_aged_out_of_raw_are_not_announced_
     assert (second, last) == (["approval.escalated 2"], ["approval.decided"])
 
 
+async def test_a_step_that_a_killed_process_left_unsaid_is_announced_without_frames_in_raw(
+    nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most reminders come days after the request, when RAW has no frame of the run any more."""
+    policy = written(tmp_path, "default: {deadline: 2h, remind: [1h]}\n")
+    async with pipeline(nats.url, Config(), ONE, policy=policy, outbox_s=0.1) as penstock:
+        approval = await pause(penstock)
+        await penstock.events_until(approval.run_id, "lifecycle.paused")
+        aged = subjects.raw_of_run(approval.run_id)
+        await penstock.bus.api(f"STREAM.PURGE.{streams.RAW}", {"filter": aged})
+        in_time = Later(penstock.bus, timedelta(minutes=90))
+        dies, after = (Approvals(in_time, pod) for pod in ("dies", "after"))  # type: ignore[arg-type]
+        monkeypatch.setattr(dies, "_announcements", None)  # the process ends before it announces
+        with pytest.raises(AttributeError):
+            await dies.on_due(approval.approval_id)
+        for _ in range(2):  # the message is delivered again
+            await after.on_due(approval.approval_id)
+        events = await penstock.events_until(approval.run_id, "approval.reminded")
+        said = await announced(penstock, approval)
+    assert said == ["approval.reminded 1"]
+    assert told(events) == ["lifecycle.paused", *said]
+
+
 async def test_a_message_that_comes_too_early_is_scheduled_again(
     nats: NatsServer, tmp_path: Path
 ) -> None:

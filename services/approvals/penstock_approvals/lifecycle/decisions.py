@@ -172,7 +172,11 @@ class Approvals:
                         log.info("run %s: approval %s %s", record.run_id, approval_id, what)
             else:
                 await self.audit.follow(record)  # writes an entry for each step
-                new = request_events(record)[len(earlier) :]
+                paused, *steps = request_events(record)
+                # A process that ended may have recorded steps and not announced them. Without a new
+                # step, all are announced: the normalizer ignores those that it has.
+                new = steps[len(earlier) - 1 :] or steps
+                earlier = [paused, *steps[: len(steps) - len(new)]]
                 await self._announcements.announce(record, *new, earlier=earlier)
                 # The message may have come too early, because the clock of another server was fast.
                 # The message is then used up, and nothing would happen at the time of the
