@@ -134,7 +134,7 @@ async def test_a_kill_at_any_write_leaves_the_vote_taken_back_once_or_not_at_all
         dies = approvals_process(fresh_nats.url, dies_in=("amend", write), policy=policy)
         async with dies as victim:
             approval = await pause(penstock)
-            given = vote(approval, person("anonymous", "ops"))
+            given = vote(approval, person("anonymous", "ops"), key="k")
             await penstock.ask(approval.approval_id, given)
             url = f"{victim.url}/v1/approvals/{approval.approval_id}/decision"
             with suppress(httpx.HTTPError):
@@ -151,6 +151,7 @@ async def test_a_kill_at_any_write_leaves_the_vote_taken_back_once_or_not_at_all
             for name in ("ada", "bob"):
                 await other.ask(approval.approval_id, vote(approval, person(name, "ops")))
             events = await penstock.events_until(approval.run_id, "approval.decided")
+            late = await other.ask(approval.approval_id, given)
 
             async def nothing_is_left() -> bool:
                 return not await penstock.bus.bucket("approvals").keys("outbox.*")
@@ -160,6 +161,7 @@ async def test_a_kill_at_any_write_leaves_the_vote_taken_back_once_or_not_at_all
     assert [each["event"] for each in audit["records"]] == ["requested", "voted", "taken_back"]
     assert audit["intact"]
     assert events[-1].data["deciders"] == ["ada", "bob"]
+    assert (late.status, "decided already" in late.detail) == (409, True), "the vote did not count"
 
 
 async def test_votes_that_are_taken_back_race_with_the_votes_of_others(

@@ -516,9 +516,11 @@ def _step_terms(record: ApprovalRecord) -> StepTerms | None:
 
 
 def _not_pending(record: ApprovalRecord, *, request: DecideRequest) -> DecideReply:
-    """Return 409 for a record that is not pending; 200 if the request repeats a vote."""
+    """Return 409 for a record that is not pending; 200 if the request repeats a vote that was not
+    taken back."""
     key, who = request.idempotency_key, request.decider
-    recorded = [(vote.idempotency_key, vote.decider) for vote in record.votes]
+    standing = [vote for vote in record.votes if vote.taken_back is None]
+    recorded = [(vote.idempotency_key, vote.decider) for vote in standing]
     if record.decision is not None:
         recorded.append((record.decision.idempotency_key, record.decision.made_by))
     if key is not None and any(key == each and who.is_same(by) for each, by in recorded):
