@@ -383,7 +383,9 @@ def test_a_trial_names_a_policy_that_lets_others_decide_later(
 ) -> None:
     question, leads = asked(item("pay")), "escalate: [{after: 1h, to: {roles: [leads]}}]"
     before, after = (
-        parse(f"version: 1\ndefault: {{deciders: {{roles: [finance]}}, {each}}}").outcome_of(question)
+        parse(f"version: 1\ndefault: {{deciders: {{roles: [finance]}}, {each}}}").outcome_of(
+            question
+        )
         for each in (leads, f"{leads}, {terms}" if terms.startswith("deadline") else terms)
     )
     record = ApprovalRecord.model_validate(
@@ -394,7 +396,5 @@ def test_a_trial_names_a_policy_that_lets_others_decide_later(
         }
     )
     found = compared(record, after)
-    said = found and [
-        (each["roles"], each["scope"]) for each in found["would_be"]["escalations"]
-    ]
+    said = found and [(each["roles"], each["scope"]) for each in found["would_be"]["escalations"]]
     assert said == later

@@ -26,15 +26,18 @@ _NOT_RUN: Final = frozenset({"rejected", "expired"})  # outcomes of calls that d
 
 def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
     """Return the entries for the request, escalations, reminders, votes, remarks and end that the
-    record contains."""
+    record contains.
+
+    Those of a waiting approval are in the order of their times, in which they were written. So if
+    NATS loses them, they are written with the same numbers and hashes again."""
     policy = record.policy.model_dump() if record.policy is not None else None
-    made = [
-        _requested(record, with_details),
+    waiting = [
         *(_reached(record, number) for number in range(record.escalated)),
         *_voted(record, with_details),
         *_said(record, with_details),
-        *_ended(record),
     ]
+    waiting.sort(key=lambda entry: entry.at)
+    made = [_requested(record, with_details), *waiting, *_ended(record)]
     if record.decision is not None:
         made.append(_decided(record, record.decision, with_details))
     return [replace(entry, policy=policy) for entry in made]
