@@ -26,6 +26,16 @@ SHORTEST_S: Final = 0.0005
 JOINED: Final = 2
 
 
+def until_tick_s(every_s: float, now_s: float) -> float:
+    """Return the seconds until a multiple of `every_s`, which is at least half of `every_s` away.
+
+    Loops that wait until the same moment wake their process once. A timer of uvloop may end a
+    millisecond early, and a multiple of 0.2 is not exact. If a loop then waited for the same
+    moment again, it would turn without a rest until this moment.
+    """
+    return round(now_s / every_s + 1) * every_s - now_s
+
+
 class Busyness:
     """The share of the time for which the event loop computes, as a running mean.
 

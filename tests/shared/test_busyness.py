@@ -14,7 +14,7 @@ from statistics import fmean
 
 import pytest
 
-from penstock.busyness import LOOK_S, Busyness, Pace
+from penstock.busyness import LOOK_S, Busyness, Pace, until_tick_s
 from support.fakes.busyness import busy
 
 LONGEST_S = 0.005
@@ -110,6 +110,26 @@ def test_the_share_is_that_of_the_time_in_which_the_loop_computes(share: float) 
 
 def test_nothing_waits_before_anything_was_measured() -> None:
     assert Busyness(lambda: 1000.0, lambda: 900.0).wait_s(LONGEST_S) == 0
+
+
+def test_nothing_waits_after_the_cpu_time_has_begun_again_as_that_of_a_forked_process() -> None:
+    now_s, used_s = 100.0, 60.0
+    busyness = Busyness(lambda: now_s, lambda: used_s)
+    assert busyness.share == 0
+    now_s, used_s = now_s + 1.0, 0.0
+    assert busyness.wait_s(LONGEST_S) == 0
+
+
+@pytest.mark.parametrize("every_s", [0.2, 0.5, 1.0])
+def test_a_timer_that_ends_a_millisecond_early_or_late_is_not_set_for_the_same_tick(
+    every_s: float,
+) -> None:
+    for number in range(300_000, 302_000):
+        for off_s in (-0.001, 0.0, 0.001):
+            now_s = round(number * every_s + off_s, 3)  # the clock of uvloop
+            after_s = until_tick_s(every_s, now_s)
+            assert after_s > 0.99 * every_s
+            assert now_s + after_s == pytest.approx((number + 1) * every_s)
 
 
 def test_a_thread_that_computes_is_busy_and_one_that_waits_is_not() -> None:

@@ -12,6 +12,7 @@ from penstock.bus import Bus, BusError, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
 from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.state.continuity import NOBODY
+from penstock.busyness import until_tick_s
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import CostOf, no_cost
 from penstock_normalizer.partitions.checkpoint import Checkpoint
@@ -175,7 +176,7 @@ class Partition:
         every_s = self._settings.checkpoint_s
         while True:
             # all partitions at the same moment, so that the process wakes once for them
-            await asyncio.sleep(every_s - time.monotonic() % every_s)
+            await asyncio.sleep(until_tick_s(every_s, time.monotonic()))
             if time.monotonic() > self._looked_at + IDLE_CHECKPOINT_S:
                 await self._pass_over_other_partitions()
             self._bus.continuity.record_read(self._raw, self._seen)

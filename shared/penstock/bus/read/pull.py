@@ -21,6 +21,7 @@ from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
+from penstock.busyness import until_tick_s
 
 log = logging.getLogger(__name__)
 
@@ -187,9 +188,10 @@ class PullLoop:
         self._look_later()
         try:
             while self._phase is Phase.OPEN:
+                # Cleared before the request, which may wait: nothing else would repeat a `restart`.
+                self.wake.clear()
                 if want := self._wanted():
                     await self._request(want)
-                self.wake.clear()
                 if not await self._use.work():
                     await self.wake.wait()
         finally:
@@ -198,7 +200,7 @@ class PullLoop:
 
     def _look_later(self) -> None:
         # The timers of all loops of a process fire together, so that it wakes once for them.
-        after_s = self._look_s - self._loop.time() % self._look_s
+        after_s = until_tick_s(self._look_s, self._loop.time())
         self._looking = self._loop.call_later(after_s, self._look)
 
     def _look(self) -> None:

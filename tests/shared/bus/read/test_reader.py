@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -277,3 +278,26 @@ async def test_a_reader_that_hears_no_heartbeats_any_more_makes_a_new_consumer(
         await publish_events(bus, run_id, 4, 5)
         assert await read.until(5) == [1, 2, 3, 4, 5]
         assert reader._pull.consumer != before
+
+
+async def test_a_reader_that_must_begin_again_while_it_requests_messages_does_so(
+    bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, consumers_asked = bus.jetstream.connection, list[str]()
+    publish = connection.publish
+
+    async def breaks_the_first_request(subject: str, *args: Any) -> None:
+        await publish(subject, *args)
+        if ".MSG.NEXT." in subject:
+            consumers_asked.append(subject)
+            if len(consumers_asked) == 1:
+                reader._pull.restart()
+
+    monkeypatch.setattr(connection, "publish", breaks_the_first_request)
+    read = Read()
+    async with reading(bus, run_id, read.handle) as reader:
+
+        async def asks_another() -> bool:
+            return len(set(consumers_asked)) > 1
+
+        await eventually(asks_another, 10, "a request to a new consumer")
