@@ -702,6 +702,17 @@ def test_a_call_has_its_method_its_parameters_its_headers_and_the_answers_that_i
     world.check()
 
 
+@pytest.mark.parametrize("field", ["query", "headers"])
+def test_a_call_with_a_large_parameter_or_header_fails_its_step(field: str) -> None:
+    fields = {f"x-{number}": "input.text" for number in range(20)}
+    world = World(
+        workflow({"a": {"call": {"url": "https://example.com/", field: fields}}}),
+        {"text": "x" * 10_000},
+    )
+    assert end_of(world.run()) == ("failed", "expression_error")
+    assert world.calls == {}
+
+
 def test_a_call_with_a_header_that_is_no_text_fails_its_step() -> None:
     steps = {"a": {"call": {"url": "https://example.com/", "headers": {"X-Id": "input.n"}}}}
     world = World(workflow(steps), {"n": 1})

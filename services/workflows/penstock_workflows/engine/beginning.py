@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from penstock.expressions import Budget, ValueExpression, inserted_text
+from penstock.expressions import Budget, ExpressionError, ValueExpression, inserted_text
 from penstock_workflows.definition import Step, compiled
 from penstock_workflows.definition.model import MAX_ITEMS
 from penstock_workflows.engine import forking, ids, limits, records
@@ -244,7 +245,16 @@ def _begin_call(attempt: _Attempt, action: compiled.Call) -> None:
 def _values(
     attempt: _Attempt, field: str, expressions: Mapping[str, ValueExpression]
 ) -> JsonObject:
-    return {name: attempt.value(f"{field}.{name}", each) for name, each in expressions.items()}
+    """Return the values of parameters or headers. Raises StepError for a large one: the journal
+    would have all of them."""
+    found: JsonObject = {}
+    for name, each in expressions.items():
+        found[name] = attempt.value(f"{field}.{name}", each)
+        size = len(json.dumps(found[name], ensure_ascii=False))
+        if size > limits.MAX_CALL_CHARACTERS:
+            reason = f"it gives {size} characters, more than {limits.MAX_CALL_CHARACTERS}"
+            raise StepError(f"{field}.{name}", each, ExpressionError(reason))
+    return found
 
 
 def _with_query(url: str, query: Mapping[str, Json]) -> str:

@@ -16,6 +16,7 @@ DECISION_BYTES: Final = 4 * 1024 * 1024
 # runs have no `Spent`.
 UNCOUNTED_STEPS: Final = 10_000
 RUN_STEPS: Final = 10_000_000  # the default limit of the steps of all decisions about one run
+MAX_CALL_CHARACTERS: Final = 4096  # the greatest length of a parameter or a header of a call
 MAX_DEPTH: Final = 8  # the greatest number of workflows that may be nested in each other
 # The greatest number of runs that may be under way at the same time below the run of an outermost
 # workflow.
