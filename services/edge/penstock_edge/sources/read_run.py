@@ -20,6 +20,10 @@ from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.history import BATCH, MAX_READ_BYTES
 from penstock_edge.views.items import type_of
 
+# A run's record is written before the lifecycle event that it names, usually by some milliseconds.
+LATE_S: Final = 2.0  # seconds that a request waits for such events
+LOOK_AGAIN_S: Final = 0.02  # seconds between two reads meanwhile
+
 
 @dataclass(slots=True)
 class Allowance:
@@ -29,6 +33,7 @@ class Allowance:
     size_bytes: int
     time_s: float
     _begun: float = field(default_factory=time.monotonic)
+    _waits_until_s: float = 0.0
 
     def spend(self, events: int, size_bytes: int) -> None:
         self.events -= events
@@ -39,6 +44,12 @@ class Allowance:
         late = time.monotonic() - self._begun >= self.time_s
         return late or self.events <= 0 or self.size_bytes <= 0
 
+    def may_wait(self) -> bool:
+        """Return whether the request may wait for events that are not stored yet: for `LATE_S` from
+        its first such wait on. NATS may have lost these events, and for many runs."""
+        self._waits_until_s = self._waits_until_s or time.monotonic() + LATE_S
+        return time.monotonic() < self._waits_until_s
+
 
 # The limits of one request that reads the events of a session's last runs, the newest first, until
 # one of these limits is reached.
@@ -46,9 +57,6 @@ RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
-# A run's record is written before the lifecycle event that it names, usually by some milliseconds.
-LATE_S: Final = 2.0  # seconds that a request waits for this event
-LOOK_AGAIN_S: Final = 0.02  # seconds between two reads meanwhile
 
 
 def session_allowance() -> Allowance:
@@ -68,7 +76,7 @@ async def read_run(
     payload of an event has expired."""
     events: list[dict[str, Any]] = []
     stream, pattern = events_for(run.run_id), events_of_run(run.run_id)
-    start, last, waits_until_s = run.first_event or 1, 0, 0.0
+    start, last = run.first_event or 1, 0
     while not allowance.is_spent:
         async with turn():
             found, pending = await read(bus, stream, pattern, start, BATCH, MAX_READ_BYTES)
@@ -86,10 +94,7 @@ async def read_run(
         if found and pending:
             continue
         # Without any event, the run has not begun, or all its events have expired.
-        if not 0 < last < run.sequence:
-            break
-        waits_until_s = waits_until_s or time.monotonic() + LATE_S
-        if time.monotonic() >= waits_until_s:
+        if not 0 < last < run.sequence or not allowance.may_wait():
             break
         await asyncio.sleep(LOOK_AGAIN_S)
     return events

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from penstock.bus import Bus
+from penstock.bus.read.direct import read
+from penstock.bus.subjects import events_of_run
+from penstock_edge.sources import read_run
 from penstock_edge.surfaces.agno import sessions as agno_sessions
 from support.drive.agno_surface import CONFIG
 from support.drive.clients import Client, MakeEdge
@@ -26,11 +30,16 @@ def user() -> str:
 
 
 async def finished(
-    bus: Bus, user: str, session_id: str, said: str = "hi", agent: str = "assistant"
+    bus: Bus,
+    user: str,
+    session_id: str,
+    said: str = "hi",
+    agent: str = "assistant",
+    lost: int = 0,
 ) -> PretendRun:
-    """Return a run that has ended and in which a tool was called."""
-    run = PretendRun(bus, session_id=session_id)
-    await run.join(user_id=user, agent=agent, message=said, status="completed", summary="HI")
+    """Return a run that has ended and in which a tool was called; so many events are `lost`."""
+    run, fields = PretendRun(bus, session_id=session_id), {"status": "completed", "summary": "HI"}
+    await run.join(user_id=user, agent=agent, message=said, sequence=5 + lost, **fields)
     await run.say("lifecycle.started", agent=agent, user_id=user, message=said)
     await run.say("llm.tool_call", tool_call_id="t1", tool="weather", args={"city": "Rome"})
     await run.say("llm.tool_result", tool_call_id="t1", tool="weather", outcome="ok", result="21")
@@ -143,6 +152,24 @@ async def test_a_session_that_is_too_long_shows_its_first_runs_by_their_records(
         (False, "one", "HI"),
         (True, "two", "TWO"),
     ]
+
+
+async def test_runs_whose_last_event_is_lost_are_shown_after_one_wait_for_all_of_them(
+    edge: Client, bus: Bus, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_run, "LATE_S", 0.1)
+    reads: Counter[str] = Counter()
+
+    async def counted(bus: Bus, stream: str, pattern: str, *limits: Any) -> Any:
+        reads[pattern] += 1
+        return await read(bus, stream, pattern, *limits)
+
+    monkeypatch.setattr(read_run, "read", counted)
+    *others, newest = [await finished(bus, user, "s1", lost=1) for _ in range(3)]
+    found = (await edge.get("/sessions/s1/runs", params={"user_id": user})).json()
+    assert [each["content"] for each in found] == ["HI", "HI", "HI"]
+    assert reads.pop(events_of_run(newest.run_id)) > 1
+    assert reads == {events_of_run(run.run_id): 1 for run in others}
 
 
 async def test_what_is_another_users_is_as_what_does_not_exist(

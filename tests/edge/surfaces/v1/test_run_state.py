@@ -123,6 +123,8 @@ async def test_a_state_whose_last_event_is_lost_is_told_without_it(
     await run.record(status="completed", sequence=2)
     await run.started()
     assert (await state(edge, run))["at"] == 1
+    fork = await edge.get(f"/v1/runs/{run.run_id}/fork")
+    assert (fork.status_code, "event 2 of the run is not stored" in fork.text) == (422, True)
 
 
 async def test_a_run_that_has_not_begun_is_queued(edge: Client, bus: Bus) -> None:
@@ -159,3 +161,13 @@ async def test_events_that_are_too_large_are_refused_with_the_place_that_can_be_
     at = int(answer.json()["detail"].split("after event ")[1].split()[0])
     assert 1 <= at < 14
     assert (await state(edge, run, at))["at"] == at
+
+
+async def test_a_run_of_too_many_events_has_no_state_now_but_earlier_ones(
+    edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "EVENTS_READ", 5)
+    run = await told(bus)
+    answer = await edge.get(f"/v1/runs/{run.run_id}/state")
+    assert (answer.status_code, "after event 5 " in answer.json()["detail"]) == (422, True)
+    assert (await state(edge, run, 5))["at"] == 5

@@ -166,8 +166,10 @@ class Forks(Handlers):
         await read_run(edge.bus, record, allowance, edge.turns.for_caller(who), first.take)
         if first.state.first != 1:
             raise Problem(410, "the run's first events are no longer kept")
-        if first.last < record.sequence:
+        if first.last < record.sequence and allowance.is_spent:
             raise Problem(422, "the run has too many events to be forked")
+        if first.last < record.sequence:
+            raise Problem(422, f"event {record.sequence} of the run is not stored; try again later")
         return first
 
 

@@ -386,11 +386,12 @@ class Runs(Handlers):
         await read_run(edge.bus, record, allowance, edge.turns.for_caller(who), take)
         if state.first > 1 or (state.at == 0 and record.sequence > 0):
             raise Problem(410, "the run's first events are no longer kept")
-        if allowance.is_spent and state.at < at:
+        wanted = at if "at" in request.query_params else max(at, record.sequence)
+        if allowance.is_spent and state.at < wanted:
             raise Problem(
                 422,
-                f"at: the events up to here are too large; the state after event {state.at} can "
-                "be made",
+                f"at: the events up to here are too many or too large; the state after event "
+                f"{state.at} can be made",
             )
         return json_response({"run_id": record.run_id, **state.shown()})
 
