@@ -388,18 +388,19 @@ async def test_a_run_is_watched_again_to_any_of_its_events(
         is_clean(page, demo)
 
 
+def seen(is_hidden: bool) -> str:
+    return (
+        "Object.defineProperty(document, 'hidden', "
+        f"{{value: {json.dumps(is_hidden)}, configurable: true}});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+
+
 @pytest.mark.console
 async def test_a_page_behind_others_has_no_stream_and_goes_on_when_it_is_seen(
     demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "Tell me a slow story", "assistant")
-
-    def seen(is_hidden: bool) -> str:
-        return (
-            "Object.defineProperty(document, 'hidden', "
-            f"{{value: {json.dumps(is_hidden)}, configurable: true}});"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
 
     async with page_at(f"{demo}/console/runs/{run_id}?tab=events") as page:
         count = "parseInt(document.querySelector('.events .dim')?.textContent)"
@@ -486,6 +487,53 @@ async def test_seven_windows_of_one_browser_all_go_on_and_requests_are_answered(
             await page.until("!!document.querySelector('.events .event')")
             assert await page.value(ALL_ROWS) == await events_of(http, run_id)
             is_clean(page, demo)
+
+
+@pytest.mark.console
+async def test_the_bytes_of_a_run_that_waits_take_turns_with_other_streams(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "confirm the bytes")
+    await has_status(http, run_id, "paused")
+    async with page_at(f"{demo}/console/runs/{run_id}") as page:
+        await page.until("!!document.querySelector('.decision')")
+        # A page that is not seen has no stream.
+        await page.value(seen(is_hidden=True))
+        await page.value("document.querySelector('#tab-raw').click()")
+        await page.until("!!document.querySelector('.bytes')")
+        await page.value(seen(is_hidden=False))
+        await page.until("document.querySelector('.bytes').textContent.includes('RunPaused')")
+        assert len([each for each in page.requested if "dialect=raw" in each]) == 1
+        # Other windows take all four connections, and give them back.
+        await page.value(
+            "window.taken = []; for (const number of [0, 1, 2, 3])"
+            " navigator.locks.request(`penstock-stream-${number}`,"
+            " () => new Promise((giveBack) => taken.push(giveBack))); null"
+        )
+        await page.until("taken.length === 4")
+        await decided(http, run_id)
+        await has_status(http, run_id, "completed")
+        await page.value("taken.forEach((giveBack) => giveBack())")
+        await page.until("document.querySelector('.bar .status').textContent === 'completed'")
+        await page.until("document.querySelector('.bytes').textContent.includes('RunCompleted')")
+        whole = await http.get(f"/v1/runs/{run_id}/events", params={"dialect": "raw"})
+        assert await page.text(".bytes") == whole.text
+        is_clean(page, demo)
+
+
+@pytest.mark.console
+async def test_a_browser_that_refuses_locks_follows_a_run_all_the_same(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "confirm without locks")
+    async with page_at(f"{demo}/docs") as page:
+        refuse = (
+            "navigator.locks.request = async () => { throw new DOMException('', 'SecurityError') }"
+        )
+        await page.send("Page.addScriptToEvaluateOnNewDocument", source=refuse)
+        await page.go(f"{demo}/console/runs/{run_id}")
+        await page.until("!!document.querySelector('.decision')")
+        is_clean(page, demo)
 
 
 @pytest.mark.console

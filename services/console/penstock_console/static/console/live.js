@@ -9,28 +9,41 @@ const CONNECTIONS = Array.from({ length: 4 }, (_, number) => `penstock-stream-${
 const TURN_MS = 3000; // after so long, a stream makes room for one that waits
 
 /**
- * Wait for one of the connections for streams. Return a function that gives it back. Without locks,
- * which browsers have only for HTTPS and for this machine, nobody waits.
- * @returns {Promise<() => void>}
+ * Wait for one of the connections for streams, which the abort of `signal` gives back. From time to
+ * time, if others wait meanwhile, `makeRoom` is called, which must abort `signal` and may wait again.
+ * Without locks, which browsers have only for HTTPS and for this machine, nobody waits.
  */
-export function connection(signal) {
-  if (!navigator.locks) return Promise.resolve(() => {});
+export async function connection(signal, makeRoom) {
+  const giveBack = await granted(signal);
+  if (giveBack === null) return;
+  const turn = setInterval(async () => (await othersWait()) && !signal.aborted && makeRoom(), TURN_MS);
+  const end = () => {
+    clearInterval(turn);
+    giveBack();
+  };
+  if (signal.aborted) end();
+  else signal.addEventListener("abort", end);
+}
+
+/** @returns {Promise<(() => void) | null>} */
+function granted(signal) {
+  if (!navigator.locks) return Promise.resolve(null);
   const waits = new AbortController();
   signal.addEventListener("abort", () => waits.abort());
   return new Promise((found) => {
     for (const name of CONNECTIONS) {
-      const granted = () => {
+      const take = () => {
         if (waits.signal.aborted) return undefined; // another one was free first
         waits.abort();
         return new Promise((giveBack) => found(() => giveBack(undefined)));
       };
-      navigator.locks.request(name, { signal: waits.signal }, granted).catch(() => {}); // waits no more
+      // A browser that blocks what a page stores refuses its locks, too.
+      navigator.locks.request(name, { signal: waits.signal }, take).catch(() => waits.signal.aborted || found(null));
     }
   });
 }
 
 async function othersWait() {
-  if (!navigator.locks) return false;
   const { pending = [] } = await navigator.locks.query();
   return pending.some(({ name = "" }) => CONNECTIONS.includes(name));
 }
@@ -57,22 +70,13 @@ export function follow(path, { take, state, ended = async () => true, names = ["
     if (attempt !== null) return;
     attempt = new AbortController();
     const { signal } = attempt;
-    const giveBack = await connection(signal);
-    if (signal.aborted) {
-      giveBack();
-      return;
-    }
-    const source = new EventSource(cursor === null ? path : `${path}&after=${encodeURIComponent(cursor)}`);
-    const turn = setInterval(async () => {
-      if (!(await othersWait()) || signal.aborted) return;
+    await connection(signal, () => {
       stop();
       open();
-    }, TURN_MS);
-    signal.addEventListener("abort", () => {
-      clearInterval(turn);
-      source.close();
-      giveBack();
     });
+    if (signal.aborted) return;
+    const source = new EventSource(cursor === null ? path : `${path}&after=${encodeURIComponent(cursor)}`);
+    signal.addEventListener("abort", () => source.close());
     source.onopen = () => {
       failures = 0;
       state("live");

@@ -10,17 +10,18 @@ export class Raw extends Component {
   constructor() {
     super();
     this.state = { text: "", error: null, isCut: false };
+    this.text = "";
     this.draw = oncePerFrame((done) => this.setState({ text: this.text }, done));
   }
 
   componentDidMount() {
     // The stream of a run that goes on has a connection, of which a browser has few.
     this.look = () => {
-      if (document.hidden) this.stop.abort();
+      if (document.hidden) this.stop?.abort();
       else if (!this.state.isRead) this.read();
     };
     document.addEventListener("visibilitychange", this.look);
-    this.read();
+    this.look();
   }
 
   componentWillUnmount() {
@@ -29,10 +30,11 @@ export class Raw extends Component {
   }
 
   async read() {
-    this.stop = new AbortController();
-    const { signal } = this.stop;
-    const giveBack = await connection(signal);
-    signal.addEventListener("abort", giveBack);
+    this.stop?.abort();
+    const stop = new AbortController();
+    const { signal } = (this.stop = stop);
+    await connection(signal, () => this.read());
+    if (signal.aborted) return;
     const decoder = new TextDecoder();
     let [text, size] = ["", 0];
     this.setState({ error: null });
@@ -49,15 +51,15 @@ export class Raw extends Component {
         if (done) break;
         size += value.length;
         text += decoder.decode(value, { stream: true });
+        if (text.length <= this.text.length) continue; // read before this turn
         this.text = text;
         this.draw();
       }
       this.setState({ text, isCut: size >= MOST_BYTES, isRead: true });
-      this.stop.abort();
     } catch (error) {
       if (!signal.aborted) this.setState({ error: error.message });
-      giveBack();
     }
+    stop.abort();
   }
 
   render({ path }, { text, error, isCut, isRead }) {
