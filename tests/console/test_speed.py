@@ -44,6 +44,12 @@ RUN = {
     "updated_at": "2026-01-01T00:10:00.000Z",
     "legs": 1,
 }
+REQUEST = {
+    "status": "decided",
+    "requested_at": "2026-01-01T00:01:00.000Z",
+    "items": [{"item_id": "t1", "tool": "weather", "args": {}}],
+    "decision": {"outcome": "approved", "by": "policy", "at": "2026-01-01T00:01:00.000Z"},
+}
 
 
 def frame(sequence: int, category: str, action: str, **data: object) -> bytes:
@@ -100,8 +106,13 @@ async def runs(request: Request) -> JSONResponse:
     return JSONResponse({"runs": found, "next": found[-1]["run_id"] if found else None})
 
 
-async def nobody(_: Request) -> JSONResponse:
-    return JSONResponse({"approvals": [], "next": None})
+async def approvals(request: Request) -> JSONResponse:
+    """Serve the run's 150 requests by pages; nothing waits in the inbox."""
+    query = request.query_params
+    first = int(query.get("after", 0))
+    last = min(first + int(query.get("limit", 100)), 150) if "run_id" in query else 0
+    found = [REQUEST | {"approval_id": f"a{number}"} for number in range(first, last)]
+    return JSONResponse({"approvals": found, "next": str(last) if 0 < last < 150 else None})
 
 
 def function_of(handler: Handler) -> Handler:
@@ -150,7 +161,7 @@ def talker(kind: str, count: int, per_s: int | None = None) -> Iterator[str]:
         Route("/v1/me", me),
         Route("/v1/agents", agents),
         Route("/v1/events", silence),
-        Route("/v1/approvals", nobody),
+        Route("/v1/approvals", approvals),
         Route("/v1/runs", runs),
         Route("/v1/runs/{run_id}", record),
         Route("/v1/runs/{run_id}/events", stream),
@@ -244,4 +255,15 @@ async def test_a_list_of_very_many_runs_is_painted_at_once_and_scrolls() -> None
             longest_ms, per_s = await frames_of(page, 4, move)
             note("1,000 rows", first_paint_ms=first_ms, frames_per_s=per_s, longest_ms=longest_ms)
             assert longest_ms < 5000
+            assert page.logged == []
+
+
+async def test_all_requests_of_a_run_are_in_its_links() -> None:
+    with talker("text", 2) as url:
+        async with page_at(f"{url}/console/runs/{RUN_ID}?tab=links") as page:
+            asked = "document.querySelectorAll('.asked').length"
+            await page.until(f"{asked} === 100")
+            await page.click(".links-of .more button")
+            await page.until(f"{asked} === 150")
+            assert not await page.value("document.querySelector('.links-of .more')")
             assert page.logged == []

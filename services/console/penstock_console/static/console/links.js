@@ -65,26 +65,32 @@ class Asked extends Component {
 export class Links extends Component {
   constructor() {
     super();
-    this.state = { approvals: null, error: null };
+    this.state = { approvals: [], next: null, isRead: false, error: null };
   }
 
-  async componentDidMount() {
+  componentDidMount() {
+    this.read();
+  }
+
+  async read(after = null) {
     try {
-      const search = new URLSearchParams({ run_id: this.props.run.run_id, limit: "100" });
-      this.setState({ approvals: (await get(`/v1/approvals?${search}`)).approvals });
+      const search = new URLSearchParams({ run_id: this.props.run.run_id, limit: "100", ...(after && { after }) });
+      const { approvals, next } = await get(`/v1/approvals?${search}`);
+      this.setState({ approvals: [...this.state.approvals, ...approvals], next, isRead: true, error: null });
     } catch (error) {
       this.setState({ error: error.message });
     }
   }
 
-  render({ run, path }, { approvals, error }) {
+  render({ run, path }, { approvals, next, isRead, error }) {
     return html`<div class="links-of">
       <h2>Deliveries</h2>
       <${Deliveries} deliveries=${run.deliveries ?? []} />
       <h2>Approvals</h2>
       ${error && html`<p class="notice" role="alert">${error}</p>`}
-      ${approvals?.length === 0 && html`<p class="dim">Nobody was asked.</p>`}
-      ${approvals?.map((each) => html`<${Asked} key=${each.approval_id} approval=${each} />`)}
+      ${isRead && approvals.length === 0 && html`<p class="dim">Nobody was asked.</p>`}
+      ${approvals.map((each) => html`<${Asked} key=${each.approval_id} approval=${each} />`)}
+      ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>Earlier requests</button></p>`}
       <h2>Trace</h2>
       ${run.trace_id
         ? html`<p><${Id} text=${run.trace_id} label="the trace's id" /> ${run.trace_url && html`<${Outside} href=${run.trace_url}>Open the trace</${Outside}>`}</p>`
