@@ -146,6 +146,7 @@ async def test_a_scope_claim_of_a_wrong_type_is_refused_whatever_the_roles(claim
     [
         ("leads=read", "must be JSON like"),
         ("[]", "must be JSON like"),
+        ("{}", "must be JSON like"),
         ('{"leads": "write"}', "leads: name one or more of act-as"),
         ('{"leads": "none"}', "leads: name one or more of act-as"),
         ('{"leads": []}', "leads: name one or more of act-as"),

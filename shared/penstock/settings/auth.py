@@ -45,11 +45,14 @@ Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 def _json_object(value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    if not value:
+        return {}
     try:
-        found = json.loads(value or "{}")
+        found = json.loads(value)
     except ValueError:
         found = None
-    if not isinstance(found, dict):
+    # An empty object would count as no setting, with which everybody has the usual scopes.
+    if not isinstance(found, dict) or not found:
         raise ValueError('must be JSON like {"leads": "read decide"}')
     return found
 
