@@ -11,6 +11,8 @@ import pytest
 from penstock.bus import Bus
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
+from penstock_edge.sources import read_run
+from penstock_edge.surfaces.v1 import forks
 from support.drive.clients import Client, MakeEdge
 from support.drive.secured import bearer
 from support.drive.workflows import define, sequence
@@ -131,23 +133,34 @@ async def test_a_repeated_fork_with_its_key_gets_the_first_one(edge: Client, bus
         ({}, {"sequence": 0}, 422, "sequence"),
         ({}, {"sequence": "4"}, 422, "sequence"),
         ({}, {"more": 1}, 422, "more"),
-        ({"sequence": 99}, {}, 422, "too many events"),
+        ({"sequence": 99}, {}, 422, "event 99 of the run is not stored"),
     ],
 )
 async def test_a_run_that_cannot_be_forked_is_refused_with_the_reason(
     edge: Client,
     bus: Bus,
+    monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any],
     body: dict[str, Any],
     status: int,
     reason: str,
 ) -> None:
+    monkeypatch.setattr(read_run, "LATE_S", 0.1)
     run = await told(bus, **fields)
     answer = await fork(edge, run, **body)
     assert answer.status_code == status, answer.text
     assert reason in answer.text
     listed = (await edge.get("/v1/runs", params={"agent": "chain", "status": "queued"})).json()
     assert not [each for each in listed["runs"] if each["forked_from"]["run_id"] == run.run_id]
+
+
+async def test_a_run_with_too_many_events_is_not_forked(
+    edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "EVENTS_READ", 5)
+    monkeypatch.setattr(read_run, "BATCH", 1)
+    answer = await fork(edge, await told(bus))
+    assert (answer.status_code, "too many events" in answer.text) == (422, True)
 
 
 async def test_a_run_whose_first_events_are_gone_is_410(edge: Client, bus: Bus) -> None:
