@@ -38,8 +38,9 @@ async def finished(
     lost: int = 0,
 ) -> PretendRun:
     """Return a run that has ended and in which a tool was called; so many events are `lost`."""
-    run, fields = PretendRun(bus, session_id=session_id), {"status": "completed", "summary": "HI"}
-    await run.join(user_id=user, agent=agent, message=said, sequence=5 + lost, **fields)
+    run = PretendRun(bus, session_id=session_id)
+    ended: dict[str, Any] = {"status": "completed", "summary": "HI", "sequence": 5 + lost}
+    await run.join(user_id=user, agent=agent, message=said, **ended)
     await run.say("lifecycle.started", agent=agent, user_id=user, message=said)
     await run.say("llm.tool_call", tool_call_id="t1", tool="weather", args={"city": "Rome"})
     await run.say("llm.tool_result", tool_call_id="t1", tool="weather", outcome="ok", result="21")
