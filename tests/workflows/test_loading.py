@@ -370,6 +370,12 @@ def test_a_mistake_is_named(name: str) -> None:
     assert all(each.startswith("line ") for each in found), "without a place"
 
 
+def test_a_list_with_a_wrong_item_is_not_called_too_short() -> None:
+    assert told(steps("a: {call: {url: 'https://x', expect: [2xx]}}")) == [
+        "line 5, column 41: steps.a.call.expect.0: must be an integer"
+    ]
+
+
 # Twenty mistakes of all stages: keys, fields, types, steps, schemas, and expressions.
 PLANTED = """\
 dsl: penstock/2

@@ -65,7 +65,8 @@ def load_value(value: Any) -> Loaded:
     try:
         definition = Definition.model_validate(value)
     except ValidationError as error:
-        found = [problem_of(each) for each in error.errors(include_url=False)]
+        mistakes = error.errors(include_url=False)
+        found = [problem_of(each) for each in mistakes if not _is_of_items(each)]
         raise InvalidDefinition([*found, *_further(value, found)]) from None
     return Loaded(compile(definition, is_new=True), value, None)
 
@@ -150,6 +151,12 @@ def digest_of(value: Any) -> str:
 def _place(problem: Problem) -> tuple[int, int]:
     where = problem.position
     return (where.line, where.column) if where is not None else (0, 0)
+
+
+def _is_of_items(error: Any) -> bool:
+    """Return whether pydantic calls a list too short only since its items are wrong."""
+    is_short = error["type"] == "too_short"
+    return is_short and len(error["input"]) >= int(error["ctx"]["min_length"])
 
 
 def problem_of(error: Any, model: type[BaseModel] = Definition) -> Problem:
