@@ -91,8 +91,14 @@ def test_escalations_that_were_reached() -> None:
 
 
 def test_edited_arguments_do_not_change_what_was_requested() -> None:
-    edited = record(digest="sha256:new", requested_digest="sha256:d", votes=[said("bob", 1)])
-    assert entries_of(edited)[0] == entries_of(record())[0]
+    asked, changed = {"amount": 5}, {"amount": 6}
+    edited = record(
+        items=[item(args=changed, requested_args=asked)],
+        **{"digest": "sha256:new", "requested_digest": "sha256:d", "votes": [said("bob", 1)]},
+    )
+    before = record(items=[item(args=asked)])
+    for details in (False, True):
+        assert entries_of(edited, details)[0] == entries_of(before, details)[0]
 
 
 def test_a_credential_is_in_no_entry_and_in_no_digest() -> None:

@@ -213,11 +213,15 @@ def note_hash(note: str | None) -> str | None:
 
 def _arguments(record: ApprovalRecord) -> dict[str, Any]:
     return {
-        item["item_id"]: HIDDEN
-        if item.get("kind") in SECRET_KINDS
-        else {name: item[name] for name in ("tool", "args", "description") if name in item}
+        item["item_id"]: HIDDEN if item.get("kind") in SECRET_KINDS else _asked(item)
         for item in record.items
     }
+
+
+def _asked(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the agent has asked for, also after a vote has changed the arguments."""
+    asked = {name: item[name] for name in ("tool", "args", "description") if name in item}
+    return asked | ({"args": item["requested_args"]} if "requested_args" in item else {})
 
 
 def _limited(details: Mapping[str, Any]) -> Mapping[str, Any]:
