@@ -101,6 +101,26 @@ async def has_its_turn(penstock: Pipeline, run_id: str) -> bool:
     return any(isinstance(each, TurnTaken) for each in records)
 
 
+async def test_the_runs_of_one_user_leave_places_in_the_queue_for_others(
+    penstock: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_workflows.effects.turns.MAX_OF_USER", 2)
+    bus = penstock.bus
+    await define(bus, definition(FLOW % ("shared", "queue")))
+    mine = []
+    for _ in range(2):
+        mine.append(await start(bus, "shared", "x", "never"))
+        await asked(bus, mine[-1])
+    refused = (await penstock.ended(await start(bus, "shared", "x", "x")))[-1]
+    assert refused.data["code"] == "limit_exceeded"
+    words = {"key": "x", "say": "x"}
+    of_another = await start_workflow(bus, "shared", words, user_id="u2")
+    await asked(bus, of_another)
+    for run_id in mine:
+        await cancel_workflow(bus, run_id)
+    assert (await penstock.ended(of_another))[-1].type == "lifecycle.completed"
+
+
 async def test_a_start_interrupts_those_before_it_or_is_refused(penstock: Pipeline) -> None:
     bus = penstock.bus
     await define(bus, definition(FLOW % ("deploy", "interrupt")))

@@ -26,6 +26,9 @@ from penstock_workflows.engine.state import State
 log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 1000  # the most runs that wait for one key
+# The most runs of one user in one queue: without it, one user's runs would leave no place for the
+# runs of others.
+MAX_OF_USER: Final = 100
 SUPERSEDED: Final = "superseded"
 TURN: Final = str(Timer("turn"))
 
@@ -34,6 +37,12 @@ class Queue(Record):
     """KV `workflows`, key `turn.<hash of tenant, workflow and key>`."""
 
     runs: list[str] = Field([], description="The run under way, then those that wait, in order")
+    users: list[str] = Field([], description="The user of each of these runs")
+
+    def keep(self, runs: list[str]) -> None:
+        """Keep these runs only, which are in the queue."""
+        users = dict(zip(self.runs, self.users, strict=True))
+        self.runs, self.users = runs, [users[each] for each in runs]
 
 
 class Turns:
@@ -52,17 +61,21 @@ class Turns:
         A caller whose run has ended meanwhile must call `leave`.
         """
         run_id, key = state.run_id, _key(state, turn.workflow, turn.key)
+        user = str(state.started.command.get("user_id") or "anonymous")
         known = await self._bucket.load(key, Queue) or Queue()
         ended = set(known.runs) - set(await self._from_first_open(known.runs, run_id))
 
         def enter(queue: Queue) -> None:
-            queue.runs = [each for each in queue.runs if each not in ended]
-            if run_id not in queue.runs and len(queue.runs) <= MAX_WAITING:
+            queue.keep([each for each in queue.runs if each not in ended])
+            has_room = len(queue.runs) <= MAX_WAITING and queue.users.count(user) < MAX_OF_USER
+            if run_id not in queue.runs and has_room:
                 queue.runs.append(run_id)
+                queue.users.append(user)
 
         queue = await self._bucket.change(key, Queue, enter, Queue())
         if queue is None or run_id not in queue.runs:
-            message = f"{MAX_WAITING} runs wait for the key {turn.key!r}"
+            many = f"{MAX_WAITING} runs, or {MAX_OF_USER} of one user,"
+            message = f"{many} wait for the key {turn.key!r}: start it again later"
             return TurnInput({"code": "limit_exceeded", "message": message})
         before = queue.runs[: queue.runs.index(run_id)]
         if not before:
@@ -76,9 +89,8 @@ class Turns:
             message = f"the run {before[0]} has the key {turn.key!r}"
             return TurnInput({"code": "busy", "message": message})
         if turn.when_busy == "interrupt":
-            by = str(state.started.command.get("user_id") or "anonymous")
             for each in before:
-                await self._children.cancel(CancelChild(each, SUPERSEDED, by))
+                await self._children.cancel(CancelChild(each, SUPERSEDED, user))
         log.info("run %s waits for %d runs with its key", run_id, len(before))
         return None
 
@@ -93,8 +105,9 @@ class Turns:
                 if await self._bucket.delete(key, entry.revision):
                     return
                 continue
-            value = Queue(runs=others).dump()
-            if others == queue.runs or await self._bucket.update(key, value, entry.revision):
+            is_changed = others != queue.runs
+            queue.keep(others)
+            if not is_changed or await self._bucket.update(key, queue.dump(), entry.revision):
                 await self._wake(others[0])
                 return
 
