@@ -107,7 +107,7 @@ export class Client {
 
   constructor(url = "", { token, cookie = false, notice = () => {}, fetch = globalThis.fetch } = {}) {
     const base = url.replace(/\/+$/, "");
-    this.server = { url: base, name: base || globalThis.location?.origin, notice, hasAnswered: false };
+    this.server = { url: base, name: base || (globalThis.location?.origin ?? "an empty URL"), notice, hasAnswered: false };
     this.#token = token;
     this.#cookie = cookie;
     this.#fetch = (input, init) => fetch(input, init);
@@ -231,6 +231,8 @@ export class Client {
     let token = isFunction ? await this.#token() : this.#token;
     const headers = {
       accept,
+      // Some proxies that compress hold events until the stream has ended. Browsers ignore this.
+      ...(accept === "text/event-stream" && { "accept-encoding": "identity" }),
       ...(cursor && { "last-event-id": cursor }),
       ...(body && { "content-type": "application/json" }),
       ...(this.#cookie && method !== "GET" && (await this.#csrf())),

@@ -87,7 +87,8 @@ class Following:
     @property
     def headers(self) -> dict[str, str]:
         cursor = {"Last-Event-ID": self.cursor} if self.cursor else {}
-        return {"Accept": "text/event-stream", **cursor}
+        # Some proxies that compress, such as Caddy's, hold events until the stream has ended.
+        return {"Accept": "text/event-stream", "Accept-Encoding": "identity", **cursor}
 
     @property
     def timeout(self) -> httpx.Timeout:

@@ -60,6 +60,16 @@ const CASES = {
     };
     return follow(new Client(url, { fetch }));
   },
+  /** Return the encodings that a stream and a call accept. */
+  async encodings() {
+    const sent = [];
+    const fetch = (target, init) => {
+      sent.push(init.headers["accept-encoding"] ?? null);
+      return globalThis.fetch(target, init);
+    };
+    await follow(new Client(url, { fetch }));
+    return [...new Set(sent)];
+  },
   /** A page that came over http from another machine has no `crypto.randomUUID`. */
   async intranet() {
     crypto.randomUUID = undefined;

@@ -88,6 +88,10 @@ def test_a_page_that_came_over_http_starts_runs(server: ReplayServer, folder: Pa
     assert len(server.requests[0][1]["idempotency_key"]) == 32
 
 
+def test_a_proxy_that_compresses_holds_no_events(server: ReplayServer, folder: Path) -> None:
+    assert run(folder, server.url, "encodings") == [None, "identity"]
+
+
 def test_a_long_event_is_read_in_one_pass(folder: Path) -> None:
     """To search the whole line again with each piece would take half a minute."""
     found = run(folder, "", "long")

@@ -209,6 +209,13 @@ def test_the_changes_of_approvals_begin_again_when_their_cursor_is_gone() -> Non
     assert following.open(410, {}) == "refusal"
 
 
+def test_a_proxy_that_compresses_holds_no_events() -> None:
+    """Caddy with `encode gzip` passed 64 events on after the last one, 15 s late."""
+    following = Following(Server("u", print), "/", {}, "7-0", until="end of run")
+    sent = httpx.Client().build_request("GET", "http://a", headers=following.headers)
+    assert sent.headers["accept-encoding"] == "identity"
+
+
 def test_ids_are_quoted_in_paths() -> None:
     assert path_of("runs", "../../admin?x") == "/v1/runs/..%2F..%2Fadmin%3Fx"
 

@@ -140,7 +140,7 @@ class _Workers:
             report = pytest.TestReport(
                 *(nodeid, location, {}, "failed"),
                 longrepr=f"The process ended with exit code {code} in this test. The tests after "
-                "it in its file were not run.",
+                "it in its file, and in the files that share its servers, were not run.",
                 when="call",
             )
             self._session.config.hook.pytest_runtest_logreport(report=report)
