@@ -350,7 +350,9 @@ async def test_a_run_is_watched_again_to_any_of_its_events(
     demo: str, http: httpx.AsyncClient
 ) -> None:
     run_id = await started(http, "textconfirm Watched again")
+    other = await started(http, "text not watched")
     await decided(http, run_id)
+    await has_status(http, other, "completed")
     await has_status(http, run_id, "completed")
     events = await events_of(http, run_id)
     asked = [type_ for _, type_ in events].index("approval.requested") + 1
@@ -385,6 +387,13 @@ async def test_a_run_is_watched_again_to_any_of_its_events(
         await page.click(".watch button:last-of-type")
         await page.until(f"document.querySelector('.state-at')?.dataset.at === '{len(events)}'")
         assert '"completed"' in await page.text(".state-at .tree")
+        # Another run is not watched because this one is.
+        await page.click(".watch button")
+        moved = "dispatchEvent(new CustomEvent('penstock-moved', { detail: {} }))"
+        await page.value(f"history.pushState(null, '', '/console/runs/{other}'); {moved}")
+        await page.until("document.querySelector('h1').innerText === 'text not watched'")
+        await page.until("!!document.querySelector('.watch')")
+        assert not await page.value("!!document.querySelector('.watch [aria-pressed=true]')")
         is_clean(page, demo)
 
 
@@ -580,8 +589,9 @@ async def test_the_inbox_is_used_with_the_keyboard_alone(
 ) -> None:
     run_id = await started(http, "confirm by keys")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    async with page_at(f"{demo}/console/inbox") as page:
+    async with page_at(f"{demo}/console/runs") as page:
         await page.resize(1280)
+        await page.navigate(f"{demo}/console/inbox")  # which goes on to the first that waits
         await page.until("!!document.querySelector('.chosen .decision')")
         while not await page.value(f"location.pathname.endsWith('{approval_id}')"):
             await page.press("j")

@@ -212,7 +212,10 @@ async def test_a_question_is_asked_and_answered_without_a_decision(
     async with page_at(f"{demo}/console") as page:
         await page.resize(1280)
         await chosen(page, demo, approval_id)
-        for button, text in (("Ask", "Which <b>one</b>?"), ("Answer", "This one.")):
+        for button, text in (
+            ("Ask", "Which <b>one</b>?"),
+            ("Answer the question", "This one."),
+        ):
             await page.type(".chosen .foot input[maxlength]", text)
             code = "[...document.querySelectorAll('.chosen .foot button')]"
             named = f"{code}.find((each) => each.innerText === '{button}' && !each.disabled)"
@@ -222,6 +225,50 @@ async def test_a_question_is_asked_and_answered_without_a_decision(
         shown = await page.text(".chosen .decision")
         assert "question of anonymous: Which <b>one</b>?" in " ".join(shown.split())
         assert (await http.get(f"/v1/approvals/{approval_id}")).json()["status"] == "pending"
+        is_clean(page, demo)
+
+
+async def test_the_form_of_a_workflow_is_filled_in_or_rejected(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    fields = {"amount": {"type": "number"}, "reason": {"type": "string"}}
+    optional = {"type": "object", "properties": fields}
+    forms = {"first": optional, "second": {**optional, "required": ["amount"]}}
+    steps = {
+        name: {"approve": {"title": f'"The {name}?"', "form": form}, "output": "result.data"}
+        for name, form in forms.items()
+    }
+    steps["second"]["needs"] = ["first"]
+    flow = {"dsl": "penstock/1", "name": "forms", "version": "1", "steps": steps}
+    body = {**flow, "output": '{"first": first.output, "second": second.output}'}
+    assert (await http.put("/v1/workflows/forms/versions/1", json=body)).is_success
+    async with page_at(f"{demo}/console") as page:
+        await page.resize(1280)
+        approves, rejects = (
+            f"document.querySelector('.decision:not(.is-settled) button.{each}:enabled')?.innerText"
+            for each in ("approve", "reject")
+        )
+        ends = (("reject", "failed", "rejected"), ("approve", "completed", None))
+        for press, status, code in ends:
+            answer = await http.post("/v1/workflows/forms/runs", json={"input": {}})
+            run_id = answer.json()["run_id"]
+            await page.go(f"{demo}/console/runs/{run_id}")
+            # Nothing need be filled in.
+            await page.until(f"{approves} === 'Approve' && {rejects} === 'Reject'")
+            await page.click(".decision:not(.is-settled) button.approve")
+            await page.until("document.querySelectorAll('.decision').length === 2")
+            await page.until(f"{rejects} === 'Reject'")
+            assert await page.value(approves) is None
+            if press == "approve":
+                await page.type(".decision:not(.is-settled) .answer input[type=number]", "5")
+            await page.click(f".decision:not(.is-settled) button.{press}")
+            run = await has_status(http, run_id, status)
+            assert run.get("code") == code
+            await page.until("!!document.querySelector('.item-end')")
+        story = await page.text(".transcript")
+        assert "approved by anonymous" in story
+        end = (await http.get(f"/v1/runs/{run_id}/state")).json()
+        assert end["steps"][1]["output"] == {"amount": 5}
         is_clean(page, demo)
 
 

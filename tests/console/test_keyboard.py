@@ -125,9 +125,10 @@ async def test_the_run_that_deleted_a_file_is_found_and_run_again_without_and_bo
     run_id = await started(http, "Please delete report.txt", "assistant")
     await decided(http, run_id)
     await has_status(http, run_id, "completed")
-    async with page_at(f"{demo}/console/inbox") as page:
+    async with page_at(f"{demo}/console/runs") as page:
         reader = Reader(page)
         await page.resize(1280)
+        await reader.open("nav a[href='/console/inbox']")
         await reader.open("a[href='/console/inbox/earlier']")
         await reader.gets("h1")
         await reader.to("#earlier-tool")

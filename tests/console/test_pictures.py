@@ -37,6 +37,7 @@ async def the_run_of_a_workflow(page: Page, demo: str) -> None:
     await page.resize(1280, 720)
     await page.go(f"{demo}/console/runs/{run_id}")
     await page.until("!!document.querySelector('.decision button.approve:enabled')")
+    await page.until("document.querySelectorAll('.node').length === 4")
     await page.until("document.querySelector('.live').textContent === 'live'")
     await page.value("scrollTo(0, 0)")
 

@@ -182,6 +182,26 @@ async def test_mistakes_of_a_definition_are_marked_at_their_lines(demo: str) -> 
         assert "422" in complaint
 
 
+async def test_what_is_written_for_one_version_is_not_sent_with_another(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    for version, name in (("1", "path"), ("2", "folder")):
+        schema = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+        flow = {"dsl": "penstock/1", "name": "versions", "version": version, "input": schema}
+        body = {**flow, "steps": {"a": {"set": f"input.{name}"}}, "output": "a.output"}
+        answer = await http.put(f"/v1/workflows/versions/versions/{version}", json=body)
+        assert answer.is_success, answer.text
+    async with page_at(f"{demo}/console/workflows/versions?version=1") as page:
+        await page.until("document.querySelector('.start label')?.innerText.includes('path')")
+        await page.type(".start input", "of the first")
+        await page.until("!!document.querySelector('.start button:enabled')")
+        await page.click("aside a[href$='version=2']")
+        await page.until("document.querySelector('.start label')?.innerText.includes('folder')")
+        assert await page.value("document.querySelector('.start button').disabled")
+        assert await page.value("document.querySelector('.start input').value") == ""
+        is_clean(page, demo)
+
+
 async def test_what_left_penstock_for_a_run_is_beside_it(
     demo: str, http: httpx.AsyncClient
 ) -> None:
@@ -243,7 +263,9 @@ async def test_every_screen_is_reached_by_the_keyboard_and_by_its_address(demo: 
             await page.until(f"document.title === {json.dumps(f'{name} - Penstock')}")
             # The heading has the focus, so that the screen is read from its beginning.
             await page.until("document.activeElement.matches('h1')")
+            await page.value("window.isBefore = true")
             await page.send("Page.reload")
+            await page.until("!window.isBefore && document.readyState === 'complete'")
             await page.until(f"document.title === {json.dumps(f'{name} - Penstock')}")
         is_clean(page, demo)
 

@@ -63,7 +63,7 @@ def is_clean(page: Page, url: str) -> None:
     sent = [each for each in page.requested if not each.startswith("data:")]
     assert {urlsplit(each).netloc for each in sent} == {urlsplit(url).netloc}
     # Where callers are asked who they are, the first request of a page that was opened anew is 401.
-    assert [each for each in page.logged if "401" not in each] == []
+    assert [each for each in page.logged if "401" not in each] == [], page.logged
 
 
 async def is_accessible(page: Page, name: str) -> None:

@@ -164,9 +164,8 @@ class Page:
             elif told["method"] == "Network.requestWillBeSent":
                 self.requested.append(told["params"]["request"]["url"])
             elif told["method"] == "Log.entryAdded":
-                self.logged.append(
-                    f"{told['params']['entry']['source']}: {told['params']['entry']['text']}"
-                )
+                entry = told["params"]["entry"]
+                self.logged.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}")
             elif told["method"] == "Runtime.exceptionThrown":
                 self.logged.append(f"exception: {told['params']['exceptionDetails']}")
 

@@ -2,7 +2,7 @@
 // Run again: what the run did, which happens again, and the same or an edited input.
 
 import { post } from "../api.js";
-import { go } from "./place.js";
+import { go, runPlace } from "./place.js";
 import { Component, Exact, html } from "./view.js";
 import { UNSEEN } from "../unseen.js";
 
@@ -37,7 +37,7 @@ export class Again extends Component {
     this.setState({ isBusy: true, error: null });
     try {
       const again = await post(...this.request(run, transcript));
-      go(`/console/runs/${encodeURIComponent(again.run_id)}`);
+      go(runPlace(again.run_id));
     } catch (error) {
       this.setState({ isBusy: false, error: error instanceof SyntaxError ? `This is no JSON: ${error.message}` : error.message });
     }

@@ -3,12 +3,11 @@
 
 import { get, post } from "../api.js";
 import { short } from "../text.js";
-import { query } from "./place.js";
-import { Component, Time, Tree, duration, html } from "./view.js";
+import { query, runPlace } from "./place.js";
+import { Component, Delivered, Time, Tree, duration, html } from "./view.js";
 
 const path = (id) => `/v1/automations/${encodeURIComponent(id)}`;
 const place = (id) => `/console/automations/${encodeURIComponent(id)}`;
-const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 const SHOWN_MS = 24 * 3600 * 1000; // a rule is shown with its deliveries of a day
 const STATUSES = ["waiting", "delivered", "failed"];
 const DRY_RUN = { hours: 24, limit: 1000 };
@@ -20,7 +19,6 @@ const TRIED = {
   not_allowed: "are of runs that it may not see or follow",
   unreadable: "cannot be read",
 };
-const LOOKS = { waiting: "paused", delivered: "completed", failed: "failed" };
 
 /** Return what a rule waits for, and what it does, as two texts. */
 function described(rule) {
@@ -61,7 +59,7 @@ class Delivery extends Component {
     const { id, last, status, type, attempts } = delivery;
     const wait = status === "waiting";
     return html`<tr>
-        <td><span class=${`status is-${LOOKS[status] ?? "queued"}`}>${status}</span>${delivery.waits_for && html` <span class="dim">for ${delivery.waits_for}</span>`}</td>
+        <td><${Delivered} status=${status} />${delivery.waits_for && html` <span class="dim">for ${delivery.waits_for}</span>`}</td>
         <td>${delivery.run_id ? html`<a href=${runPlace(delivery.run_id)}>${type}</a>` : type}${delivery.started_run_id && html` <a href=${runPlace(delivery.started_run_id)}>the run it started</a>`}</td>
         <td><button type="button" class="quiet small attempts-of" aria-expanded=${isOpen} aria-label=${`${attempts} attempts of the delivery ${id}`}
           onClick=${() => this.open(!isOpen)}>${isOpen ? "▾" : "▸"} ${String(attempts)}</button></td>
@@ -193,7 +191,7 @@ export class Automation extends Component {
       const rule = await get(path(ruleId));
       const wanted = new URLSearchParams({ limit: "50", ...(status && { status }), ...(after && { after }) });
       const { deliveries, next } = await get(`${path(ruleId)}/deliveries?${wanted}`);
-      if (this.props.ruleId !== ruleId) return;
+      if (this.props.ruleId !== ruleId || this.props.search !== search) return;
       this.setState({ rule, deliveries: [...(after ? this.state.deliveries : []), ...deliveries], next, error: null });
     } catch (error) {
       this.setState({ error: error.message });

@@ -3,6 +3,7 @@
 
 import { get } from "../api.js";
 import { Transcript } from "./fold.js";
+import { runPlace } from "./place.js";
 import { Component, Status, Tree, duration, html, money, named } from "./view.js";
 import { short } from "../text.js";
 
@@ -155,7 +156,7 @@ export class Compare extends Component {
         <label><input type="checkbox" checked=${isOnlyDifferent} onChange=${(event) => this.setState({ isOnlyDifferent: event.target.checked })} /> Only what differs</label>
       </div>
       <table class="heads">
-        <thead><tr><th scope="col">About</th>${sides.map(({ run }) => html`<th scope="col"><a href=${`/console/runs/${encodeURIComponent(run.run_id)}`} title=${named(run.run_id)}>${short(run.message, 80) || run.run_id}</a></th>`)}</tr></thead>
+        <thead><tr><th scope="col">About</th>${sides.map(({ run }) => html`<th scope="col"><a href=${runPlace(run.run_id)} title=${named(run.run_id)}>${short(run.message, 80) || run.run_id}</a></th>`)}</tr></thead>
         <tbody>${facts.map(([name, show]) => html`<tr><th scope="row">${name}</th>${sides.map((side) => html`<td>${show(side)}</td>`)}</tr>`)}</tbody>
       </table>
       <ol class="rows">

@@ -3,7 +3,7 @@
 // budgets.
 
 import { get } from "../api.js";
-import { go, query } from "./place.js";
+import { go, query, runPlace } from "./place.js";
 import { Component, Time, duration, html, money } from "./view.js";
 
 const NAMES = ["by", "since", "until"];
@@ -157,7 +157,7 @@ function Accounts({ accounts }) {
     <thead><tr><th scope="col">Budget</th><th scope="col">Of</th><th scope="col">Used</th><th scope="col" class="number">Open runs</th><th scope="col" class="wide">Begins anew</th></tr></thead>
     <tbody>${sorted.map((each) => html`<tr key=${`${each.budget} ${each.subject} ${each.tenant}`}>
       <td>${each.budget}</td>
-      <td>${each.per} ${each.per === "run" ? html`<a href=${`/console/runs/${encodeURIComponent(each.subject)}`}>${each.subject}</a>` : each.subject}${each.tenant && html`<span class="dim"> of ${each.tenant}</span>`}</td>
+      <td>${each.per} ${each.per === "run" ? html`<a href=${runPlace(each.subject)}>${each.subject}</a>` : each.subject}${each.tenant && html`<span class="dim"> of ${each.tenant}</span>`}</td>
       <td class="name">${each.rooms.map((room) => html`<${Room} key=${room.dimension} room=${room} currency=${each.currency} />`)}
         ${each.calls_without_cost > 0 && html`<p class="bad">${COUNT.format(each.calls_without_cost)} calls without a price do not count as cost</p>`}</td>
       <td class="number" data-label="open runs:">${COUNT.format(each.open_runs)}</td>

@@ -224,8 +224,8 @@ export class Decision extends Component {
       ${heading && html`<p class="ask">A person decides${approval.expires_at && !done ? html`: <${Countdown} until=${approval.expires_at} />` : ""}</p>`}
       ${approval.items.map((item, index) => html`<${Asked} key=${item.item_id} item=${item} id=${`${id}-${index}`} isOpen=${!done}
         ruling=${rulings.get(item.item_id)} previous=${previous?.get(item.tool)} edit=${edits[item.item_id]}
-        setValue=${(value) => this.setState({ values: { ...this.state.values, [item.item_id]: value } })}
-        setEdit=${(text) => this.setState({ edits: { ...this.state.edits, [item.item_id]: text } })} />`)}
+        setValue=${(value) => this.setState((now) => ({ values: { ...now.values, [item.item_id]: value } }))}
+        setEdit=${(text) => this.setState((now) => ({ edits: { ...now.edits, [item.item_id]: text } }))} />`)}
       ${terms.length > 0 && html`<details class="terms"><summary>What the policy says</summary>${terms.map((each) => html`<p>${each}</p>`)}</details>`}
       ${(approval.need ?? 1) > 1 && html`<p class="dim">${String(votes.length)} of ${String(approval.need)} people have approved.</p>`}
       ${votes.map((vote) => html`<p class="dim">${vote.by} has voted <${Time} at=${vote.at} />${vote.note ? `: ${vote.note}` : ""}
@@ -245,11 +245,11 @@ export class Decision extends Component {
               onInput=${(event) => this.setState({ note: event.target.value })} /></label>
             <div class="buttons">
               <button type="button" class="approve" disabled=${isBusy || lacks || isWrong || (toType !== "" && typed !== toType)} onClick=${() => this.decide("approve")}>
-                ${NEEDS_VALUE.has(approval.items[0].kind) ? "Answer" : "Approve"}
+                ${NEEDS_VALUE.has(approval.items[0].kind) && approval.target !== "workflows" ? "Answer" : "Approve"}
               </button>
               ${mayReject && html`<button type="button" class="reject" disabled=${isBusy} onClick=${() => this.decide("reject")}>Reject</button>`}
               <button type="button" class="quiet" disabled=${isBusy || !note.trim()} title="Sends the note as a question to whoever asks" onClick=${() => this.say("question")}>Ask</button>
-              ${(approval.remarks ?? []).some((each) => each.kind === "question") && html`<button type="button" class="quiet" disabled=${isBusy || !note.trim()} title="Sends the note as an answer" onClick=${() => this.say("answer")}>Answer</button>`}
+              ${(approval.remarks ?? []).some((each) => each.kind === "question") && html`<button type="button" class="quiet" disabled=${isBusy || !note.trim()} title="Sends the note as an answer" onClick=${() => this.say("answer")}>Answer the question</button>`}
             </div>
           </div>`}
     </section>`;

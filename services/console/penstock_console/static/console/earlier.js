@@ -4,8 +4,8 @@
 import { get } from "../api.js";
 import { call, short } from "../text.js";
 import { outcomeOf } from "./decision.js";
-import { go, query } from "./place.js";
-import { Component, Time, html } from "./view.js";
+import { approvalPlace, go, query, runPlace } from "./place.js";
+import { Component, Time, html, instant } from "./view.js";
 
 const NAMES = ["status", "tool", "agent", "user_id", "since"];
 const STATUSES = ["decided", "expired", "withdrawn"];
@@ -33,8 +33,7 @@ export class Earlier extends Component {
   /** @returns {any} */
   get wanted() {
     const { since, status, ...rest } = query(this.props.search, NAMES);
-    const from = new Date(since);
-    return { ...rest, status: STATUSES.includes(status) ? status : STATUSES[0], since: Number.isNaN(from.getTime()) ? "" : from.toISOString() };
+    return { ...rest, status: STATUSES.includes(status) ? status : STATUSES[0], since: instant(since) };
   }
 
   async read(after = null) {
@@ -79,9 +78,9 @@ export class Earlier extends Component {
         <thead><tr><th scope="col">Outcome</th><th scope="col">What was asked</th><th scope="col">Run</th><th scope="col" class="wide">For</th><th scope="col" class="wide">At</th></tr></thead>
         <tbody>${approvals.map((each) => html`<tr key=${each.approval_id}>
           <td>${outcomeOf(each)}</td>
-          <td class="name"><a href=${`/console/inbox/${encodeURIComponent(each.approval_id)}`}>${each.items.map((item) => short(item.tool ? call(item.tool, item.args) : item.description ?? item.kind, 120)).join("; ")}</a>
+          <td class="name"><a href=${approvalPlace(each.approval_id)}>${each.items.map((item) => short(item.tool ? call(item.tool, item.args) : item.description ?? item.kind, 120)).join("; ")}</a>
             ${each.decision?.note && html`<p class="dim">${short(each.decision.note, 120)}</p>`}</td>
-          <td><a href=${`/console/runs/${encodeURIComponent(each.run_id)}`}>${each.agent}</a></td>
+          <td><a href=${runPlace(each.run_id)}>${each.agent}</a></td>
           <td class="wide">${each.user_id}</td>
           <td class="wide"><${Time} at=${each.decision?.at ?? each.updated_at} /></td>
         </tr>`)}</tbody>

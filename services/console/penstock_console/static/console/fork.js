@@ -4,7 +4,7 @@
 
 import { get, post } from "../api.js";
 import { UNSEEN } from "../unseen.js";
-import { go } from "./place.js";
+import { go, runPlace } from "./place.js";
 import { Component, Exact, html } from "./view.js";
 
 const PAUSE_MS = 150; // a number that is typed is asked about once
@@ -74,7 +74,7 @@ export class Fork extends Component {
     try {
       const body = { sequence: Number(sequence), ...(text.trim() ? { message: text } : {}) };
       const forked = await post(`${this.props.path}/fork`, body);
-      go(`/console/runs/${encodeURIComponent(forked.run_id)}`);
+      go(runPlace(forked.run_id));
     } catch (error) {
       this.setState({ isBusy: false, error: error.message });
     }

@@ -60,6 +60,10 @@ function Field({ id, name, schema, set, required = true }) {
 }
 
 class Fields extends Component {
+  componentDidMount() {
+    if (!this.props.required.length) this.props.set({}); // nothing need be filled in
+  }
+
   change(name, value) {
     this.values = { ...this.values, [name]: value };
     const isWhole = this.props.required.every((each) => this.values[each] !== undefined);

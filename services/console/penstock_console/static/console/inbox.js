@@ -6,7 +6,7 @@ import { call, short } from "../text.js";
 import { Countdown, Decision, areAlike, outcomeOf } from "./decision.js";
 import { keyOf } from "./keys.js";
 import { follow } from "./live.js";
-import { focusOn, go } from "./place.js";
+import { approvalPlace, focusOn, go, runPlace } from "./place.js";
 import { Component, Time, html } from "./view.js";
 
 const WAITS = ["requested", "voted", "taken_back", "remarked", "escalated", "reminded"];
@@ -64,7 +64,7 @@ export class Inbox extends Component {
       this.setState({ isLoading: false, error: null, next });
       const [first] = this.sorted();
       const isWide = matchMedia("(min-width: 48.01rem)").matches;
-      if (first && isWide && !this.props.approvalId) go(placeOf(first), { replace: true });
+      if (first && isWide && !this.props.approvalId) go(approvalPlace(first.approval_id), { replace: true });
       else await this.readLines();
     } catch (error) {
       this.setState({ isLoading: false, error: error.message });
@@ -92,7 +92,7 @@ export class Inbox extends Component {
 
   async readLines() {
     const id = this.props.approvalId;
-    this.setState({ lines: [], previous: new Map() });
+    this.setState({ lines: [], previous: new Map(), error: null });
     if (!id) return;
     const path = `/v1/approvals/${encodeURIComponent(id)}`;
     try {
@@ -119,7 +119,7 @@ export class Inbox extends Component {
       const all = this.sorted();
       const at = all.findIndex((each) => each.approval_id === this.props.approvalId);
       const next = all[Math.max(0, Math.min(all.length - 1, at + step))];
-      if (next) go(placeOf(next), { replace: true });
+      if (next) go(approvalPlace(next.approval_id), { replace: true });
       return;
     }
     // The keys only lead to the buttons: no decision is made by one stray key. A dangerous call has
@@ -154,7 +154,7 @@ export class Inbox extends Component {
           ${all.map((each) => {
             const outcome = outcomeOf(each);
             return html`<li key=${each.approval_id} class=${outcome ? "is-settled" : ""}>
-              <a href=${placeOf(each)} aria-current=${each.approval_id === approvalId ? "true" : undefined} onClick=${() => requestAnimationFrame(() => focusOn(".chosen"))}>
+              <a href=${approvalPlace(each.approval_id)} aria-current=${each.approval_id === approvalId ? "true" : undefined} onClick=${() => requestAnimationFrame(() => focusOn(".chosen"))}>
                 <strong>${lineOf(each)}</strong>
                 ${each.items.length > 1 && html`<span class="dim"> and ${String(each.items.length - 1)} more</span>`}
                 <span class="dim">${each.agent} for ${each.user_id}</span>
@@ -168,7 +168,7 @@ export class Inbox extends Component {
           ? html`<div class="chosen" tabindex="-1" key=${`${approvalId} ${chosen.digest}`}>
               <p class="crumbs narrow-only"><a href="/console/inbox">All that wait</a></p>
               <p class="dim">${chosen.agent} asks for ${chosen.user_id}, <${Time} at=${chosen.requested_at} day=${true} />.${" "}
-                <a href=${`/console/runs/${encodeURIComponent(chosen.run_id)}`}>The run</a></p>
+                <a href=${runPlace(chosen.run_id)}>The run</a></p>
               <${Decision} approval=${chosen} previous=${previous} alike=${alike} onDecided=${(record) => this.put([record])} />
               ${lines.length > 0 && html`<h2>The run's last lines</h2>
                 <dl class="lines">${lines.map((each) => html`<div><dt>${each.what}</dt><dd>${each.text}</dd></div>`)}</dl>`}
@@ -200,8 +200,4 @@ function lastCalls(approvals) {
     }
   }
   return found;
-}
-
-function placeOf(approval) {
-  return `/console/inbox/${encodeURIComponent(approval.approval_id)}`;
 }

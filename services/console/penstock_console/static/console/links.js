@@ -5,12 +5,11 @@
 import { get } from "../api.js";
 import { short } from "../text.js";
 import { outcomeOf } from "./decision.js";
-import { Component, Exact, Id, Outside, Time, duration, html } from "./view.js";
+import { approvalPlace, runPlace } from "./place.js";
+import { Component, Delivered, Exact, Id, Outside, Time, duration, html } from "./view.js";
 
 const DIALECTS = ["raw", "canonical", "agui", "unified"];
 const CHANNELS = { link: "a one-time link", page: "this console", cli: "the terminal", api: "the API", policy: "the policy", automation: "a rule" };
-const LOOKS = { waiting: "paused", delivered: "completed", failed: "failed" };
-const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 
 /** What rules have sent or started for events of the run. */
 function Deliveries({ deliveries }) {
@@ -18,7 +17,7 @@ function Deliveries({ deliveries }) {
   return html`<table class="deliveries">
     <thead><tr><th scope="col">Outcome</th><th scope="col">Rule</th><th scope="col">On</th><th scope="col">Result</th><th scope="col" class="number">Attempts</th></tr></thead>
     <tbody>${deliveries.map((each) => html`<tr key=${each.id}>
-      <td><span class=${`status is-${LOOKS[each.status] ?? "queued"}`}>${each.status}</span></td>
+      <td><${Delivered} status=${each.status} /></td>
       <td><a href=${`/console/automations/${encodeURIComponent(each.automation)}`}>${each.workflow ?? each.automation}</a></td>
       <td>${each.trigger ?? ""}</td>
       <td class="name">${each.started_run_id && html`<a href=${runPlace(each.started_run_id)}>the run it started</a> `}${short(each.error?.message ?? each.result ?? "", 200)}${each.status_code ? ` (HTTP ${each.status_code})` : ""}</td>
@@ -56,7 +55,7 @@ class Asked extends Component {
           ${each.on_behalf_of ? html` for <${Exact} text=${each.on_behalf_of} />` : ""}${each.channel ? ` through ${CHANNELS[each.channel] ?? each.channel}` : ""}
           ${each.decision && html` <span class="dim">${each.decision}</span>`}</li>`)}</ol>
         ${audit.findings.map((each) => html`<p class="bad">The audit has been changed: ${each}</p>`)}`}
-      <p><a href=${`/console/inbox/${encodeURIComponent(approval.approval_id)}`}>The request</a></p>
+      <p><a href=${approvalPlace(approval.approval_id)}>The request</a></p>
     </details>`;
   }
 }

@@ -4,6 +4,10 @@
 /** The event on `window` after the address has changed. `detail` says whether it was replaced. */
 export const MOVED = "penstock-moved";
 
+/** The pages of a run and of an approval. */
+export const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
+export const approvalPlace = (id) => `/console/inbox/${encodeURIComponent(id)}`;
+
 /** Go to a path of the console. With `replace`, the place before is no step back. */
 export function go(path, { replace = false } = {}) {
   if (replace) history.replaceState(null, "", path);

@@ -3,6 +3,7 @@
 
 import { get, post, remove } from "../api.js";
 import { short } from "../text.js";
+import { runPlace } from "./place.js";
 import { Component, html } from "./view.js";
 
 const READ_MS = 3000;
@@ -56,7 +57,7 @@ export class Queue extends Component {
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       <ol class="below">
         ${waiting.map(({ run_id: id, message }, at) => html`<li key=${id}>
-          ${id === runId ? html`<span>this run</span>` : html`<a href=${`/console/runs/${encodeURIComponent(id)}`}>${short(message, 60)}</a>`}
+          ${id === runId ? html`<span>this run</span>` : html`<a href=${runPlace(id)}>${short(message, 60)}</a>`}
           ${at > 0 && html`<button type="button" class="quiet small up" aria-label=${`Move up: ${short(message, 60)}`}
             onClick=${() => this.act(post(this.path(id, "move"), { before: waiting[at - 1].run_id }))}>Up</button>`}
           <button type="button" class="quiet small withdraw" aria-label=${`Withdraw: ${short(message, 60)}`}

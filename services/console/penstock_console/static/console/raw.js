@@ -49,8 +49,8 @@ export class Raw extends Component {
       while (reader && size < MOST_BYTES) {
         const { done, value } = await reader.read();
         if (done) break;
+        text += decoder.decode(value.subarray(0, MOST_BYTES - size), { stream: true });
         size += value.length;
-        text += decoder.decode(value, { stream: true });
         if (text.length <= this.text.length) continue; // read before this turn
         this.text = text;
         this.draw();

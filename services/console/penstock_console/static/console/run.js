@@ -10,7 +10,7 @@ import { Fork } from "./fork.js";
 import { Graph } from "./graph.js";
 import { Links } from "./links.js";
 import { follow, oncePerFrame } from "./live.js";
-import { focusOn, go, query } from "./place.js";
+import { focusOn, go, query, runPlace } from "./place.js";
 import { Queue } from "./queue.js";
 import { Raw } from "./raw.js";
 import { ENDED, tagsOf } from "./run_list.js";
@@ -29,7 +29,6 @@ const SPEEDS = [1, 10];
 const MAX_GAP_MS = 3000; // a longer pause is shortened to this one while a run is watched again
 const NUMBER = new Intl.NumberFormat();
 
-const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 const comparePlace = (one, other) => `/console/compare/${encodeURIComponent(one)}/${encodeURIComponent(other)}`;
 
 function Usage({ usage }) {
@@ -100,7 +99,7 @@ export class Run extends Component {
     this.transcript = new Transcript(runId);
     this.events = [];
     this.path = path;
-    this.setState({ run: null, error: null, below: [], definition: null, form: null, step: null, forkAt: null });
+    this.setState({ run: null, error: null, below: [], definition: null, form: null, step: null, forkAt: null, speed: 0, isCancelling: false });
     this.read();
     this.stream = follow(`${path}/events?names=off&include=children`, {
       take: (message) => this.path === path && this.take(message),
@@ -122,7 +121,7 @@ export class Run extends Component {
       document.title = named(`${short(run.message, 40) || run.run_id} - Penstock`);
       this.setState({ run, error: null });
       const search = new URLSearchParams({ parent_run_id: run.run_id, limit: "200" });
-      get(`/v1/runs?${search}`).then(({ runs }) => this.setState({ below: runs.reverse() }), () => {});
+      get(`/v1/runs?${search}`).then(({ runs }) => this.path === path && this.setState({ below: runs.reverse() }), () => {});
       return !this.transcript.end;
     } catch (error) {
       if (this.path === path) this.setState({ error: error.message });
@@ -215,7 +214,7 @@ export class Run extends Component {
   /** The address of this run, with these values of the query. */
   place(values) {
     const search = new URLSearchParams(Object.entries(values).filter(([, each]) => each !== null && each !== TABS[0]));
-    return `/console/runs/${encodeURIComponent(this.props.runId)}${search.size ? `?${search}` : ""}`;
+    return `${runPlace(this.props.runId)}${search.size ? `?${search}` : ""}`;
   }
 
   /** Open the form of a fork that does this step, or this item, again. */
@@ -231,12 +230,14 @@ export class Run extends Component {
   }
 
   async cancel() {
+    const { path } = this;
     this.setState({ isCancelling: true });
     try {
-      await post(`${this.path}/cancel`, {});
+      await post(`${path}/cancel`, {});
     } catch (error) {
-      this.setState({ error: error.message });
+      if (this.path === path) this.setState({ error: error.message });
     }
+    if (this.path !== path) return;
     // The button is gone when the run has ended.
     this.setState({ isCancelling: false }, () => document.activeElement === document.body && focusOn("h1"));
     this.read();
@@ -318,12 +319,12 @@ export class Run extends Component {
             <div><dt>Legs</dt><dd>${String(run.legs ?? 0)}</dd></div>
             ${transcript.usage.calls > 0 && html`<${Usage} usage=${transcript.usage} />`}
           </dl>
-          ${!ENDED.has(status) && html`<${Queue} key=${run.session_id} session=${run.session_id} agent=${run.agent} user=${run.user_id} runId=${runId} />`}
+          ${!ENDED.has(status) && run.target !== "workflows" && html`<${Queue} key=${run.session_id} session=${run.session_id} agent=${run.agent} user=${run.user_id} runId=${runId} />`}
           ${below.length > 0 &&
           html`<h2>Runs below</h2>
             <ul class="below">
               ${below.map((each) => html`<li key=${each.run_id}>
-                <a href=${`/console/runs/${encodeURIComponent(each.run_id)}`}>${each.step_id ?? each.agent}</a>
+                <a href=${runPlace(each.run_id)}>${each.step_id ?? each.agent}</a>
                 <${Status} status=${each.status} />
               </li>`)}
             </ul>`}

@@ -5,9 +5,9 @@ import { get, getDated } from "../api.js";
 import { short } from "../text.js";
 import { keyOf } from "./keys.js";
 import { follow, oncePerFrame } from "./live.js";
-import { go, query } from "./place.js";
+import { approvalPlace, go, query, runPlace } from "./place.js";
 import { ENDED, RunList, tagsOf } from "./run_list.js";
-import { Component, Status, Time, duration, html, money } from "./view.js";
+import { Component, Status, Time, duration, html, instant, money } from "./view.js";
 
 const PAGE = 50;
 const PART = 10; // the rows of a list that is a part of another screen
@@ -18,12 +18,6 @@ const SUMS_MS = 3000; // lists know the costs of a run so long after its end
 const FILTERS = ["status", "agent", "user_id", "tenant", "session_id", "text", "since", "until"];
 const FOLDED = ["user_id", "tenant", "session_id", "since", "until"];
 const STATUSES = ["queued", "running", "paused", "completed", "failed", "cancelled"];
-
-/** Return a time of the reader's zone, as a field for times has it, as the API wants it. */
-function instant(text) {
-  const time = new Date(text);
-  return Number.isNaN(time.getTime()) ? "" : time.toISOString();
-}
 
 /**
  * Return the filters in a query: a text for each, and a list of tags.
@@ -314,14 +308,14 @@ export class Runs extends Component {
     return [
       html`<tr key=${run.run_id} class=${`depth-${Math.min(depth, 3)}`} data-run=${run.run_id}>
         <td>${run.status === "paused" && run.approval_id
-          ? html`<a class="waits" href=${`/console/inbox/${encodeURIComponent(run.approval_id)}`}><${Status} status=${run.status} /></a>`
+          ? html`<a class="waits" href=${approvalPlace(run.approval_id)}><${Status} status=${run.status} /></a>`
           : html`<${Status} status=${run.status} />`}</td>
         <td class="name">
           ${mayUnfold
             ? html`<button type="button" class="fold" aria-expanded=${isOpen} aria-label=${`Runs below ${name}`}
                 onClick=${() => this.unfold(run.run_id)}>${isOpen ? "▾" : "▸"}</button>`
             : html`<span class="fold"></span>`}
-          <a class="run-link" href=${`/console/runs/${encodeURIComponent(run.run_id)}`}>${name}</a>
+          <a class="run-link" href=${runPlace(run.run_id)}>${name}</a>
           ${tagsOf(run).map((tag) => html` <a class="tag" href=${this.placeWith(tag)}>${short(tag, 60)}</a>`)}
           ${run.status === "failed" && html`<span class="reason">${short(run.error ?? run.code ?? "", 120)}</span>`}
         </td>

@@ -5,6 +5,7 @@ import { get, post } from "../api.js";
 import { END_CONNECTOR } from "../demo.js";
 import { Transcript } from "./fold.js";
 import { follow, oncePerFrame } from "./live.js";
+import { runPlace } from "./place.js";
 import { Runs } from "./runs.js";
 import { Story } from "./story.js";
 import { Component, html, money } from "./view.js";
@@ -156,7 +157,7 @@ class Trial extends Component {
           : html`<button type="button" class="quiet small" key="leave" disabled=${phase !== "live"} onClick=${() => this.leave()}>Leave the stream</button>`)}
         ${mayLeave && END_CONNECTOR && html`<button type="button" class="quiet small" key="end" disabled=${phase !== "live"} onClick=${() => this.endConnector()}>End the connector</button>`}
         <button type="button" class="reject small" disabled=${phase !== "live" && phase !== "left"} onClick=${() => this.cancel()}>Cancel the run</button>
-        ${transcript && html`<a href=${`/console/runs/${encodeURIComponent(transcript.runId)}`}>Open the run</a>`}
+        ${transcript && html`<a href=${runPlace(transcript.runId)}>Open the run</a>`}
       </p>
     </article>`;
   }

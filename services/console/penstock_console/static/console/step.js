@@ -1,9 +1,8 @@
 // @ts-check
 // The panel of one step of a workflow's run.
 
+import { runPlace } from "./place.js";
 import { Component, Status, Tree, duration, html } from "./view.js";
-
-const runPlace = (id) => `/console/runs/${encodeURIComponent(id)}`;
 
 /** One attempt, or one item of a loop, of a step. */
 function Part({ item, name }) {

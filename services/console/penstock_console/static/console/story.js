@@ -3,7 +3,7 @@
 
 import { short } from "../text.js";
 import { Decision } from "./decision.js";
-import { focusOn } from "./place.js";
+import { focusOn, runPlace } from "./place.js";
 import { Component, Growing, Status, Time, Tree, duration, html } from "./view.js";
 
 const TOOL_WORDS = { waits: "waits for a person", called: "called", ok: "done" };
@@ -47,8 +47,8 @@ const SHOW = {
   step: (item) => html`<p>
     <${Status} status=${item.state} /> <strong>${item.name}</strong>
     ${item.until && html` <span class="dim">${duration(Date.parse(item.until) - Date.parse(item.at))}</span>`}
-    ${item.child && html` <a href=${`/console/runs/${encodeURIComponent(item.child)}`}>its run</a>`}
-    ${item.takenFrom && html` <span class="dim">not done again: taken over from</span> <a class="taken" href=${`/console/runs/${encodeURIComponent(item.takenFrom.child_run_id ?? item.takenFrom.run_id)}`}>an earlier run</a>`}
+    ${item.child && html` <a href=${runPlace(item.child)}>its run</a>`}
+    ${item.takenFrom && html` <span class="dim">not done again: taken over from</span> <a class="taken" href=${runPlace(item.takenFrom.child_run_id ?? item.takenFrom.run_id)}>an earlier run</a>`}
   </p>
   ${item.task && html`<p class="dim">${short(item.task)}</p>`}
   ${item.error && html`<p class="bad">${item.error}</p>`}

@@ -3,6 +3,7 @@
 // streams are, and dead letters with their replay.
 
 import { get, post } from "../api.js";
+import { runPlace } from "./place.js";
 import { Component, Time, html } from "./view.js";
 
 const LOOKS = { ok: "completed", wrong: "failed" };
@@ -143,7 +144,7 @@ function Letters({ letters, said, onReplay }) {
     <tbody>${letters.map((each) => html`<tr key=${each.number} data-letter=${each.number}>
       <td class="number">${String(each.number)}</td>
       <td>${each.service}</td>
-      <td>${each.run_id ? html`<a href=${`/console/runs/${encodeURIComponent(each.run_id)}`}>${each.subject}</a>` : each.subject}</td>
+      <td>${each.run_id ? html`<a href=${runPlace(each.run_id)}>${each.subject}</a>` : each.subject}</td>
       <td class="name">${each.reason}${said.has(each.number) && html`<p class="dim" role="status">${said.get(each.number)}</p>`}</td>
       <td class="wide"><${Time} at=${each.at} /></td>
       <td>${each.state === "replayed" ? html`<span class="dim">replayed <${Time} at=${each.state_at} /></span>`

@@ -90,6 +90,13 @@ export function Status({ status, more = "" }) {
   return html`<span class=${`status is-${status}`}>${STATUS_WORDS[status] ?? status}${more}</span>`;
 }
 
+const DELIVERY_LOOKS = { waiting: "paused", delivered: "completed", failed: "failed" };
+
+/** The status of a delivery of a rule. */
+export function Delivered({ status }) {
+  return html`<span class=${`status is-${DELIVERY_LOOKS[status] ?? "queued"}`}>${status}</span>`;
+}
+
 const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
@@ -104,6 +111,12 @@ function inUtc(date) {
 export function timeText(at) {
   const date = new Date(at);
   return `${DAY.format(date)}${inUtc(date)}`;
+}
+
+/** Return a time of the reader's zone, as a field for times has it, as the API wants it. */
+export function instant(text) {
+  const time = new Date(text);
+  return Number.isNaN(time.getTime()) ? "" : time.toISOString();
 }
 
 /** A time in the zone of the reader, with UTC beside it; with `day`, also today's has its day. */

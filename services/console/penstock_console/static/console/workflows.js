@@ -4,7 +4,7 @@
 import { get, post } from "../api.js";
 import { Answer } from "./form.js";
 import { Graph } from "./graph.js";
-import { go } from "./place.js";
+import { go, runPlace } from "./place.js";
 import { Component, Time, Tree, html } from "./view.js";
 
 const path = (name) => `/v1/workflows/${encodeURIComponent(name)}`;
@@ -110,14 +110,15 @@ export class Workflow extends Component {
   async read() {
     const { name, search } = this.props;
     const wanted = new URLSearchParams(search).get("version");
+    const isWanted = () => this.props.name === name && this.props.search === search;
     this.setState({ error: null });
     try {
       const version = await get(wanted ? `${path(name)}/versions/${encodeURIComponent(wanted)}` : path(name));
-      if (this.props.name === name) this.setState({ version });
+      if (isWanted()) this.setState({ version, input: undefined });
       const { versions } = await get(`${path(name)}/versions`);
-      if (this.props.name === name) this.setState({ versions });
+      if (isWanted()) this.setState({ versions });
     } catch (error) {
-      if (this.props.name === name) this.setState({ error: error.message });
+      if (isWanted()) this.setState({ error: error.message });
     }
   }
 
@@ -127,7 +128,7 @@ export class Workflow extends Component {
     this.setState({ isBusy: true, error: null });
     try {
       const run = await post(`${path(this.props.name)}/runs`, { input: input ?? {}, version: version.version });
-      go(`/console/runs/${encodeURIComponent(run.run_id)}`);
+      go(runPlace(run.run_id));
     } catch (error) {
       this.setState({ error: error.message, isBusy: false });
     }
@@ -150,7 +151,7 @@ export class Workflow extends Component {
           <div>
             <h2>Start</h2>
             <form class="card start" onSubmit=${(event) => this.start(event)}>
-              <${Answer} id="input" schema=${schema} set=${(value) => this.setState({ input: value })} />
+              <${Answer} key=${`${name} ${version.version}`} id="input" schema=${schema} set=${(value) => this.setState({ input: value })} />
               <button type="submit" disabled=${isBusy || (input === undefined && !isOpen)}>Start a run</button>
             </form>
             <h2>Definition</h2>
