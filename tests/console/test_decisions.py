@@ -244,10 +244,9 @@ async def test_the_form_of_a_workflow_is_filled_in_or_rejected(
     assert (await http.put("/v1/workflows/forms/versions/1", json=body)).is_success
     async with page_at(f"{demo}/console") as page:
         await page.resize(1280)
-        approves, rejects = (
-            f"document.querySelector('.decision:not(.is-settled) button.{each}:enabled')?.innerText"
-            for each in ("approve", "reject")
-        )
+        # The page follows its end, so what is clicked with the mouse may move away.
+        button = "document.querySelector('.decision:not(.is-settled) button.{}:enabled')"
+        approves, rejects = (f"{button.format(each)}?.innerText" for each in ("approve", "reject"))
         ends = (("reject", "failed", "rejected"), ("approve", "completed", None))
         for press, status, code in ends:
             answer = await http.post("/v1/workflows/forms/runs", json={"input": {}})
@@ -255,13 +254,13 @@ async def test_the_form_of_a_workflow_is_filled_in_or_rejected(
             await page.go(f"{demo}/console/runs/{run_id}")
             # Nothing need be filled in.
             await page.until(f"{approves} === 'Approve' && {rejects} === 'Reject'")
-            await page.click(".decision:not(.is-settled) button.approve")
+            await page.value(f"{button.format('approve')}.click()")
             await page.until("document.querySelectorAll('.decision').length === 2")
             await page.until(f"{rejects} === 'Reject'")
             assert await page.value(approves) is None
             if press == "approve":
                 await page.type(".decision:not(.is-settled) .answer input[type=number]", "5")
-            await page.click(f".decision:not(.is-settled) button.{press}")
+            await page.until(f"{button.format(press)} && !{button.format(press)}.click()")
             run = await has_status(http, run_id, status)
             assert run.get("code") == code
             await page.until("!!document.querySelector('.item-end')")

@@ -60,6 +60,7 @@ export class Inbox extends Component {
     try {
       const search = new URLSearchParams({ status: "pending", ...(after && { after }) });
       const { approvals, next } = await get(`/v1/approvals?${search}`);
+      if (this.isGone) return; // a late answer leads nobody back
       this.put(approvals);
       this.setState({ isLoading: false, error: null, next });
       const [first] = this.sorted();
