@@ -271,6 +271,30 @@ async def test_the_form_of_a_workflow_is_filled_in_or_rejected(
         is_clean(page, demo)
 
 
+async def test_a_late_answer_leads_nobody_back_to_the_inbox(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    await waiting(http, "the first that waits")
+    async with page_at(f"{demo}/console/runs") as page:
+        await page.resize(1280)
+        await page.value(
+            "{ const ask = fetch; window.fetch = async (path, ...more) => {"
+            " if (!String(path).includes('status=pending')) return ask(path, ...more);"
+            " await new Promise((goOn) => (window.answer = goOn));"
+            " const answer = await ask(path, ...more), text = await answer.text();"
+            " return Object.assign(answer, { text: async () => {"
+            " setTimeout(() => (window.isRead = true)); return text; } }); }; null }"
+        )
+        await page.click("nav a[href='/console/inbox']")
+        await page.until("!!window.answer")
+        await page.click("a[href='/console/inbox/earlier']")
+        await page.until("document.querySelector('h1').innerText === 'Earlier decisions'")
+        await page.value("answer()")
+        await page.until("window.isRead")
+        assert await page.value("location.pathname") == "/console/inbox/earlier"
+        is_clean(page, demo)
+
+
 async def test_a_decision_of_another_person_is_announced(
     demo: str, http: httpx.AsyncClient
 ) -> None:
