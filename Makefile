@@ -70,7 +70,7 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 	--ignore tests/shared/bus/test_cluster.py \
 	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
 
-test: ## Set up what is not there yet, and run all that CI runs (18 minutes of CPU time)
+test: ## Set up what is not there yet, and run all that CI runs (9 minutes on two cores)
 	@$(MAKE) --no-print-directory -j4 setup upstreams node agui-client
 	@$(MAKE) --no-print-directory -j2 lint imports
 	@$(MAKE) --no-print-directory -j2 types all-tests

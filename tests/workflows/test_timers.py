@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from penstock.bus import Bus
+from penstock.bus import Bus, subjects
 from penstock.bus.streams import SCHEDULES
 from penstock.bus.write.schedules import schedule
 from penstock_workflows.effects import timers
@@ -32,9 +32,9 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
         yield made
 
 
-async def _never(run_id: str, timer: str) -> None:
+async def _never(run_id: str, timer: str) -> bool:
     """Be a process that does not come to handle its short timers."""
-    await asyncio.Event().wait()
+    return await asyncio.Event().wait()
 
 
 async def test_due_timers_are_delivered_again_after_another_timer_was_cancelled(bus: Bus) -> None:
@@ -140,6 +140,28 @@ async def test_short_retries_and_timeouts_are_not_rounded_up_either(
         alone_s = await seconds(ten_runs("hello"))
         assert await seconds(text) - alone_s < 4
         assert len(waits) == 10
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+async def test_the_message_of_a_short_timer_stays_for_others_if_this_process_decided_nothing(
+    bus: Bus, is_decided: bool
+) -> None:
+    """Another process may have decided, and died before the effects."""
+    handled = asyncio.Event()
+
+    async def handle(run_id: str, timer: str) -> bool:
+        handled.set()
+        return is_decided
+
+    made, run_id = Timers(bus, 60, handle, 1), new_run_id()
+    subject = subjects.schedule("workflows", f"{run_id}.wait")
+    scheduled = asyncio.create_task(made.start(run_id, "wait", round(time.time() * 1000) + 300))
+    await asyncio.wait_for(handled.wait(), DEADLINE_S)
+    await scheduled
+    await made.drain()
+    due = subjects.due("workflows", f"{run_id}.wait")
+    stays = any([await bus.tail(SCHEDULES, each) for each in (subject, due)])
+    assert stays != is_decided
 
 
 async def test_a_short_timer_of_a_process_that_has_ended_is_handled_by_another(

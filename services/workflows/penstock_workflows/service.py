@@ -177,8 +177,8 @@ class WorkflowsService(Service):
         await self.give_up(stored, error)
         await self._message_handler.fail(stored, error)
 
-    async def _handle_short_timer(self, run_id: str, timer: str) -> None:
-        await self._message_handler.short_timer(run_id, timer)
+    async def _handle_short_timer(self, run_id: str, timer: str) -> bool:
+        return await self._message_handler.short_timer(run_id, timer)
 
     async def _count_waiting(self) -> None:
         while True:

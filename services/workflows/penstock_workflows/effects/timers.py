@@ -33,14 +33,14 @@ class Timers:
     """Starts the timers of runs: messages with the subject `schedule.workflows.<run>.<timer>`.
 
     `handle` is called with the run and the timer when a short timer is due, at most `at_once` times
-    at once.
+    at once. It returns False if there was nothing to decide.
     """
 
     def __init__(
         self,
         bus: Bus,
         journal_kept_s: float,
-        handle: Callable[[str, str], Awaitable[None]],
+        handle: Callable[[str, str], Awaitable[bool]],
         at_once: int,
     ) -> None:
         self._bus = bus
@@ -72,9 +72,12 @@ class Timers:
     async def _handle_short(self, of: _Timer) -> None:
         try:
             async with self._turns:
-                await self._handle(*of)
+                is_decided = await self._handle(*of)
             del self._firing[of]
-            await self.cancel(*of)
+            # If another process has decided, it may have died before the effects of its decision.
+            # Then the message stays, and whoever gets it does them.
+            if is_decided:
+                await self.cancel(*of)
         except Exception as error:
             # The message of the timer is handled soon, and gives up after some attempts.
             log.warning("run %s: the timer %s is handled later: %s", *of, error)

@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, OutcomeUnknown, subjects
@@ -58,6 +58,7 @@ MAX_MESSAGE_CHARACTERS: Final = 2000
 SLICE_STEPS: Final = 2000
 # The kinds of inputs that exist only for a run whose journal was begun. If the run of such an input
 # has no journal, the journal was removed or lost.
+_Taken = Literal["whole", "partial", "nothing"]  # how much was decided about an input
 _OF_A_RUN: Final = (ApprovalInput, CalledInput, ChildInput, TimerInput)
 
 
@@ -81,8 +82,9 @@ class Decisions:
         self._performer = performer
         self._run_steps = run_steps
 
-    async def take(self, run_id: str, cause: Input, *, repeated: bool) -> None:
-        """Decide about an input, and do the effects of the decision.
+    async def take(self, run_id: str, cause: Input, *, repeated: bool) -> bool:
+        """Decide about an input, and do the effects of the decision. Return False if there was
+        nothing to decide: the input has no meaning, or another process has decided.
 
         After a partial decision, decide about the rest. Between two decisions, other inputs of the
         run have their turn, such as a cancel. `repeated` tells whether a decision about the input
@@ -92,10 +94,13 @@ class Decisions:
             Retry, BusError: not everything is done; call again with the same input and `repeated`.
             Exception: the input cannot be processed.
         """
-        while await self._take_once(run_id, cause, repeated=repeated):
-            cause, repeated = ProceedInput(), False
+        taken = await self._take_once(run_id, cause, repeated=repeated)
+        is_decided = taken != "nothing"
+        while taken == "partial":
+            taken = await self._take_once(run_id, ProceedInput(), repeated=False)
+        return is_decided
 
-    async def _take_once(self, run_id: str, cause: Input, *, repeated: bool) -> bool:
+    async def _take_once(self, run_id: str, cause: Input, *, repeated: bool) -> _Taken:
         async with self._runs.take(run_id) as run:
             try:
                 return await self._take(run, cause, repeated=repeated or run.owes_effects)
@@ -113,16 +118,16 @@ class Decisions:
             if run.state is not None and run.unreadable is None:
                 await self._do(run, open_effects(run.state))
 
-    async def _take(self, run: RunInMemory, cause: Input, *, repeated: bool) -> bool:
-        """Decide once, and do the effects; return whether the decision was partial."""
+    async def _take(self, run: RunInMemory, cause: Input, *, repeated: bool) -> _Taken:
+        """Decide once, and do the effects."""
         if repeated or not (run.is_known or isinstance(cause, StartInput)):
             await self._read_on(run)
         if run.unreadable is not None:
             await self._fail_unreadable(run)
-            return False
+            return "whole"
         if isinstance(cause, StepStartedSeen):
             await self._on_step_started(run, cause, repeated=repeated)
-            return False
+            return "whole"
         is_current = repeated
         while True:
             decision = await self._decide(run, cause)
@@ -148,12 +153,15 @@ class Decisions:
                 run.run_id,
                 type(cause).__name__,
             )
-        if run.state is not None and (decision.records or repeated):
+        is_decided = bool(decision.records) or repeated
+        if run.state is not None and is_decided:
             await self._do(run, open_effects(run.state) if repeated else decision.effects)
-        return decision.is_partial
+        if decision.is_partial:
+            return "partial"
+        return "whole" if is_decided else "nothing"
 
     async def _take_all(self, run: RunInMemory, cause: Input) -> None:
-        while await self._take(run, cause, repeated=False):
+        while await self._take(run, cause, repeated=False) == "partial":
             cause = ProceedInput()
 
     async def _decide(self, run: RunInMemory, cause: Input) -> Decision:

@@ -150,11 +150,11 @@ class MessageHandler:
         # sequence.
         self.unfinished: set[tuple[str, int]] = set()
 
-    async def short_timer(self, run_id: str, timer: str) -> None:
-        """Handle a timer for which this process has waited."""
+    async def short_timer(self, run_id: str, timer: str) -> bool:
+        """Handle a timer for which this process has waited; return False if nothing was to do."""
         # A run may be woken twice. The process of the first time may have died between the record
         # of the turn and its effects, and the timer's message is removed after this call.
-        await self._decisions.take(run_id, TimerInput(timer), repeated=timer == TURN)
+        return await self._decisions.take(run_id, TimerInput(timer), repeated=timer == TURN)
 
     async def replay(self, stored: Stored) -> None:
         """Handle a message that became a dead letter and that an operator replays."""
