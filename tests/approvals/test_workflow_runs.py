@@ -19,7 +19,7 @@ from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import continues, end, of_type
-from support.fakes.policies import Later, person, vote, written
+from support.fakes.policies import later_bus, person, vote, written
 from support.fakes.workflow_runs import WorkflowRun
 from support.real.nats import NatsServer
 
@@ -183,13 +183,13 @@ async def test_nobody_decides_after_the_time_for_which_the_workflow_waits(
             return [stored.subject.split(".")[2] async for stored in found] == kept
 
         await eventually(only_those_of_longer_are_left, 30, f"only {kept} are scheduled")
-        later = Later(penstock.bus, timedelta(minutes=31))
-        escalated = Approvals(later, "later")  # type: ignore[arg-type]
+        later = later_bus(penstock.bus, timedelta(minutes=31))
+        escalated = Approvals(later, "later")
         await escalated.on_due(longer)
         question = partial(with_remark, kind="question", text="Why?")
         assert (await escalated.amend(longer, OWNER, question)).status == 200
-        latest = Later(penstock.bus, timedelta(minutes=41))
-        await Approvals(latest, "latest").on_due(longer)  # type: ignore[arg-type]
+        latest = later_bus(penstock.bus, timedelta(minutes=41))
+        await Approvals(latest, "latest").on_due(longer)
         steps = (await run.news())[-3:]
         assert [(each.approval_id, each.news) for each in steps] == [(longer, "escalated")] * 3
         events = [each.event for each in steps if each.event is not None]

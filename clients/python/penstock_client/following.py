@@ -46,7 +46,7 @@ class Notice:
 def read(frame: Frame) -> Event | Notice:
     """Return what a frame of the canonical dialect says. Raises penstock.events.InvalidEvent."""
     # the models take most of the time of the package's import, and not everybody reads events
-    from penstock.events import parse  # noqa: PLC0415
+    from penstock.events import parse  # noqa: PLC0415 - for this reason
 
     body: dict[str, Any] = json.loads(frame.data)
     return parse(body) if "sequence" in body else Notice(body["run_id"], body["data"])

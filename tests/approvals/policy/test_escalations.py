@@ -27,7 +27,7 @@ from support.drive.pipeline import Event, Pipeline, Services, pipeline
 from support.drive.short import in_short
 from support.drive.waiting import eventually
 from support.fakes.pauses import end, pause
-from support.fakes.policies import Later, person, vote, written
+from support.fakes.policies import later_bus, person, vote, written
 from support.real.approving import approvals_process
 from support.real.nats import NatsServer
 
@@ -119,7 +119,7 @@ async def test_an_approval_that_has_ended_is_not_escalated_later(
         else:
             await end(penstock, approval.run_id)
         await penstock.events_until(approval.run_id, f"approval.{ending}")
-        late = Approvals(Later(penstock.bus, timedelta(hours=1)), "late")  # type: ignore[arg-type]
+        late = Approvals(later_bus(penstock.bus, timedelta(hours=1)), "late")
         await late.on_due(approval.approval_id)
         record = await penstock.approval(approval.approval_id)
         said = await announced(penstock, approval)
@@ -155,7 +155,7 @@ async def test_a_step_that_is_noticed_after_the_deadline_is_not_announced(
     policy = written(tmp_path, f"default: {{deadline: 1h, escalate: {steps}}}\n")
     async with pipeline(nats.url, Config(), ONE, policy=policy, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
-        late = Approvals(Later(penstock.bus, timedelta(hours=2)), "late")  # type: ignore[arg-type]
+        late = Approvals(later_bus(penstock.bus, timedelta(hours=2)), "late")
         await late.on_due(approval.approval_id)
         events = await penstock.events_until(approval.run_id, "approval.decided")
     assert told(events) == ["lifecycle.paused", "approval.expired", "approval.decided"]
@@ -224,7 +224,7 @@ async def test_steps_whose_announcements_have_aged_out_of_raw_are_not_announced_
         await until(penstock, approval, 1)
         aged = subjects.raw_of_run(approval.run_id)
         await penstock.bus.api(f"STREAM.PURGE.{streams.RAW}", {"filter": aged})
-        late = Approvals(Later(penstock.bus, timedelta(hours=1)), "late")  # type: ignore[arg-type]
+        late = Approvals(later_bus(penstock.bus, timedelta(hours=1)), "late")
         await late.on_due(approval.approval_id)
         second = await announced(penstock, approval)
         await penstock.bus.api(f"STREAM.PURGE.{streams.RAW}", {"filter": aged})
@@ -244,8 +244,8 @@ async def test_a_step_that_a_killed_process_left_unsaid_is_announced_without_fra
         await penstock.events_until(approval.run_id, "lifecycle.paused")
         aged = subjects.raw_of_run(approval.run_id)
         await penstock.bus.api(f"STREAM.PURGE.{streams.RAW}", {"filter": aged})
-        in_time = Later(penstock.bus, timedelta(minutes=90))
-        dies, after = (Approvals(in_time, pod) for pod in ("dies", "after"))  # type: ignore[arg-type]
+        in_time = later_bus(penstock.bus, timedelta(minutes=90))
+        dies, after = (Approvals(in_time, pod) for pod in ("dies", "after"))
         monkeypatch.setattr(dies, "_announcements", None)  # the process ends before it announces
         with pytest.raises(AttributeError):
             await dies.on_due(approval.approval_id)

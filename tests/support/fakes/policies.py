@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
 
 
@@ -51,7 +52,7 @@ def vote(
     )
 
 
-class Later:
+class _Later:
     """A bus whose clock is ahead of the server's clock."""
 
     def __init__(self, bus: Any, by: timedelta) -> None:
@@ -63,3 +64,8 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus.clock if hasattr(type(self._bus.clock), name) else self._bus, name)
+
+
+def later_bus(bus: Bus, by: timedelta) -> Bus:
+    """Return the bus with a clock that is ahead of the server's clock."""
+    return cast(Bus, _Later(bus, by))
