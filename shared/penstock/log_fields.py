@@ -16,10 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from logging import LogRecord
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:  # subscribers have no structlog
-    from structlog.typing import EventDict
+from typing import Any, Final
 
 # The greatest number of traces of runs, and of runs of approvals, that a process remembers. All
 # these together take about 3 MB. The oldest entries are forgotten.
@@ -77,33 +74,19 @@ def approval_of(run_id: str, approval_id: str) -> None:
     _keep(_runs, approval_id, run_id)
 
 
-def add_fields(_logger: Any, _method: str, line: EventDict) -> EventDict:
-    """Add the fields to a line of the standard library's logging. This function is a processor of
-    structlog."""
-    record: LogRecord = line["_record"]
-    fields = _named(record.msg, line.pop("positional_args", ()))
+def fields_of(record: LogRecord) -> dict[str, Any]:
+    """Return the fields of a log line beside its text, level, logger and time."""
+    fields = _named(record.msg, record.args)
     run_id = (
         fields.pop("run_id", None)
         or getattr(record, "run_id", None)
         or _runs.get(fields.get("approval_id", ""))
         or _run.get()
     )
-    if run_id is not None:
-        line["run_id"] = run_id
-        if (trace_id := _traces.get(run_id)) is not None:
-            line["trace_id"] = trace_id
-    line.update(fields)
-    return line
-
-
-def add_run(logger: Any, method: str, line: EventDict) -> EventDict:
-    """Add `run_id` to a log line in the format `text`, unless the line's text already contains the
-    run's id."""
-    run_id = add_fields(logger, method, {**line}).get("run_id")
-    line.pop("positional_args", None)
-    if run_id is not None and run_id not in line["event"]:
-        line["run_id"] = run_id
-    return line
+    if run_id is None:
+        return fields
+    trace_id = _traces.get(run_id)
+    return {"run_id": run_id} | ({"trace_id": trace_id} if trace_id is not None else {}) | fields
 
 
 def _keep(kept: dict[str, str], key: str, value: str) -> None:

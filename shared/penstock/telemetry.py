@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import platform
 import re
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any, Final, Literal, TextIO
+from typing import Final, Literal
 
-import structlog
 from prometheus_client import Counter, Gauge, Histogram, Metric
 
-from penstock import log_fields
+from penstock.log_lines import JsonFormatter, TextFormatter
 
 LogFormat = Literal["text", "json"]
 
@@ -365,39 +363,6 @@ def name_process(agents: Iterable[str]) -> None:
     BUILD.labels(version("penstock"), platform.python_version()).set(1)
 
 
-# Maps control characters and Unicode's line separators to escapes. A tab is harmless and is not
-# escaped.
-_ESCAPES: Final = {
-    code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
-} | {9: "\t"}
-
-
-def _on_one_line(_logger: Any, _method: str, line: structlog.types.EventDict) -> Any:
-    """Escape control characters in the text of a log line.
-
-    This function is a processor of structlog.
-
-    Otherwise a client could add lines or colours to the log with a path that contains `%0A`.
-    """
-    line["event"] = str(line["event"]).translate(_ESCAPES)
-    return line
-
-
-def _indented_traceback(out: TextIO, error: structlog.typing.ExcInfo) -> None:
-    """Write a traceback whose lines are all indented, with other control characters escaped.
-
-    The text of an exception may repeat what a client or an agent server wrote. If the text began a
-    line at the margin, this line could pass for an entry of the log.
-
-    The formatter does not print local variables, such as payloads and tokens, as the default
-    formatter of structlog does.
-    """
-    text = io.StringIO()
-    structlog.dev.plain_traceback(text, error)
-    escaped = (line.translate(_ESCAPES) for line in text.getvalue().split("\n"))
-    out.write("\n  ".join(escaped))
-
-
 HIDDEN: Final = "[redacted]"
 
 # Patterns of secrets. Group 1 of each pattern is the text before the secret, which is kept. The
@@ -445,30 +410,10 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
     JSON objects have fields for the run, its trace and more (see `log_fields`). Lines and
     tracebacks have no credentials, and no values that the errors of pydantic repeat.
     """
-    shared: list[structlog.types.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        log_fields.add_fields if format == "json" else log_fields.add_run,
-    ]
-    renderer: structlog.types.Processor = (
-        structlog.processors.JSONRenderer()
-        if format == "json"
-        else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(),
-            pad_event_to=0,
-            exception_formatter=_indented_traceback,
-        )
-    )
-    last: list[structlog.types.Processor] = [
-        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-        structlog.processors.format_exc_info if format == "json" else _on_one_line,
-    ]
+    colours = sys.stderr.isatty()
+    lines = JsonFormatter() if format == "json" else TextFormatter(colours=colours)
     handler = logging.StreamHandler()
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared, processors=[*last, renderer], pass_foreign_args=True
-    )
-    handler.setFormatter(RedactingFormatter(formatter))
+    handler.setFormatter(RedactingFormatter(lines))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

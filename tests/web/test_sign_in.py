@@ -16,6 +16,7 @@ import pytest
 from penstock.settings import AuthSettings
 from penstock.web.auth import oidc
 from penstock.web.auth.jwks import JwksFailure
+from penstock.web.auth.sign_in import FLOW_S
 from penstock_edge.settings import EdgeSettings
 from support.fakes.guarded_server import Guarded
 from support.fakes.issuer import JwksServer
@@ -284,7 +285,7 @@ async def test_a_cookie_that_penstock_has_not_sealed_begins_nothing(
 
 async def test_a_sign_in_has_ten_minutes(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     await browser.grants(await browser.begins(), "alice")
-    later_s = time.time() + oidc.FLOW_S + 1
+    later_s = time.time() + FLOW_S + 1
     monkeypatch.setattr(time, "time", lambda: later_s)
     assert await browser.comes_back() == refused("not_begun", "/")
 

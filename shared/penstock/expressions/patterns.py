@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from cel_expr_python import cel
-
 MAX_PATTERN_CHARACTERS: Final = 2000
 # The greatest product of both sizes with which a search takes about one second at most. A character
 # has up to 4 bytes.
@@ -20,8 +18,6 @@ _PROPERTY_SIZE: Final = 50  # the size of a class of characters such as \pL, whi
 _COUNT: Final = re.compile(r"\{([0-9]{1,6})(?:(,)([0-9]{0,6}))?\}")
 _PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[A-Za-z_]+\}|.)")
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\]\\])*\]?", re.DOTALL)
-_TEXTS: Final = cel.NewEnv(variables={"pattern": cel.Type.STRING, "text": cel.Type.STRING})
-_FOUND: Final = _TEXTS.compile("text.matches(pattern)")
 
 
 def is_found(pattern: str, text: str) -> bool | None:
@@ -32,8 +28,10 @@ def is_found(pattern: str, text: str) -> bool | None:
     """
     if len(pattern) > MAX_PATTERN_CHARACTERS or len(text) * size_of(pattern) > _MAX_PRODUCT:
         return None
+    from penstock.expressions import cel_environment  # noqa: PLC0415 - see there
+
     try:
-        found = _FOUND.eval(_TEXTS.Activation({"pattern": pattern, "text": text})).value()
+        found = cel_environment.found(pattern, text)
     except (RuntimeError, ValueError):
         return None
     return found if isinstance(found, bool) else None

@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final, Literal
-
-from cel_expr_python import cel
-from cel_expr_python.ext import ext_math
 
 from penstock.expressions.errors import ExpressionError, NoExpression, Position, compile_error
 from penstock.expressions.evaluation import SUPPORTED, boolean, program_of
@@ -63,68 +61,17 @@ _GIVES: Final[Mapping[ValueType, tuple[str, type, str]]] = {
     "object": ("MAP", dict, "an object"),
     "list": ("LIST", list, "a list"),
 }
-_DYN, _TEXT = cel.Type.DYN, cel.Type.STRING
-_OBJECT: Final = cel.Type.Map(_TEXT, _DYN)
-TYPES: Final[Mapping[VariableType, Any]] = {
-    "any": _DYN,
-    "object": _OBJECT,
-    "text": _TEXT,
-    "boolean": cel.Type.BOOL,
-    "integer": cel.Type.INT,
-    "number": cel.Type.DOUBLE,
-    "time": cel.Type.TIMESTAMP,
-    "list": cel.Type.List(_DYN),
-    "objects": cel.Type.List(_OBJECT),
-    "texts": cel.Type.List(_TEXT),
-    "booleans": cel.Type.List(cel.Type.BOOL),
-    "integers": cel.Type.List(cel.Type.INT),
-    "numbers": cel.Type.List(cel.Type.DOUBLE),
-}
 # The errors of CEL for comparisons of an integer with a double, which the evaluator can compare.
 _COMPARED_NUMBERS: Final = re.compile(
     r"found no matching overload for '(?:_[<>!=]=?_|@in)' applied to "
     r"'\((?:int|double), (?:list\()?(?:int|double)\)?\)'"
 )
-# What Penstock adds to CEL's own functions: by name, the types of the receiver, the arguments, and
-# the result of each form. The functions of texts and lists are those of CEL's extensions.
-_INT, _LIST, _TEXTS = cel.Type.INT, cel.Type.List(_DYN), cel.Type.List(_TEXT)
-_METHODS: Final[Mapping[str, Sequence[tuple[Any, ...]]]] = {
-    "join": [(_LIST, _TEXT), (_LIST, _TEXT, _TEXT)],
-    "split": [(_TEXT, _TEXT, _TEXTS), (_TEXT, _TEXT, _INT, _TEXTS)],
-    "replace": [(_TEXT, _TEXT, _TEXT, _TEXT), (_TEXT, _TEXT, _TEXT, _INT, _TEXT)],
-    "lowerAscii": [(_TEXT, _TEXT)],
-    "upperAscii": [(_TEXT, _TEXT)],
-    "trim": [(_TEXT, _TEXT)],
-    "substring": [(_TEXT, _INT, _TEXT), (_TEXT, _INT, _INT, _TEXT)],
-    "charAt": [(_TEXT, _INT, _TEXT)],
-    "indexOf": [(_TEXT, _TEXT, _INT), (_TEXT, _TEXT, _INT, _INT)],
-    "lastIndexOf": [(_TEXT, _TEXT, _INT), (_TEXT, _TEXT, _INT, _INT)],
-    "reverse": [(_TEXT, _TEXT), (_LIST, _LIST)],
-    **{name: [(_LIST, _LIST)] for name in ("sort", "distinct", "flatten")},
-    **{name: [(_LIST, _DYN)] for name in ("sum", "min", "max")},
-    "slice": [(_LIST, _INT, _INT, _LIST)],
-}
-_PLAIN: Final = {"json": (_DYN, _TEXT), "parseJson": (_TEXT, _DYN)}
 
 
-def _declared(name: str, forms: Sequence[tuple[Any, ...]], *, is_member: bool) -> Any:
-    overloads = [
-        cel.Overload(f"{name}_{place}", gives, parameters, is_member)
-        for place, (*parameters, gives) in enumerate(forms)
-    ]
-    return cel.FunctionDecl(name, overloads)
+def _environment(types: Mapping[str, VariableType]) -> Any:
+    from penstock.expressions import cel_environment  # noqa: PLC0415 - see there
 
-
-_FUNCTIONS: Final = [
-    *(_declared(name, forms, is_member=True) for name, forms in _METHODS.items()),
-    *(_declared(name, [form], is_member=False) for name, form in _PLAIN.items()),
-]
-_MATH: Final = [ext_math.ExtMath()]
-
-
-def environment(variables: Mapping[str, Any]) -> Any:
-    """Return CEL's environment with the functions that an expression may call."""
-    return cel.NewEnv(variables=dict(variables), functions=_FUNCTIONS, extensions=_MATH)
+    return cel_environment.with_variables(types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +143,10 @@ class Scope:
     ) -> None:
         self._variables = dict(variables)
         self._fields = fields or {}
-        self._env = self._environment({})
 
-    def _environment(self, fields: Mapping[str, VariableType]) -> Any:
-        types = {name: TYPES[type_] for name, type_ in {**self._variables, **fields}.items()}
-        return environment(types)
+    @cached_property
+    def _env(self) -> Any:
+        return _environment(self._variables)
 
     def compile(self, text: str, gives: ValueType = "any") -> ValueExpression:
         """Return the compiled expression, or the compiled template.
@@ -266,7 +212,7 @@ class Scope:
             for path in {begin for path in reads for begin in _begins(path)}
             if path in self._fields and tested.isdisjoint(_begins(path))
         }
-        return self._environment(fields) if fields else None
+        return _environment({**self._variables, **fields}) if fields else None
 
 
 def _type_in(env: Any, text: str) -> str | None:
@@ -414,7 +360,10 @@ class Conditions:
             variables if isinstance(variables, Mapping) else dict.fromkeys(variables, "object")
         )
         self._variables = typed
-        self._env = environment({name: TYPES[type_] for name, type_ in typed.items()})
+
+    @cached_property
+    def _env(self) -> Any:
+        return _environment(self._variables)
 
     def compile(self, text: str) -> Condition:
         """Return the compiled condition.

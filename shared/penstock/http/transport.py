@@ -19,6 +19,7 @@ import httpx
 
 from penstock.http.dialing import Resolve, dial, resolve
 from penstock.http.exchange import Exchange
+from penstock.http.tls import tls_context
 
 WRITE_TIMEOUT_S: Final = 60.0  # the most seconds that a server may take to read a request
 EXCHANGE: Final = "penstock_exchange"  # the key of the `Exchange` in a response's extensions
@@ -32,10 +33,8 @@ _VALUE: Final = re.compile(rb"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^
 
 
 def new_client(connect_timeout_s: float) -> httpx.AsyncClient:
-    """Return the client of a process; it uses the proxies and certificates of the environment. All
-    connections share one TLS context, because a context takes about 900 KiB."""
-    context = httpx.create_ssl_context()
-    context.set_alpn_protocols(["http/1.1"])
+    """Return the client of a process; it uses the proxies and certificates of the environment."""
+    context = tls_context()
     return httpx.AsyncClient(
         timeout=httpx.Timeout(None, connect=connect_timeout_s, write=WRITE_TIMEOUT_S),
         transport=DirectTransport(context),

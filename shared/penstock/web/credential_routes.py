@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
@@ -25,7 +25,7 @@ from penstock.web.auth.auth import Auth
 from penstock.web.auth.credentials import cookie_of, find
 from penstock.web.auth.grants import EVERYBODY
 from penstock.web.auth.identity import Identity, identity_of
-from penstock.web.auth.oidc import CALLBACK, FLOW_S, SignIn, SignInRefused
+from penstock.web.auth.sign_in import CALLBACK, FLOW_S, SignInRefused
 from penstock.web.auth.stream_tokens import FIRST, StreamToken, StreamTokens
 from penstock.web.bodies import ignore_body, read_model, read_query
 from penstock.web.operation import (
@@ -48,6 +48,9 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock.web.service_token_routes import ServiceTokenRoutes
+
+if TYPE_CHECKING:
+    from penstock.web.auth.oidc import SignIn
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import httpx
 
+from penstock.http.tls import tls_context
 from penstock.settings import ServerAgent
 from penstock_connector.checks.finding import Finding, Verdict
 from penstock_connector.checks.probe import NotReached, Probe
@@ -34,7 +35,9 @@ async def check_all(agents: Sequence[ServerAgent], timeout_s: float = TIMEOUT_S)
     """Check the agents; return one finding for each, in the order of the agents."""
     turns = asyncio.Semaphore(AT_A_TIME)
     # Redirects are not followed, because the connector does not follow them either.
-    async with httpx.AsyncClient(timeout=timeout_s, follow_redirects=False) as client:
+    async with httpx.AsyncClient(
+        verify=tls_context(), timeout=timeout_s, follow_redirects=False
+    ) as client:
 
         async def one(agent: ServerAgent) -> Finding:
             async with turns:

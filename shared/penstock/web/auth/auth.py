@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
@@ -22,16 +22,16 @@ from penstock.web.auth.credentials import (
     header_of,
     headers_of,
 )
-from penstock.web.auth.grants import DEFAULT
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
-from penstock.web.auth.jwks import Jwks
-from penstock.web.auth.jwt import Secret, Verifier
 from penstock.web.auth.limits import OpenCounts, Requests
-from penstock.web.auth.oidc import Discovery, SignIn
 from penstock.web.auth.origins import is_allowed_origin, is_local
 from penstock.web.auth.service_tokens import ServiceTokens
 from penstock.web.auth.stream_tokens import StreamTokens
 from penstock.web.problems import Problem, invalid_token, missing_credentials
+
+if TYPE_CHECKING:  # at run time only where keys are configured: with their packages, 13 MiB
+    from penstock.web.auth.jwt import Verifier
+    from penstock.web.auth.oidc import SignIn
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +69,12 @@ class Auth:
             tenant_limits=config.tenant_limits,
         )
         self._look_again_s = look_again_s
-        issuer = config.oidc_issuer
-        discovery = Discovery(issuer) if issuer is not None else None
-        self._verifier = _verifier(config, discovery)
+        self._verifier: Verifier | None = None
         self.sign_in: SignIn | None = None
-        # Another service than the edge needs no address, to which people would come back.
-        if discovery is not None and self._verifier is not None and config.public_url is not None:
-            self.sign_in = SignIn(config, discovery, self._verifier, self.csrf)
+        if config.is_configured:
+            from penstock.web.auth.keys import verifier_and_sign_in  # noqa: PLC0415
+
+            self._verifier, self.sign_in = verifier_and_sign_in(config, self.csrf)
         self._cookie = credential_cookie(config)
         self._csrf_cookie = csrf_cookie(config)
         if config.allow_unauthenticated_sse:
@@ -221,31 +220,3 @@ class Auth:
             log.warning("a stream goes on, unchecked for now: %s", problem.detail)
             return identity
         return None if expires_at is None else replace(identity, expires_at=expires_at)
-
-
-def _verifier(config: AuthConfig, discovery: Discovery | None) -> Verifier | None:
-    if not config.is_configured:
-        return None
-    # Where roles give scopes, a person without such a role may do nothing.
-    usual = () if config.role_scopes else DEFAULT
-    rules: dict[str, Any] = {
-        "issuer": config.issuer or config.oidc_issuer,
-        "audience": config.audiences,
-        "leeway_s": config.leeway_s,
-        "default_scopes": frozenset(config.default_scopes or usual) - {"none"},
-        "roles_claim": config.roles_claim,
-        "role_scopes": config.role_scopes,
-        "tenant_claim": config.tenant_claim,
-    }
-    if config.jwt_secret is not None:
-        return Verifier(Secret(config.jwt_secret), config.pinned, **rules)
-    url = config.jwks_url or (discovery.jwks_url if discovery is not None else None)
-    assert url is not None, "is_configured"
-    jwks = Jwks(
-        url,
-        config.pinned,
-        cache_s=config.jwks_cache_s,
-        refetch_s=config.jwks_refetch_s,
-        timeout_s=config.jwks_timeout_s,
-    )
-    return Verifier(jwks, config.pinned, **rules)

@@ -187,10 +187,6 @@ class Verifier:
         await self._keys.close()
 
 
-def looks_like_jwt(text: str) -> bool:
-    return text.startswith("eyJ") or text.count(".") == 2
-
-
 def _refusal(error: jwt.PyJWTError) -> Problem:
     for kind, reason in _REASONS.items():
         if isinstance(error, kind):

@@ -18,7 +18,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -31,28 +31,15 @@ from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.csrf import Csrf
 from penstock.web.auth.jwks import RETRY_S, JwksFailure, answer_of, fetched
 from penstock.web.auth.jwt import Verifier
+from penstock.web.auth.sign_in import CALLBACK, FLOW_S, Reason, SignInRefused
 from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-CALLBACK: Final = "/v1/oidc/callback"
-FLOW_S: Final = 600.0  # seconds that a person has for a sign-in
 CACHE_S: Final = 3600.0
 Url = Annotated[str, Field(pattern=r"^https?://[!-~]+$")]
 # A path of this server: no second slash or backslash, with which it would name another host.
 _OWN_PLACE: Final = re.compile(r"/(?![/\\])[!\"$-\[\]-~]{0,1000}", re.ASCII)
-
-# Why a sign-in has failed: the page has words for each.
-Reason = Literal["denied", "not_begun", "not_accepted", "unavailable", "too_large"]
-
-
-class SignInRefused(Exception):
-    """A sign-in has failed. `place` is where the browser goes on; the text is for operators."""
-
-    def __init__(self, reason: Reason, place: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-        self.place = place
 
 
 class Provider(BaseModel):

@@ -4,7 +4,6 @@ decides what the receiver's answer, or a missing answer, means for the delivery.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
@@ -14,6 +13,7 @@ from typing import Final, Literal
 
 import httpx
 
+from penstock.http.tls import tls_context
 from penstock.http.transport import connect, encoded_request
 from penstock.runs.calls import is_expected
 from penstock_automations.actions.executor import Verdict
@@ -81,7 +81,6 @@ class Sender:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._tls: ssl.SSLContext | None = None
 
     async def send(
         self,
@@ -113,9 +112,7 @@ class Sender:
         sent = {"host": url.netloc.decode("ascii"), **length, **headers}
         raw = [(name.encode(), value.strip(" \t").encode()) for name, value in sent.items()]
         request = encoded_request(method.encode(), url.raw_path, raw, body)
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()
-        exchange = await connect(url, self._tls, timeout_s, self._guard.resolve)
+        exchange = await connect(url, tls_context(), timeout_s, self._guard.resolve)
         try:
             await exchange.send(request, None)
             await exchange.head(None)

@@ -15,6 +15,7 @@ import httpx
 import orjson
 from starlette.responses import Response
 
+from penstock.http.tls import tls_context
 from penstock.redaction import redacted, redacted_value
 from penstock.runs.start import require_reachable
 from penstock.settings import AdkAgent
@@ -56,7 +57,9 @@ class AdkServers:
     answered in time."""
 
     def __init__(self) -> None:
-        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
+        self._client = httpx.AsyncClient(
+            verify=tls_context(), timeout=TIMEOUT_S, follow_redirects=False
+        )
 
     async def close(self) -> None:
         await self._client.aclose()

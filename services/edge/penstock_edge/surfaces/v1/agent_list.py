@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock.bus import BusError
+from penstock.http.tls import tls_context
 from penstock.runs.workflows import find_workflow
 from penstock.settings import AgentConfig, ServerAgent, WorkflowAgent
 from penstock.web.operation import FLAG, TEXT, Operation, a_list, an_object, json, serves
@@ -41,7 +42,9 @@ class AgentList:
         self._edge = edge
         # The client follows no redirect and sends no credential, because a redirect or a 401 also
         # shows that the server answers.
-        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
+        self._client = httpx.AsyncClient(
+            verify=tls_context(), timeout=TIMEOUT_S, follow_redirects=False
+        )
         self._known: dict[str, _Known] = {}
         self._room = asyncio.Semaphore(AT_A_TIME)
 
