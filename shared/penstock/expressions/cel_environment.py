@@ -7,17 +7,14 @@ processes have no rule, policy or budget.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_math
 
-if TYPE_CHECKING:
-    from penstock.expressions.value import VariableType
-
 _DYN, _TEXT = cel.Type.DYN, cel.Type.STRING
 _OBJECT: Final = cel.Type.Map(_TEXT, _DYN)
-_TYPES: Final[Mapping[VariableType, Any]] = {
+_TYPES: Final[Mapping[str, Any]] = {
     "any": _DYN,
     "object": _OBJECT,
     "text": _TEXT,
@@ -71,8 +68,9 @@ _SEARCHED: Final = cel.NewEnv(variables={"pattern": _TEXT, "text": _TEXT})
 _FOUND: Final = _SEARCHED.compile("text.matches(pattern)")
 
 
-def with_variables(types: Mapping[str, VariableType]) -> Any:
-    """Return an environment with these variables and the functions that an expression may call."""
+def with_variables(types: Mapping[str, str]) -> Any:
+    """Return an environment with variables of these `VariableType`s, and the functions that an
+    expression may call."""
     variables = {name: _TYPES[type_] for name, type_ in types.items()}
     return cel.NewEnv(variables=variables, functions=_FUNCTIONS, extensions=_MATH)
 
