@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Collection
 from typing import Any
@@ -15,8 +16,9 @@ from prometheus_client import REGISTRY
 from penstock.bus import Bus, Stored
 from penstock.bus.read.direct import read
 from penstock.bus.state import bucket_index
+from penstock.bus.state.bucket_index import Change
 from penstock_edge.sources import run_list
-from penstock_edge.sources.run_list import Contained, RunList
+from penstock_edge.sources.run_list import Contained, RunList, RunRows
 from support.drive.bus import connected, new_run_id
 from support.drive.clients import MakeEdge
 from support.fakes.pretend import PretendRun
@@ -161,9 +163,36 @@ async def test_a_filter_that_rarely_fits_finds_all_that_fit(
     ):
         assert await pages(listed, {user}, 3, **wanted) == [rare[:3], rare[3:]]
     assert await pages(listed, None, 10, session_id=f"s-{user}", status="failed") == [rare]
+    for wanted in ({"status": "failed"}, {"agent": "helper"}):
+        everyones = [id for page in await pages(listed, None, 3, **wanted) for id in page]
+        assert [id for id in everyones if id in rare] == rare
     assert await pages(listed, {user}, 10, session_id="s1") == [[]]
     assert await pages(listed, {owner()}, 10, session_id=f"s-{user}") == [[]]
     assert await pages(listed, {user}, 10, status="failed", agent="assistant") == [[]]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"status": "queued"}, {"agent": "helper"}, {"agent": "nobody", "status": "completed"}],
+    ids=str,
+)
+def test_who_sees_all_runs_waits_for_no_search_through_those_that_do_not_fit(
+    wanted: dict[str, str],
+) -> None:
+    def steps(others: int) -> int:
+        """Return how many steps SQLite takes beside so many runs that do not fit."""
+        rows, record = RunRows(), {**OLDEST, "user_id": "ada"}
+        some = [(new_run_id(), {"agent": "helper", "status": "queued"}) for _ in range(3)]
+        for run_id, fields in [*some, *((new_run_id(), {}) for _ in range(others))]:
+            value = orjson.dumps({**record, "run_id": run_id, **fields})
+            rows.put([Change(run_id, value, 1, "")])
+        count = itertools.count()
+        rows.db.set_progress_handler(lambda: next(count) < 0, 1)
+        keys, _ = rows.slice(None, wanted, b"\xff" * 16, 10, b"")
+        assert len(keys) == (0 if wanted.get("agent") == "nobody" else 3)
+        return next(count)
+
+    assert steps(others=400) < 2 * steps(others=4)
 
 
 @pytest.mark.parametrize("rows_at_once", [8, 20_000])

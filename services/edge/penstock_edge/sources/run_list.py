@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 BUCKET: Final = "runs"
 STATUSES: Final = {status: code for code, status in enumerate(get_args(RunStatus))}
 _OPEN: Final = tuple(code for status, code in STATUSES.items() if status not in ENDED)
+# The conditions of partial indexes.
+_IS_BELOW: Final = "parent != 0"
+_IS_RARE: Final = f"status != {STATUSES['completed']}"
+_PARTIAL: Final = {"runs_by_parent": _IS_BELOW, "runs_by_any_status": _IS_RARE}
 MAX_BELOW: Final = 2000  # about as many runs below a run are looked for
 # The keys from the first one on, up to the second one, which is not included.
 Began = tuple[bytes, bytes]
@@ -101,7 +105,11 @@ class RunRows(IndexRows):
             "CREATE INDEX runs_by_session ON runs(session, key)",
             "CREATE INDEX runs_by_agent ON runs(owner, agent, key, status)",
             "CREATE INDEX runs_by_status ON runs(owner, status, key, agent)",
-            "CREATE INDEX runs_by_parent ON runs(parent, key) WHERE parent != 0",
+            # These two are for those who see all runs. Most runs are completed, and such runs are
+            # found without an index.
+            "CREATE INDEX runs_by_any_agent ON runs(agent, key, status)",
+            f"CREATE INDEX runs_by_any_status ON runs(status, key) WHERE {_IS_RARE}",
+            f"CREATE INDEX runs_by_parent ON runs(parent, key) WHERE {_IS_BELOW}",
         )
         # Functions that are called with the rows of each batch after the batch was stored.
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
@@ -127,16 +135,17 @@ class RunRows(IndexRows):
         fit, the newest first. Also returns the key from which to continue, or None if no more rows
         can fit."""
         index, by = _index(owner, wanted, searches=contained != ANYTHING)
+        indexed = f"INDEXED BY {index}" if index else ""
         others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
         given = [_code(name, others.pop(name)) for name in by]
         base = "".join(f"{_COLUMNS[name]} = ? AND " for name in by)
-        if "parent_run_id" in by:
-            # SQLite uses the partial index only for a query with this condition.
-            base += "parent != 0 AND "
+        if index in _PARTIAL:
+            # SQLite uses a partial index only for a query with its condition.
+            base += f"{_PARTIAL[index]} AND "
         next_before = None
         texts = contained.conditions
         if others or texts:
-            sql = f"SELECT key FROM runs {index} WHERE {base}key < ? ORDER BY key DESC"
+            sql = f"SELECT key FROM runs {indexed} WHERE {base}key < ? ORDER BY key DESC"
             most = max(1, SLICE // TEXT_COST) if texts else SLICE
             at = self.rows(f"{sql} LIMIT 1 OFFSET {most - 1}", (*given, before))
             next_before = at[0][0] if at and at[0][0] > first else None
@@ -145,7 +154,7 @@ class RunRows(IndexRows):
             + [f"AND instr({column}, ?)" for column, _ in texts]
         )
         found = self.rows(
-            f"SELECT key FROM runs {index} WHERE {base}key < ? AND key >= ? {conditions}"
+            f"SELECT key FROM runs {indexed} WHERE {base}key < ? AND key >= ? {conditions}"
             " ORDER BY key DESC LIMIT ?",
             (
                 *given,
@@ -197,22 +206,21 @@ _COLUMNS: Final = {
 def _index(
     owner: str | None, wanted: Mapping[str, str], *, searches: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the index for which the fewest rows must be looked at, and its fields. `searches`
-    means that texts are searched, which only one index covers."""
+    """Return the index for which the fewest rows must be looked at, and its fields; "" for the
+    table itself. `searches` means that texts are searched, which only one index covers."""
     if wanted.get("parent_run_id"):
-        return "INDEXED BY runs_by_parent", ("parent_run_id",)
+        return "runs_by_parent", ("parent_run_id",)
     if "session_id" in wanted:
-        return "INDEXED BY runs_by_session", ("session_id",)
-    if owner is None:
-        return "", ()
+        return "runs_by_session", ("session_id",)
+    of, kind = ((), "any_") if owner is None else (("user_id",), "")
     # Most runs are completed, so the index by status finds too many rows for the status
     # `completed`, if something else is looked for, too.
     is_rare = wanted.get("status", "completed") != "completed"
-    if is_rare or ("status" in wanted and "agent" not in wanted and not searches):
-        return "INDEXED BY runs_by_status", ("user_id", "status")
+    if is_rare or (of and "status" in wanted and "agent" not in wanted and not searches):
+        return f"runs_by_{kind}status", (*of, "status")
     if "agent" in wanted and not searches:
-        return "INDEXED BY runs_by_agent", ("user_id", "agent")
-    return "INDEXED BY runs_by_owner", ("user_id",)
+        return f"runs_by_{kind}agent", (*of, "agent")
+    return ("runs_by_owner" if of else ""), of
 
 
 class RunList:
