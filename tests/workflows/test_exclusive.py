@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from penstock.bus import Bus
+from penstock.bus.subjects import key_of
+from penstock.runs.workflows import BUCKET
+from penstock_workflows.effects.turns import Queue
 from penstock_workflows.engine.records import End, TurnAsked, TurnTaken
 from penstock_workflows.journal.journal import Journals
 from support.drive.dying import instances
@@ -137,6 +140,9 @@ async def test_a_start_interrupts_those_before_it_or_is_refused(penstock: Pipeli
     refused = (await penstock.ended(await start(bus, "single", "x", "x")))[-1]
     assert refused.data["code"] == "busy"
     assert holder in refused.data["error"]
+    others = await start_workflow(bus, "single", {"key": "x", "say": "x"}, user_id="u2")
+    refused = (await penstock.ended(others))[-1]
+    assert refused.data["error"] == "a run of another user has the key 'x'"
     await cancel_workflow(bus, holder)
     await penstock.ended(holder)
     last = await start(bus, "single", "x", "x")
@@ -159,6 +165,69 @@ async def test_a_workflow_does_not_wait_for_the_run_that_it_is_inside_of(
         [failed] = [each.data["error"] for each in events if each.type == "workflow.step_failed"]
         assert failed["code"] == "busy"
         assert "inside of which it is" in failed["message"]
+
+
+async def queue_of(bus: Bus, name: str, key: str) -> Queue:
+    return await bus.bucket(BUCKET).load(f"turn.{key_of('turn', '', name, key)}", Queue) or Queue()
+
+
+async def test_a_run_that_waits_for_longer_than_records_are_kept_has_its_turn(
+    penstock: Pipeline,
+) -> None:
+    """As with an approval after a month: the record of the run has aged out, its journal not."""
+    bus = penstock.bus
+    await define(bus, definition(FLOW % ("month", "queue")))
+    first = await start(bus, "month", "x", "never")
+    await eventually(lambda: has_its_turn(penstock, first), what="that the first run works")
+    await bus.bucket("runs").delete(first)
+    second = await start(bus, "month", "x", "x")
+
+    async def waits() -> bool:
+        return (await queue_of(bus, "month", "x")).runs == [first, second]
+
+    await eventually(waits, what="that the second run waits for the first one")
+    await cancel_workflow(bus, first)
+    assert (await penstock.ended(second))[-1].type == "lifecycle.completed"
+    check_one_at_a_time(await turns(bus, [first, second]))
+
+
+async def test_of_runs_that_would_wait_for_each_other_the_last_one_fails_and_names_the_keys(
+    penstock: Pipeline, server: CountingServer
+) -> None:
+    """Each of three runs has its own key, and then wants that of the next one."""
+    bus = penstock.bus
+    flow = """
+    name: ring%d
+    exclusive: {key: '"key%d"'}
+    steps:
+      hold: {run: {agent: worker, message: '"gate-" + input.gate'}}
+      next:
+        needs: [hold]
+        when: 'input.gate != "open"'
+        workflow: {workflow: ring%d, input: '{"gate": "open"}'}
+    """
+    for number in range(3):
+        await define(bus, definition(flow % (number, number, (number + 1) % 3)))
+    server.gates["open"].set()
+    runs = []
+    for number in range(3):
+        runs.append(await start_workflow(bus, f"ring{number}", {"gate": f"{number}"}))
+        await eventually(lambda: has_its_turn(penstock, runs[-1]), what="that it has its key")
+    for number in range(2):
+        server.gates[f"{number}"].set()
+
+        async def waits(name: str = f"ring{number + 1}", key: str = f"key{number + 1}") -> bool:
+            return bool((await queue_of(bus, name, key)).inside)
+
+        await eventually(waits, what="that it waits for the next key")
+    server.gates["2"].set()
+    events = await penstock.ended(runs[2])
+    [failed] = [each.data["error"] for each in events if each.type == "workflow.step_failed"]
+    assert failed["code"] == "busy"
+    for part in ("would wait for ever", "'key0' of the workflow ring0", "'key2' of the workflow"):
+        assert part in failed["message"]
+    for run_id in runs[:2]:
+        assert (await penstock.ended(run_id))[-1].type == "lifecycle.completed"
 
 
 @pytest.mark.chaos

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -41,13 +41,15 @@ class CountingServer:
     """An AG-UI server that answers each message with `done <message>`, and counts the messages.
 
     Words of the message say what it does: `fails` fails always, `fails-once` at the first call of
-    the same message, `slow-<seconds>` waits first, `never` waits until the client goes away,
-    `begins` does so after its first word, `deltas-<number>` cuts the answer into so many pieces.
+    the same message, `slow-<seconds>` waits first, `gate-<name>` waits until the test has set
+    `gates[name]`, `never` waits until the client goes away, `begins` does so after its first word,
+    `deltas-<number>` cuts the answer into so many pieces.
     """
 
     def __init__(self, upstream: Misbehaving) -> None:
         self.upstream = upstream
         self.calls: Counter[str] = Counter()
+        self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         upstream.scripted = lambda request: (request.method, request.path) == ("POST", "/agui")
         upstream.script(self._answer)
 
@@ -68,6 +70,8 @@ class CountingServer:
         for word in words:
             if word.startswith("slow-"):
                 await asyncio.sleep(float(word.removeprefix("slow-")))
+            if word.startswith("gate-"):
+                await self.gates[word.removeprefix("gate-")].wait()
         if "never" in words:
             await answer.head()
             await answer.left()
