@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 from datetime import UTC, datetime, timedelta
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, streams
+from penstock.bus import Bus, Entry, streams
 from penstock.bus.records import LatestWorkflow, RunRecord, StartCommand
+from penstock.bus.state.kv import Bucket
 from penstock.settings import Config
 from penstock.web.auth.identity import RunUser
 from penstock_automations.rules.store import CurrentRules
@@ -89,6 +91,35 @@ async def test_a_time_starts_one_run_of_the_user_and_a_retired_workflow_has_no_t
         await current.refresh_all()
         assert current.get("workflow=Nightly") is None
         assert len(await runs_of(bus)) == 1
+
+
+async def test_a_slow_read_of_the_schedules_does_not_put_older_ones_back(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two reads at once is answered before a change, and ends after it."""
+    async with pipeline(fresh_nats.url, Config(agents=[]), ()) as penstock:
+        bus = penstock.bus
+        await stored_an_hour_ago(bus, nightly())
+        current, read = CurrentRules(bus), Bucket.entries
+        answered, others = asyncio.Event(), set[asyncio.Task[None]]()
+
+        async def entries(self: Bucket, pattern: str = ">") -> list[Entry]:
+            found = await read(self, pattern)
+            if not answered.is_set():
+                answered.set()
+                # The other read ends first, or it waits for this one.
+                while not others:
+                    await asyncio.sleep(0)
+                await asyncio.wait(others, timeout=0.3)
+            return found
+
+        monkeypatch.setattr(Bucket, "entries", entries)
+        slow = asyncio.create_task(current.refresh_all())
+        await answered.wait()
+        await WorkflowStore(bus).name_latest("Nightly", None, "ada")
+        others.add(asyncio.create_task(current.refresh_all()))
+        await asyncio.gather(slow, *others)
+        assert current.get("workflow=Nightly") is None
 
 
 @pytest.mark.chaos

@@ -6,6 +6,7 @@ The pointer to a workflow's latest version has the version's schedule (KV `workf
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime
@@ -62,14 +63,21 @@ class ScheduledWorkflows:
         self._bus = bus
         self._callers_known = callers_known
         self._sequence = -1
+        self._reading = asyncio.Lock()
         self.rules: Mapping[str, CompiledRule] = {}
 
     async def refresh(self) -> bool:
         """Read the pointers if one has changed; return whether one has. Raises BusError."""
-        last = await self._bus.tail(STREAM, POINTERS)
-        sequence = last.sequence if last is not None else 0
-        if sequence == self._sequence:
-            return False
+        # two reads at once could end in the wrong order and restore old rules
+        async with self._reading:
+            last = await self._bus.tail(STREAM, POINTERS)
+            sequence = last.sequence if last is not None else 0
+            if sequence == self._sequence:
+                return False
+            self.rules, self._sequence = await self._read_all(), sequence
+        return True
+
+    async def _read_all(self) -> dict[str, CompiledRule]:
         found: dict[str, CompiledRule] = {}
         for entry in await self._bus.bucket(BUCKET).entries(latest_key("*")):
             name = entry.key.removeprefix(latest_key(""))
@@ -84,5 +92,4 @@ class ScheduledWorkflows:
                 log.error("the workflow %s starts no runs by its schedule: %s", name, error)
                 continue
             found[rule.id] = rule
-        self.rules, self._sequence = found, sequence
-        return True
+        return found
