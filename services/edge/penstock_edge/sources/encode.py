@@ -42,7 +42,7 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
     is a notice, so that a client sees that one is missing."""
     try:
         if not is_raw(stored):
-            stored = await _with_object(bus, stored)
+            stored = await with_object(bus, stored)
         if (start := encoding.missing_from(stored)) is not None:
             await _fold(bus, encoding, stored, start)
         await encoding.prepare(stored)
@@ -81,7 +81,7 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
         history = History(bus, stream, lambda: run, start)
         while found := await history.before(upto.sequence):
             for stored in found:
-                encoding.fold(await _with_object(bus, stored))
+                encoding.fold(await with_object(bus, stored))
             start = StreamSequence(found[-1].sequence + 1)
             if int(found[-1].headers[SEQUENCE]) == newest:
                 return
@@ -95,7 +95,8 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
     )
 
 
-async def _with_object(bus: Bus, stored: Stored) -> Stored:
+async def with_object(bus: Bus, stored: Stored) -> Stored:
+    """Return the message with its payload from the object store. Raises BusError, ObjectGone."""
     for _ in range(OBJECT_TRIES - 1):
         try:
             return replace(stored, payload=await unwrap(bus, stored.payload))

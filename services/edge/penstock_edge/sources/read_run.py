@@ -51,15 +51,15 @@ class Allowance:
         return time.monotonic() < self._waits_until_s
 
 
-# The limits of one request that reads the events of a session's last runs, the newest first, until
-# one of these limits is reached.
+# The limits of one request that reads whole runs, such as a session's last ones, the newest first,
+# until one of these limits is reached.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
 
 
-def session_allowance() -> Allowance:
+def request_allowance() -> Allowance:
     return Allowance(EVENTS_READ, BYTES_READ, READ_S)
 
 

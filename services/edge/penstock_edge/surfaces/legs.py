@@ -7,12 +7,13 @@ A surface makes a `Start` of its request and a `Reply` of a client's answer, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import orjson
 
-from penstock.bus import Bus, Stored
+from penstock.bus import Bus, BusError, ObjectGone, Stored
 from penstock.bus.messages import FIRST, SEQUENCE
 from penstock.bus.read.direct import read
 from penstock.bus.records import ApprovalRecord, Channel, Decided, DecideRequest, RunRecord
@@ -32,9 +33,10 @@ from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.pauses import approval_in_session, approval_record
 from penstock_edge.runs.records import is_workflow, unfinished_descendants
-from penstock_edge.sources.encode import encode
+from penstock_edge.sources.encode import encode, with_object
 from penstock_edge.sources.history import history_of
 from penstock_edge.sources.locate import StartPosition, lifecycle_of, locate, start_of_new_run
+from penstock_edge.sources.read_run import Allowance, request_allowance
 from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.cursor import Cursor
@@ -57,6 +59,10 @@ class LegId:
     answered: tuple[str, ...] = ()
 
 
+TOO_LARGE: Final = (
+    "the run's events are too many or too large for one object; read its stream, or its events by "
+    "pages from GET /v1/runs/{run_id}/events"
+)
 WHOLE_RUN: Final = LegId(NO_END, NO_END)
 
 
@@ -317,16 +323,24 @@ async def read_stored(
     encoder: Encoder,
     leg: LegId = WHOLE_RUN,
     end: int = NO_END,
+    allowance: Allowance | None = None,
 ) -> int:
     """Let the encoder read the stored events of a run up to the end of the leg, and before the
     stream sequence `end`. Return the sequence of the last one, 0 if there is none. Problem: as
-    `locate`."""
+    `locate`, and 422 for more events than the allowance, by default that of one request."""
+    allowance = allowance or request_allowance()
     form = LegForm.of_object((), dialect, lambda: encoder, lambda _: b"")
     view, position = await located(edge, record, form, None, leg, replays=True)
     encoding, last = view.encoding(), 0
     history = history_of(edge.bus, view, None, position.start, edge.turns.for_caller(who))
     while batch := await history.before(end):
-        for stored in batch:
+        for each in batch:
+            if allowance.is_spent:
+                raise Problem(422, TOO_LARGE)
+            stored = each
+            with suppress(BusError, ObjectGone):  # `encode` makes a notice of it
+                stored = await with_object(edge.bus, each)
+            allowance.spend(1, len(stored.payload))
             item, last = await encode(edge.bus, view, encoding, stored), stored.sequence
             if item.last:
                 return last

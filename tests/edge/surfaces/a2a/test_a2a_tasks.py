@@ -11,6 +11,7 @@ import pytest
 from penstock.bus import Bus
 from penstock.bus.records import DecideRequest
 from penstock.dialects.a2a import EXTENSION, TaskFold
+from penstock_edge.sources import read_run
 from support.drive.clients import Client, Stream, contents
 from support.fakes.pretend import PretendApprovals, PretendRun
 
@@ -308,3 +309,25 @@ async def test_with_the_extension_a_message_that_is_sent_again_begins_no_second_
     ]
     assert tasks[0] == tasks[1]
     assert len(set(tasks)) == 3
+
+
+async def test_a_task_of_too_many_bytes_is_refused_and_its_stream_goes_on(
+    edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = PretendRun(bus)
+    await run.record(status="running")
+    await run.started()
+    await run.text("a" * 400, "b" * 400)
+    task = await call(edge, "GetTask", id=run.run_id)
+    assert task["status"]["state"] == "TASK_STATE_WORKING"
+    monkeypatch.setattr(read_run, "BYTES_READ", 700)
+    for method, params in (
+        ("GetTask", {"id": run.run_id}),
+        ("ListTasks", {"contextId": run.session_id, "includeArtifacts": True}),
+    ):
+        error = await call(edge, method, **params)
+        assert "too many or too large" in error["message"]
+    headers = {**V1, "last-event-id": f"{run.places[-1]}-0"}
+    async with post(edge, "SubscribeToTask", headers, id=run.run_id) as stream:
+        await run.completed()
+        assert results(await stream.rest())[-1]["statusUpdate"]["status"]["state"].endswith("ED")

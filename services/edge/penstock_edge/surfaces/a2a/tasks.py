@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from penstock.web.auth import require
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.records import is_workflow, run_of
+from penstock_edge.sources.read_run import Allowance, request_allowance
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.stream.responses.single_body import SingleBody
@@ -198,12 +200,11 @@ class Tasks:
             for each in sorted(records, key=lambda each: each.updated_at, reverse=True)
             if since is None or datetime.fromisoformat(each.updated_at) > since
         ]
-        tasks = [
-            (await self._read(call, each))[0].fold.task(history=asked.history_length)
-            if asked.include_artifacts
-            else task_of_record(each)
-            for each in shown
-        ]
+        allowance = request_allowance()
+        tasks = [task_of_record(each) for each in shown]
+        if asked.include_artifacts:
+            read = [await self._read(call, each, allowance=allowance) for each in shown]
+            tasks = [found.fold.task(history=asked.history_length) for found, _ in read]
         sizes = {"pageSize": asked.page_size, "totalSize": len(tasks) + more}
         return call.answer({"tasks": tasks, "nextPageToken": token, **sizes})
 
@@ -223,7 +224,12 @@ class Tasks:
         record = await self._run(call, asked.id)
         self._edge.streams.require_room(call.request.scope)
         after = cursor_of(call.request)
-        found, last = await self._read(call, record, after.sequence + 1 if after else NO_END)
+        if after is None:
+            found, last = await self._read(call, record)
+        else:
+            # A stream goes on however long its run is.
+            unlimited = Allowance(NO_END, NO_END, inf)
+            found, last = await self._read(call, record, after.sequence + 1, unlimited)
         state = found.fold.state
         if after is None and state in a2a.ENDED:
             text = f"task {record.run_id} has ended; get the task"
@@ -296,13 +302,19 @@ class Tasks:
         return call.answer(call.task(found.fold.task(history=history)))
 
     async def _read(
-        self, call: Call, record: RunRecord, end: int = NO_END
+        self,
+        call: Call,
+        record: RunRecord,
+        end: int = NO_END,
+        allowance: Allowance | None = None,
     ) -> tuple[TaskObject, int]:
         """Fold the stored events before the stream sequence `end`; return the last one's, too. A
         task without events, or whose events have expired, is what its record says."""
         edge, found, last = self._edge, TaskObject(call.encoder()), 0
         try:
-            last = await read_stored(edge, call.who, record, a2a.CHANNEL, found, end=end)
+            last = await read_stored(
+                edge, call.who, record, a2a.CHANNEL, found, end=end, allowance=allowance
+            )
         except Problem as problem:
             if problem.status != 410:
                 raise

@@ -24,7 +24,7 @@ from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.locate import lifecycle_of
-from penstock_edge.sources.read_run import RUNS_READ, Allowance, read_run, session_allowance
+from penstock_edge.sources.read_run import RUNS_READ, Allowance, read_run, request_allowance
 from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import (
     CREATED_AT,
@@ -76,7 +76,7 @@ class SessionStore:
             raise Problem(404, "Session not found")
         shown = _shown(named, record, await run_records(self._bus, record.runs[-1:]))
         runs = await run_records(self._bus, record.runs[-RUNS_READ:])
-        allowance = session_allowance()
+        allowance = request_allowance()
         read: list[list[Any]] = []
         for run in reversed(runs):
             events = await self._events(run, allowance, turn)

@@ -29,7 +29,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.runs.records import run_of
-from penstock_edge.sources.read_run import RUNS_READ, read_run, session_allowance
+from penstock_edge.sources.read_run import RUNS_READ, read_run, request_allowance
 from penstock_edge.sources.session_list import ListedSession, SortedBy
 from penstock_edge.sources.sessions import Session, create_session, records_of, run_records
 from penstock_edge.surfaces import parameters as by
@@ -312,7 +312,7 @@ class Sessions(Handlers):
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """Map ids of the last runs to the runs as Agno's objects, from the newest run backwards, up
         to a limit. A run of which not all events could be read is left out."""
-        allowance = session_allowance()
+        allowance = request_allowance()
         turn = self._edge.turns.for_caller(who)
         outputs: dict[str, dict[str, Any]] = {}
         for record, agent in reversed(runs[-RUNS_READ:]):
