@@ -28,9 +28,11 @@ _RETRY = re.compile(rb"[0-9]{1,15}")
 _EVENT_LINES: dict[str, bytes] = {}  # maps names of events to their lines
 
 # The headers of a response that streams. With the last one, nginx passes each frame on at once.
+# `no-transform` keeps proxies such as Caddy from compressing the stream, which would hold frames
+# back: a browser's page cannot ask for `Accept-Encoding: identity`.
 HEADERS: Final = {
     "content-type": "text/event-stream",
-    "cache-control": "no-cache",
+    "cache-control": "no-cache, no-transform",
     "connection": "keep-alive",
     "x-accel-buffering": "no",
 }

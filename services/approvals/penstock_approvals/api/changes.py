@@ -19,7 +19,7 @@ from penstock_approvals.store.hiding import as_shown
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S: Final = 15.0
-_HEADERS: Final = sse.HEADERS | {"cache-control": "no-store"}
+_HEADERS: Final = sse.HEADERS | {"cache-control": "no-store, no-transform"}
 
 
 def name_of(record: ApprovalRecord) -> str:

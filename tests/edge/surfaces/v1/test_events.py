@@ -44,7 +44,7 @@ async def test_the_head_is_that_of_an_event_stream_which_no_proxy_may_hold_back(
     async with events(finished) as stream:
         headers = stream.response.headers
     assert headers["content-type"] == "text/event-stream"
-    assert headers["cache-control"] == "no-cache"
+    assert headers["cache-control"] == "no-cache, no-transform"
     assert headers["x-accel-buffering"] == "no"
     assert headers["penstock-run-id"] == finished.run_id
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -27,6 +27,7 @@ from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.upstream_frames import INTERRUPTED, RelayedLeg, relayed_leg_view
 from penstock_edge.views.view import ReadFrom, RunEvents, View
 
+HEADERS: Final = {"cache-control": "no-cache"}  # adk-streaming.md has exactly this value
 # Matches the beginning of an ADK error frame. ADK up to 1.22 does not escape the text of an error
 # frame, so the whole frame may not be valid JSON. Therefore only the beginning is compared.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
@@ -106,7 +107,8 @@ class UpstreamLeg(RelayedLeg):
 def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
     """Return the view of an ADK server's bytes. If the leg fails, it adds an error frame, which
     names `timeout_s` after a timeout, and never the agent server's `hosts`."""
-    return relayed_leg_view("adk", run_id, leg, partial(UpstreamLeg, leg, timeout_s, hosts))
+    encoding = partial(UpstreamLeg, leg, timeout_s, hosts)
+    return replace(relayed_leg_view("adk", run_id, leg, encoding), headers=HEADERS)
 
 
 def leg_form(timeout_s: float, *, streaming: bool) -> LegForm[AdkEncoder]:
@@ -123,6 +125,7 @@ def leg_form(timeout_s: float, *, streaming: bool) -> LegForm[AdkEncoder]:
         partial(AdkEncoder, streaming, timeout_s),
         _without_id,
         interrupted,
+        headers=HEADERS,
     )
 
 
