@@ -210,7 +210,9 @@ POLICY_ERRORS = Counter(
     "penstock_policy_errors_total", "Conditions of the policy with an error, by rule", ["rule"]
 )
 OUTBOX_STUCK = MeasuredGauge(
-    "penstock_outbox_stuck", "Decisions that cannot be sent on, such as for an unreadable record"
+    "penstock_outbox_stuck",
+    "Decisions, questions and other changes of approvals that cannot be sent on, such as for an "
+    "unreadable record",
 )
 CONTINUES_REFUSED = Counter(
     "penstock_continues_refused_total", "Continue commands without a decision"

@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock.bus.state.losses import Loss
 from penstock.bus.subjects import key_of
 from penstock.settings import Config
 from penstock_approvals.lifecycle import outbox
@@ -380,6 +381,34 @@ async def test_a_request_that_has_lost_its_object_is_refused_and_blocks_no_other
     ids = {each["approval_id"] for each in listed.json()["approvals"]}
     assert other.approval_id in ids
     assert approval.approval_id not in ids
+
+
+@pytest.mark.parametrize("what", ["remark", "deadline"])
+async def test_nothing_changes_an_approval_whose_decision_nats_has_lost(
+    nats: NatsServer, what: str
+) -> None:
+    """Not even before the next search for what was lost, which restores the decision."""
+    async with pipeline(nats.url, Config(), ONE, outbox_s=3600) as penstock:
+        approval = await pause(penstock)
+        await penstock.decide(approval.approval_id)
+        await penstock.events_until(approval.run_id, "approval.decided")
+        older = approval.model_copy(update={"expires_at": approval.requested_at})
+        stored = approval if what == "remark" else older
+        await penstock.bus.bucket("approvals").put(approval.approval_id, stored.dump())
+        service = penstock.services[1]
+        assert isinstance(service, ApprovalsService)
+        stream = "KV_approvals"
+        loss = Loss(stream, 1, 9, 1, approval.requested_at)
+        service.bus.continuity._losses[stream] = (loss,)
+        if what == "remark":
+            path = f"/v1/approvals/{approval.approval_id}/remarks"
+            asked = {"kind": "question", "text": "Which one?"}
+            assert (await penstock.http.post(path, json=asked)).status_code == 409
+        else:
+            await service._approvals.on_due(approval.approval_id)
+        now = await penstock.approval(approval.approval_id)
+    assert (now.status, now.decision and now.decision.outcome) == ("decided", "approved")
+    assert now.remarks is None or now.remarks == []
 
 
 UNREADABLE = {

@@ -81,6 +81,7 @@ class ApprovalsService(Service):
         actions = BudgetActions(self.bus, context.pod)
         self._budget_ledger = BudgetLedger(self.bus, self._budgets, actions)
         self._restore = Restore(self.bus, self._approvals)
+        self._approvals.after_losses = self._restore.after_losses
         self._listening: list[Subscription] = []
         # requests over NATS that are handled now, and decisions that are being sent
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,7 +161,6 @@ class ApprovalsService(Service):
         )
 
     async def _take_vote(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        await self._restore.after_losses()  # NATS may have lost an earlier decision
         if (traceparent := requests.current()) is not None:
             request = request.model_copy(update={"traceparent": traceparent})
         reply = await self._approvals.take_vote(approval_id, request)

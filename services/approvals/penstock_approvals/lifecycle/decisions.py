@@ -115,6 +115,8 @@ class Approvals:
             deadlines=self._deadlines,
         )
         self.list = ApprovalList(bus, self.records)
+        # Awaited before a pending approval is changed: NATS may have lost that it was decided.
+        self.after_losses: Callable[[], Awaitable[None]] = _nothing
 
     async def on_event(self, stored: Stored) -> None:
         """Handle an event: a request for approval, a workflow's withdrawal, or the end of a run.
@@ -155,6 +157,7 @@ class Approvals:
             UnreadableRecord, ObjectGone: the record cannot be read.
             BusError: the bus does not answer.
         """
+        await self.after_losses()
         await self._bus.clock.refresh()
         earlier: list[Event] | None = None  # the events of the record before this call
         while (stored := await self.records.find(approval_id)) is not None:
@@ -452,6 +455,7 @@ class Approvals:
     ) -> DecideReply:
         """Return the reply of `attempt` on the pending record, which is called again while it
         returns None; the reply of `ended` on a record that has ended."""
+        await self.after_losses()
         while True:
             stored = await look_until(
                 person_of(who),
@@ -507,6 +511,10 @@ class Approvals:
         if record is None:
             raise LookupError(f"run {run_id} has no record")
         return record
+
+
+async def _nothing() -> None:
+    """Restore nothing."""
 
 
 def _step_terms(record: ApprovalRecord) -> StepTerms | None:

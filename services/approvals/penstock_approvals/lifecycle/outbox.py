@@ -156,7 +156,7 @@ class Outbox:
             try:
                 await self._handle(entry)
             except ObjectGone as error:
-                text = "approval %s: the decision can never be sent: %s"
+                text = "approval %s: its decision or change can never be sent on: %s"
                 log.error(text, entry.key.removeprefix(_PREFIX), error)
                 await self._bucket.delete(entry.key, entry.revision)
             except BusError as error:
@@ -174,7 +174,8 @@ class Outbox:
         if self._reported.get(entry.key) != entry.revision:
             expected = isinstance(error, UnreadableRecord | BusError)
             log.error(
-                "approval %s: the decision cannot be sent now; the outbox tries again: %s",
+                "approval %s: its decision or change cannot be sent on now; the outbox tries "
+                "again: %s",
                 entry.key.removeprefix(_PREFIX),
                 error,
                 exc_info=None if expected else error,
