@@ -106,7 +106,8 @@ export class Client {
 
 /**
  * A run: iterate over it to get its events. The connection is made again when it breaks, and no event
- * is missed or repeated. `cursor` is where another client goes on.
+ * is missed or repeated. If a second iteration begins while the first one goes on, it takes over, and
+ * the first one throws PenstockError. `cursor` is where another client, or a second reader, goes on.
  */
 export class Run {
   readonly runId: string | null;

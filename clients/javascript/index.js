@@ -17,8 +17,11 @@ const BACKOFF_MS = [500, 1000, 2000, 5000];
 const GIVE_UP_MS = 120_000; // of a stream
 const CALL_GIVE_UP_MS = 10_000; // of any other request
 const TRY_AGAIN = new Set([502, 503, 504]);
+const TOO_MANY = 429; // of the user's streams or requests, which may be those that have just broken
 // A browser does not tell a page whether nothing answers, or the server does not allow the page.
 const PAGE = globalThis.location ? "; if it runs, its PENSTOCK_AUTH_CORS_ORIGINS must name this page's origin" : "";
+const TAKEN_OVER =
+  "another iteration over this run has begun and goes on from here; for a second reader, call follow(runId) of the client";
 const ENDS = new Set(["lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"]);
 
 /** The type of an event or notice, such as `llm.stream`. */
@@ -63,6 +66,12 @@ const queryOf = (filters) => {
 const newKey = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
+/** The milliseconds of `Retry-After`; 0 without it, and for a date. */
+const retryAfterMs = ({ headers }) => {
+  const text = headers.get("retry-after") ?? "";
+  return /^\d{1,5}$/.test(text) ? Number(text) * 1000 : 0;
+};
+
 const foreign = (name, cause) =>
   new Unreachable(`something answers at ${name}, but it is no Penstock`, { cause });
 
@@ -81,8 +90,8 @@ class Retries {
     this.#failures = 0;
   }
 
-  /** Wait before the next try. Throws Unreachable if there is none. */
-  async pause(failure, signal, cause) {
+  /** Wait before the next try, for `leastMs` or longer. Throws Unreachable if there is none. */
+  async pause(failure, { signal, cause, leastMs = 0 } = {}) {
     const { name, notice, hasAnswered } = this.client.server;
     if (!hasAnswered && cause) throw new Unreachable(`nothing answers at ${name}: ${failure}${PAGE}`, { cause });
     // A computer that sleeps does not try: between two failures, only the time of one try counts.
@@ -92,7 +101,7 @@ class Retries {
     if (this.#silentMs > this.giveUpMs) {
       throw new Unreachable(`${name} does not answer since ${this.giveUpMs / 1000} s: ${failure}`, { cause });
     }
-    const ms = BACKOFF_MS[Math.min(this.#failures, BACKOFF_MS.length - 1)];
+    const ms = Math.max(BACKOFF_MS[Math.min(this.#failures, BACKOFF_MS.length - 1)], Math.min(leastMs, this.giveUpMs));
     this.#failures += 1;
     notice(`connection lost (${failure}); trying again in ${ms / 1000} s`);
     await sleep(ms, signal);
@@ -208,11 +217,11 @@ export class Client {
         response = await this.#send(method, path + queryOf(query), { body, signal, accept: "application/json" });
       } catch (error) {
         if (error instanceof PenstockError) throw error;
-        await retries.pause(error.message, undefined, error);
+        await retries.pause(error.message, { cause: error });
         continue;
       }
       if (TRY_AGAIN.has(response.status)) {
-        await retries.pause(`it answered ${response.status}`);
+        await retries.pause(`it answered ${response.status}`, { leastMs: retryAfterMs(response) });
         continue;
       }
       if (!response.ok) throw await refusal(response);
@@ -269,6 +278,7 @@ export class Client {
       const connection = new Connection(signal, end);
       let hasFrames = false;
       let failure = "the stream ended";
+      let leastMs = 0;
       let cause;
       try {
         const target = path + queryOf(query);
@@ -276,8 +286,9 @@ export class Client {
         if (response.status === 204) return;
         if (response.status === 410 && isEndless && cursor) {
           cursor = null; // NATS has lost what came after the cursor, so begin now
-        } else if (TRY_AGAIN.has(response.status)) {
-          failure = `it answered ${response.status}`;
+        } else if (TRY_AGAIN.has(response.status) || response.status === TOO_MANY) {
+          failure = `it answered ${response.status}${response.status === TOO_MANY ? " (too many streams or requests)" : ""}`;
+          leastMs = retryAfterMs(response);
         } else if (response.status !== 200) {
           throw await refusal(response);
         } else if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
@@ -303,7 +314,7 @@ export class Client {
         if (cursor === null) return; // without ids, a new connection would repeat all frames
         continue;
       }
-      await retries.pause(failure, signal, cause);
+      await retries.pause(failure, { signal, cause, leastMs: Math.min(leastMs, end - Date.now()) });
     }
   }
 }
@@ -360,12 +371,14 @@ class Connection {
 
 /**
  * A run: iterate over it to get its events. The connection is made again when it breaks, and no event
- * is missed or repeated. An iteration that was ended continues with the next one.
+ * is missed or repeated. An iteration that was ended continues with the next one. If a second one
+ * begins while the first one goes on, it takes over, and the first one throws PenstockError.
  */
 export class Run {
   #client;
   #begin;
   #options;
+  #iterations = 0;
 
   constructor(client, begin, { after = null, children = false, deadlineMs, signal } = {}) {
     this.runId = typeof begin === "string" ? begin : null;
@@ -377,10 +390,12 @@ export class Run {
 
   async *[Symbol.asyncIterator]() {
     this.#options.signal?.throwIfAborted();
+    const number = (this.#iterations += 1);
     const runId = await this.start();
     const options = { ...this.#options, after: this.cursor };
     for await (const frame of this.#client.frames(runId, options)) {
       const event = JSON.parse(frame.data);
+      if (number !== this.#iterations) throw new PenstockError(TAKEN_OVER); // each would move the other's cursor
       this.cursor = frame.id ?? this.cursor;
       yield event;
       if (event.run_id === runId && ENDS.has(typeOf(event))) return;

@@ -8,7 +8,7 @@ with Client(token="…") as client:
 from __future__ import annotations
 
 from penstock_client.async_client import AsyncClient, AsyncRun
-from penstock_client.calls import DEFAULT_URL, Token
+from penstock_client.calls import DEFAULT_URL, AsyncToken, Token
 from penstock_client.client import Client, Run
 from penstock_client.errors import (
     ApiError,
@@ -27,6 +27,7 @@ __all__ = [
     "ApprovalRecord",
     "AsyncClient",
     "AsyncRun",
+    "AsyncToken",
     "Client",
     "CursorGone",
     "DeadlineReached",

@@ -11,7 +11,7 @@ import httpx
 
 from penstock.sse import Frame
 from penstock_client import calls, requests, retries
-from penstock_client.errors import refusal
+from penstock_client.errors import TAKEN_OVER, PenstockError, refusal
 from penstock_client.following import Following, Notice, ends, read
 from penstock_client.models import ApprovalRecord, RunRecord
 from penstock_client.requests import ItemDecision, Request, StartOptions, path_of
@@ -32,7 +32,7 @@ class AsyncClient:
         self,
         url: str = calls.DEFAULT_URL,
         *,
-        token: calls.Token = None,
+        token: calls.AsyncToken = None,
         notice: Callable[[str], None] = lambda _: None,
         user_agent: str = calls.USER_AGENT,
     ) -> None:
@@ -227,8 +227,9 @@ class AsyncRun:
     """A run: iterate over it to get its events.
 
     The connection is made again when it breaks, and no event is missed or repeated. An iteration
-    that was ended continues with the next one. `cursor` is where another process goes on, by
-    `Client.follow(run_id, after=cursor)`.
+    that was ended continues with the next one. If a second one begins while the first one goes on,
+    it takes over, and the first one raises PenstockError. `cursor` is where another process, or a
+    second reader, goes on, by `Client.follow(run_id, after=cursor)`.
     """
 
     def __init__(
@@ -246,8 +247,11 @@ class AsyncRun:
         self._client = client
         self._include: Literal["children"] | None = "children" if children else None
         self._deadline_s = deadline_s
+        self._iterations = 0
 
     async def __aiter__(self) -> AsyncGenerator[Event | Notice, None]:
+        self._iterations += 1
+        number = self._iterations
         run_id = await self.start()
         frames = self._client.frames(
             run_id, after=self.cursor, include=self._include, deadline_s=self._deadline_s
@@ -255,6 +259,9 @@ class AsyncRun:
         async with aclosing(frames):
             async for frame in frames:
                 event = read(frame)
+                if number != self._iterations:
+                    # each would move the cursor of the other
+                    raise PenstockError(TAKEN_OVER)
                 self.cursor = frame.id or self.cursor
                 yield event
                 if ends(event, run_id):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, Final
 
 import httpx
@@ -18,30 +19,60 @@ from penstock_client.retries import Retries
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 USER_AGENT: Final = f"penstock-client/{version('penstock-client')}"
 UNAUTHORIZED: Final = 401
+HAS_HTTP2: Final = find_spec("h2") is not None  # with the extra `http2`
 # A token, or a function that returns the present one. The function is called for each request.
 Token = str | Callable[[], str] | None
+AsyncToken = str | Callable[[], str | Awaitable[str]] | None
 
 
 class Bearer(httpx.Auth):
     """Authenticates by a token. A token that has expired meanwhile is asked for once more."""
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: AsyncToken) -> None:
         self._token = token
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
-        token = self._token
-        current = token() if callable(token) else token
-        if not current:
-            yield request
-            return
-        request.headers["authorization"] = f"Bearer {current}"
-        response = yield request
-        if response.status_code == UNAUTHORIZED and callable(token) and (new := token()) != current:
-            request.headers["authorization"] = f"Bearer {new}"
-            yield request
+    def sync_auth_flow(
+        self, request: httpx.Request
+    ) -> Generator[httpx.Request, httpx.Response, None]:
+        token = self._present()
+        if not isinstance(token, str | None):
+            if isinstance(token, Coroutine):
+                token.close()  # else Python warns that nobody awaits it
+            raise TypeError("an async function as token needs AsyncClient")
+        response = yield _authorized(request, token)
+        if self._may_be_renewed(response):
+            new = self._present()
+            if new != token and isinstance(new, str):
+                yield _authorized(request, new)
+
+    async def async_auth_flow(
+        self, request: httpx.Request
+    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        token = await _awaited(self._present())
+        response = yield _authorized(request, token)
+        if self._may_be_renewed(response):
+            new = await _awaited(self._present())
+            if new != token:
+                yield _authorized(request, new)
+
+    def _present(self) -> str | Awaitable[str] | None:
+        return self._token() if callable(self._token) else self._token
+
+    def _may_be_renewed(self, response: httpx.Response) -> bool:
+        return response.status_code == UNAUTHORIZED and callable(self._token)
 
 
-def options(url: str, token: Token, user_agent: str) -> dict[str, Any]:
+async def _awaited(token: str | Awaitable[str] | None) -> str | None:
+    return token if isinstance(token, str | None) else await token
+
+
+def _authorized(request: httpx.Request, token: str | None) -> httpx.Request:
+    if token:
+        request.headers["authorization"] = f"Bearer {token}"
+    return request
+
+
+def options(url: str, token: AsyncToken, user_agent: str) -> dict[str, Any]:
     """Return the arguments of an httpx client. Raises Unreachable."""
     try:
         return {
@@ -49,6 +80,7 @@ def options(url: str, token: Token, user_agent: str) -> dict[str, Any]:
             "timeout": retries.REQUEST_TIMEOUT_S,
             "headers": {"user-agent": user_agent},
             "auth": Bearer(token),
+            "http2": HAS_HTTP2,
             # a proxy cannot reach this machine's loopback address
             "trust_env": not _is_loopback(url),
             # with its own `trust_env`, so that SSL_CERT_FILE counts for loopback, too
@@ -101,7 +133,8 @@ def after_answer(
     Raises ApiError, Unreachable.
     """
     if response.status_code in retries.TRY_AGAIN and request.may_repeat:
-        return patience.pause_s(f"it answered {response.status_code}", retry_after_s(response))
+        least_s = retry_after_s(response.headers)
+        return patience.pause_s(f"it answered {response.status_code}", least_s)
     if not response.is_success:
         raise refusal(response)
     if response.status_code == NO_CONTENT:

@@ -19,6 +19,10 @@ import httpx
 # `url`: the URL is none. `foreign`: something else answers.
 Reason = Literal["refused", "certificate", "tls", "silent", "url", "foreign"]
 GONE: Final = 410
+TAKEN_OVER: Final = (
+    "another iteration over this run has begun and goes on from here; for a second reader, call "
+    "follow(run_id) of the client"
+)
 
 
 class PenstockError(Exception):
@@ -77,12 +81,12 @@ def refusal(response: httpx.Response) -> ApiError:
     except (ValueError, KeyError, TypeError):
         detail = response.text.strip()[:200] or response.reason_phrase
     kind = CursorGone if response.status_code == GONE else ApiError
-    return kind(response.status_code, detail, errors, retry_after_s(response))
+    return kind(response.status_code, detail, errors, retry_after_s(response.headers))
 
 
-def retry_after_s(response: httpx.Response) -> float | None:
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of the header `Retry-After`; None without it, and for a date."""
-    text = response.headers.get("retry-after", "")
+    text = headers.get("retry-after", "")
     return float(text) if text.isdecimal() and len(text) < 6 else None
 
 

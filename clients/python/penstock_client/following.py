@@ -16,7 +16,7 @@ import httpx
 
 from penstock.sse import Frame, Parser
 from penstock_client import retries
-from penstock_client.errors import GONE, DeadlineReached, foreign
+from penstock_client.errors import GONE, DeadlineReached, foreign, retry_after_s
 from penstock_client.retries import Retries, Server
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NO_CONTENT: Final = 204
 OK: Final = 200
+TOO_MANY: Final = 429  # of the user's streams or requests, which may be those that have just broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Following:
         self._retries = Retries(server, retries.GIVE_UP_S)
         self._parser = Parser()
         self._any_frame = False
+        self._retry_after_s: float | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -104,6 +106,7 @@ class Following:
         Raises Unreachable for a page, such as the one that a server of pages has for all paths.
         """
         self._parser, self._any_frame = Parser(), False
+        self._retry_after_s = retry_after_s(headers)
         if status == OK:
             if not headers.get("content-type", "").startswith("text/event-stream"):
                 raise foreign(self._server.url)
@@ -112,7 +115,7 @@ class Following:
             self.is_over = True
         elif status == GONE and self._until == "never" and self.cursor is not None:
             self.cursor = None  # NATS has lost what came after the cursor, so begin now
-        elif status not in retries.TRY_AGAIN:
+        elif status not in (*retries.TRY_AGAIN, TOO_MANY):
             return "refusal"
         return "nothing"
 
@@ -139,7 +142,9 @@ class Following:
         if self.is_over:
             return 0.0
         if status != OK:
-            return self._limited(lambda: self._retries.pause_s(f"it answered {status}"))
+            why = " (too many streams or requests)" if status == TOO_MANY else ""
+            text, least_s = f"it answered {status}{why}", self._retry_after_s
+            return self._limited(lambda: self._retries.pause_s(text, least_s))
         if self._until == "never" or not self._any_frame:
             return self._limited(lambda: self._retries.pause_s("the stream ended"))
         # Without ids, a new connection would repeat all frames.

@@ -18,7 +18,7 @@ WORDS = {
     r"\bawait ": "",
     r"\basyncio\b": "time",
     r"\bAsyncGenerator\[(.+), None\]": r"Generator[\1, None, None]",
-    r"\bAsync(Client|Generator|Iterator|Run)\b": r"\1",
+    r"\bAsync(Client|Generator|Iterator|Run|Token)\b": r"\1",
     r"\ba(closing|close|read|iter_bytes)\b": r"\1",
     r"\b__a(enter|exit|iter)__": r"__\1__",
     r"for (\w+) in (.+):\n +yield \1\n": r"yield from \2\n",

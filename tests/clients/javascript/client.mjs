@@ -111,6 +111,23 @@ const CASES = {
     for await (const run of client.runs({ tag: ["a=b", "c=d"] })) runs.push(run.run_id);
     return runs;
   },
+  /** Return what was seen and what the client said, while the server is full at times. */
+  async full() {
+    const notices = [];
+    const found = await follow(new Client(url, { notice: (text) => notices.push(text) }));
+    return { ...found, notices };
+  },
+  /** A second loop over a run begins while the first one goes on. */
+  async twice() {
+    const run = new Client(url).run("assistant", "hi");
+    const [seen, first] = [[], run[Symbol.asyncIterator]()];
+    seen.push((await first.next()).value.sequence);
+    for await (const { sequence } of run) {
+      seen.push(sequence);
+      if (sequence === 3) break;
+    }
+    return { seen, ...(await refused(() => first.next())) };
+  },
   /** Follow a run until it is cancelled; print its id first. */
   async killed() {
     const run = new Client(url, { token: process.argv[4] }).run("assistant", "slow", { session_id: "node" });

@@ -99,6 +99,27 @@ def test_a_long_event_is_read_in_one_pass(folder: Path) -> None:
     assert found["ms"] < 5000
 
 
+def test_a_server_that_is_full_at_times_is_waited_for(server: ReplayServer, folder: Path) -> None:
+    server.cut_after = [2]
+    server.turn_away = [200, 429, 503]
+    found = run(folder, server.url, "full")
+    assert found["seen"] == [*range(1, len(ASKING) + 1)]
+    waits = [text for text in found["notices"] if "answered" in text]
+    assert [("429" in text, "503" in text, "in 1 s" in text) for text in waits] == [
+        (True, False, True),
+        (False, True, True),
+    ]
+
+
+def test_a_second_loop_over_a_run_takes_over_and_the_first_one_says_so(
+    server: ReplayServer, folder: Path
+) -> None:
+    found = run(folder, server.url, "twice")
+    assert found["seen"] == [1, 2, 3]
+    assert found["name"] == "PenstockError"
+    assert "follow(runId)" in found["text"]
+
+
 def test_a_token_that_has_expired_is_asked_for_again(server: ReplayServer, folder: Path) -> None:
     assert run(folder, server.url, "tokens") == ["Bearer old", "Bearer new"]
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from penstock_client import (
     CursorGone,
     DeadlineReached,
     Notice,
+    PenstockError,
     Unreachable,
     retries,
 )
@@ -184,9 +186,54 @@ def test_a_server_of_pages_is_no_penstock(server: ReplayServer) -> None:
 
 def test_a_token_that_has_expired_is_asked_for_again() -> None:
     tokens = iter(["old", "new", "new"])
-    flow = Bearer(lambda: next(tokens)).auth_flow(httpx.Request("GET", "http://a"))
+    flow = Bearer(lambda: next(tokens)).sync_auth_flow(httpx.Request("GET", "http://a"))
     assert next(flow).headers["authorization"] == "Bearer old"
     assert flow.send(httpx.Response(401)).headers["authorization"] == "Bearer new"
+
+
+async def test_a_token_may_come_from_an_async_function_and_is_then_no_token_for_threads(
+    server: ReplayServer,
+) -> None:
+    async def renewed() -> str:
+        await asyncio.sleep(0)
+        return next(tokens)
+
+    tokens = iter(["old", "new"])
+    flow = Bearer(renewed).async_auth_flow(httpx.Request("GET", "http://a"))
+    assert (await anext(flow)).headers["authorization"] == "Bearer old"
+    assert (await flow.asend(httpx.Response(401))).headers["authorization"] == "Bearer new"
+    tokens = iter(["for a call", "for threads"])
+    async with AsyncClient(server.url, token=renewed) as client:
+        assert (await client.record(RUN_ID))["run_id"] == RUN_ID
+    given: Any = renewed
+    with Client(server.url, token=given) as wrong, pytest.raises(TypeError, match="AsyncClient"):
+        wrong.record(RUN_ID)
+
+
+@pytest.mark.parametrize("follow", [seen, seen_by_asyncio], ids=["threads", "asyncio"])
+def test_a_server_that_is_full_at_times_is_waited_for(
+    server: ReplayServer, follow: Callable[[str], list[int]]
+) -> None:
+    server.cut_after, server.turn_away = [2], [200, 429, 503]
+    began = time.monotonic()
+    assert follow(server.url) == [*range(1, len(ASKING) + 1)]
+    assert time.monotonic() - began > 2  # Retry-After is 1 s
+    assert server.turn_away == []
+
+
+def test_a_second_loop_over_a_run_takes_over_and_the_first_one_says_so(
+    server: ReplayServer,
+) -> None:
+    with Client(server.url) as client:
+        run = client.run("assistant", "hi")
+        first = iter(run)
+        assert next(first).type == "lifecycle.started"
+        assert next(iter(run)).type == "llm.stream"
+        with pytest.raises(PenstockError, match="another iteration"):
+            next(first)
+        [approval] = client.approvals()
+        client.decide(approval, True)
+        assert run.wait()["status"] == "completed"
 
 
 def test_a_cursor_whose_events_are_gone_is_an_error_of_its_own(server: ReplayServer) -> None:

@@ -93,13 +93,15 @@ class ReplayServer:
     """Serves recorded runs at `url`: starts, streams with cursors, records, approvals, decisions.
 
     `add` takes what `penstock events RUN --json` prints. Each start gets the next run, again from
-    the first one after the last. `cut_after` drops the next connections after so many frames, and
-    `refuse` answers the requests to a path with a status and a text. `requests` has each request's
-    path and body.
+    the first one after the last. `cut_after` drops the next connections after so many frames,
+    `turn_away` answers the next connections with these statuses and `Retry-After: 1` (200 lets one
+    through), and `refuse` answers the requests to a path with a status and a text. `requests` has
+    each request's path and body.
     """
 
     def __init__(self) -> None:
         self.cut_after: list[int] = []
+        self.turn_away: list[int] = []
         self.refuse: dict[str, tuple[int, str]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self._runs: list[_Recorded] = []
@@ -214,6 +216,12 @@ def _handler(server: ReplayServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def _stream(self, run: _Recorded) -> None:
+            if server.turn_away and (status := server.turn_away.pop(0)) != 200:
+                self.send_response(status)
+                self.send_header("retry-after", "1")
+                self.send_header("content-length", "0")
+                self.end_headers()
+                return
             cursor = self.headers.get("last-event-id")
             sent = int(cursor.split("-")[0]) if cursor else 0
             if sent >= len(run.events):
