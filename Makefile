@@ -4,8 +4,8 @@
 .PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench console-check pictures chaos chaos-long rolling faults mutations lock format clean
 
 BIN := .venv/bin
-MEMBERS := shared clients/python services/approvals services/automations services/cli services/connector \
-	services/console services/edge services/normalizer services/workflows
+MEMBERS := shared clients/conformance clients/python services/approvals services/automations services/cli \
+	services/connector services/console services/edge services/normalizer services/workflows
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph openai a2a
 OLDER_UPSTREAMS := agno_older adk_older a2a_older

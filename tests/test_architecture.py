@@ -35,6 +35,7 @@ DEMO = ROOT / "services/cli/penstock_cli/demo"
 SURFACES = ROOT / "services/edge/penstock_edge/surfaces"
 PACKAGES = [
     ROOT / "shared/penstock",
+    ROOT / "clients/conformance/penstock_conformance",
     ROOT / "clients/python/penstock_client",
     *(ROOT / f"services/{s}/penstock_{s}" for s in services()),
 ]

@@ -24,7 +24,10 @@ from support.drive.repository import ROOT, files, services, toml
 from support.real.up import Up
 from support.real.upstreams import ADK, AGNO
 
-MEMBERS = ["shared", "clients/python", *(f"services/{name}" for name in services())]
+MEMBERS = [
+    *("shared", "clients/conformance", "clients/python"),
+    *(f"services/{name}" for name in services()),
+]
 JAVASCRIPT = ["javascript", "react", "copilotkit"]
 NO_INDEX = ("No matching distribution found", "Connection", "Network is unreachable")
 

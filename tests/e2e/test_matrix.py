@@ -20,13 +20,14 @@ from penstock import sse
 from penstock.dialects.vercel import DONE
 from penstock.settings import Config
 from penstock.sse import Frame
+from penstock_conformance.protocols import agui_rules
 from penstock_edge.service import EdgeService
 from penstock_edge.views.dialects import DIALECTS
 from support.drive.pipeline import PIPELINE, TERMINAL, Event, Pipeline, pipeline
 from support.drive.short import in_short
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
-from support.recorded import agui_rules, vercel_rules
+from support.recorded import vercel_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

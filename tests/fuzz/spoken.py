@@ -12,8 +12,8 @@ from penstock import sse
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.sse import Frame, Parser
+from penstock_conformance.protocols import agui_rules
 from support.drive import agui_out
-from support.recorded import agui_rules
 
 AUDIENCES = {str(audience): audience for audience in agui_out.AUDIENCES}
 SPOKEN: dict[str, Callable[[], Encoder]] = {

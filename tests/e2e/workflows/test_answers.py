@@ -10,7 +10,7 @@ import pytest
 
 from e2e.workflows.conftest import Flows
 from penstock import sse
-from support.recorded import agui_rules
+from penstock_conformance.protocols import agui_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from e2e.workflows.conftest import Flows
+from penstock_conformance.protocols import agui_rules
 from support.drive.workflow_events import Names
-from support.recorded import agui_rules
 from support.recorded.goldens import check
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "workflows"

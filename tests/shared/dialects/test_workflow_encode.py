@@ -17,11 +17,12 @@ from penstock.dialects.executions import ExecutionsEncoder
 from penstock.dialects.unified import UnifiedEncoder
 from penstock.dialects.vercel import VercelEncoder
 from penstock.events.envelope import parse
+from penstock_conformance.protocols import agui_rules
 from support.drive.agui_out import AUDIENCES, STRICT_1, of_type
 from support.drive.agui_out import encoded as agui
 from support.drive.for_each import for_each
 from support.fakes.raw import RUN_ID
-from support.recorded import agui_rules, workflow_runs
+from support.recorded import workflow_runs
 from support.recorded.goldens import check
 from support.recorded.workflow_runs import child
 

@@ -12,6 +12,7 @@ from penstock.dialects.agui.ids import scope_of, unscoped
 from penstock.dialects.agui.vocabulary import is_modern
 from penstock.dialects.answers import UnclearAnswer, decided
 from penstock.dialects.approvals import parse_question_id, question_id
+from penstock_conformance.protocols.agui_rules import faults
 from support.drive.agui_out import (
     STRICT_059,
     STRICT_1,
@@ -25,7 +26,6 @@ from support.drive.agui_out import (
     types,
 )
 from support.fakes.raw import RUN_ID
-from support.recorded.agui_rules import faults
 
 ID = scope_of(RUN_ID)
 

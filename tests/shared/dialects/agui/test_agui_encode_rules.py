@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.dialects.agui.encode import STRICT, Phase, prelude
 from penstock.dialects.agui.encode.profiles import COUNTERS
 from penstock.events import TERMINAL
+from penstock_conformance.protocols.agui_rules import faults, remarks, wire_faults
 from support.drive.agui_out import (
     AUDIENCES,
     Audience,
@@ -26,7 +27,6 @@ from support.drive.for_each import for_each
 from support.drive.short import in_short
 from support.fakes.raw import RUN_ID
 from support.real.agui_client import SCRIPTS
-from support.recorded.agui_rules import faults, remarks, wire_faults
 from support.recorded.canonical import samples
 
 CASES = json.loads((SCRIPTS / "rules_cases.json").read_text())

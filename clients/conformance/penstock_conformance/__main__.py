@@ -1,0 +1,145 @@
+"""The command `penstock-conformance`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from penstock_conformance import reports
+from penstock_conformance.dialect import Options
+from penstock_conformance.exchange import User
+from penstock_conformance.protocols import PROTOCOLS
+from penstock_conformance.statements import Statement, Verdict, judge
+from penstock_conformance.trial import ACTS, Trial
+from penstock_conformance.wire import NotReachable, Wire
+
+_HELP: Final = {
+    "text": "says a few words (default: Hello)",
+    "calls": "calls a tool that needs no approval",
+    "asks": "asks before it calls a tool",
+    "fails": "fails",
+    "slow": "talks for 10 seconds or more",
+    "echo": "repeats the rest of the message",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 0 if no MUST has failed, 1 if one has, and 2 if the
+    command is wrong or nothing could be shown."""
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(command)
+    protocol = PROTOCOLS[options.protocol]
+    chosen = [each for each in protocol.statements if _is_chosen(each, options.only)]
+    if options.list:
+        for each in chosen:
+            print(f"{each.id}\t{each.level.value}\t{each.rule.text}\t{each.source}")
+        return 0
+    if not options.url:
+        print("the server's address is missing", file=sys.stderr)
+        return 2
+    try:
+        report = asyncio.run(_report(options, chosen, command))
+    except NotReachable as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(reports.as_text(report), end="")
+    for path, write in (
+        (options.junit, reports.as_junit),
+        (options.json, reports.as_json),
+        (options.html, reports.as_html),
+    ):
+        if path is not None:
+            path.write_text(write(report), "utf-8")
+    if report.breaks:
+        return 1
+    return 0 if report.count(Verdict.PASSED) else 2
+
+
+async def _report(
+    options: argparse.Namespace, statements: Sequence[Statement], command: Sequence[str]
+) -> reports.Report:
+    protocol = PROTOCOLS[options.protocol]
+    path = (options.path or protocol.path).replace("{agent}", options.agent)
+    known = Options(options.agent, path, options.resume, options.cancel, options.user)
+    async with Wire(options.url, _credentials(options), options.timeout) as wire:
+        trial = Trial(wire, protocol.dialect(known), _messages(options), options.ran)
+        results = await judge(trial, statements)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    line = f"{reports.TOOL} {shlex.join(_without_secrets(command))}"
+    return reports.Report(options.url, options.protocol, at, line, results)
+
+
+def _is_chosen(statement: Statement, only: Sequence[str]) -> bool:
+    names = (statement.id, statement.rule.name, statement.rule.group.value)
+    return not only or any(each in names for each in only)
+
+
+def _messages(options: argparse.Namespace) -> Mapping[str, str]:
+    passed = {name: getattr(options, name) for name in ACTS}
+    return {name: text for name, text in passed.items() if text is not None}
+
+
+def _credentials(options: argparse.Namespace) -> Mapping[User, Mapping[str, str]]:
+    users = {User.OWNER: options.header, User.OTHER: options.other_header}
+    return {user: dict(map(_header, headers)) for user, headers in users.items() if headers}
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
+
+
+def _without_secrets(command: Sequence[str]) -> Sequence[str]:
+    """Return the command without the values of headers, for reports that are published."""
+    secret = ("--header", "--other-header")
+    shown: list[str] = []
+    for word in command:
+        option, has_value, _ = word.partition("=")
+        if shown and shown[-1] in secret:
+            shown.append("…")
+        else:
+            shown.append(f"{option}=…" if has_value and option in secret else word)
+    return shown
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=reports.TOOL,
+        description="Tells which statements of its protocol a server of AI agents keeps.",
+        epilog="Exit status: 1 if a MUST has failed, 2 if nothing could be shown, otherwise 0.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("url", nargs="?", help="the server's address, http://…")
+    parser.add_argument("--protocol", choices=[*PROTOCOLS], required=True)
+    parser.add_argument("--agent", default="", help="the agent's name at the server")
+    parser.add_argument("--path", help="where the protocol is, below the server's address")
+    parser.add_argument("--user", default="user", help="the user's id, where requests have it")
+    parser.add_argument("--only", action="append", default=[], help="an id, a rule or a group")
+    parser.add_argument("--list", action="store_true", help="list the statements")
+    agent = parser.add_argument_group("the agent", "messages that make it do something")
+    for name, text in _HELP.items():
+        default = "Hello" if name == "text" else None
+        said = f"with it, the agent {text}"
+        agent.add_argument(f"--{name}", default=default, metavar="MESSAGE", help=said)
+    agent.add_argument(
+        "--ran", default="", metavar="TEXT", help="only the result of the asked tool has this text"
+    )
+    server = parser.add_argument_group("the server", "{run}, {session} and {a-header} are replaced")
+    server.add_argument("--resume", default="", metavar="PATH", help="gets a run's stream again")
+    server.add_argument("--cancel", default="", metavar="PATH", help="cancels a run (POST)")
+    server.add_argument("--header", action="append", default=[], metavar="NAME: VALUE")
+    server.add_argument("--other-header", action="append", default=[], metavar="NAME: VALUE")
+    server.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS")
+    for name in ("junit", "json", "html"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help="write the report there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

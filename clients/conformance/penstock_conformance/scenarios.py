@@ -1,0 +1,423 @@
+"""What is done with a server, for every protocol alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock_conformance.dialect import NotShown, What, of
+from penstock_conformance.exchange import Exchange, Request, User
+from penstock_conformance.trial import Scenario, Trial, has, streamed
+from penstock_conformance.wire import OnFrame
+
+# The cuts of a stream that has more frames are spread over it.
+MAX_CUTS: Final = 100
+_CUTS_AT_ONCE: Final = 4
+STALL_S: Final = 4.0
+_BIG_BYTES: Final = 2 * 1024 * 1024
+_DEEP: Final = 100_000
+# What an agent that repeats it could be made to send: the end of a frame and a frame of its own,
+# each line end of SSE, and characters that are line ends elsewhere.
+FORGED_TEXTS: Final = (
+    'a\n\ndata: {"type": "forged"}\n\nb',
+    "event: forged",
+    "id: forged\u2028c\u0085d",
+)
+FORGED_FRAMES: Final = "\r\n".join(FORGED_TEXTS)
+_JSON: Final = {"content-type": "application/json"}
+
+Tries = Mapping[str, Exchange]
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """A stream, and what came after each of its frames (by the frame's index)."""
+
+    whole: Exchange
+    rests: Mapping[int, Exchange]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenOff:
+    """A stream whose client left, what it got when it came back, and the whole stream."""
+
+    first: Exchange
+    rest: Exchange
+    whole: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """A stream, and the answers to cursors that are not its own."""
+
+    whole: Exchange
+    tries: Tries
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A stream that was cancelled, and the answers to the first cancel and to a second one."""
+
+    stream: Exchange
+    cancel: Exchange
+    again: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question of the agent, the answer of its user, and the same answer again."""
+
+    asked: Exchange
+    answered: Exchange
+    again: Exchange
+    ran: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """A question, requests that try to answer it, and then the proper answer."""
+
+    asked: Exchange
+    tries: Tries
+    proper: Exchange
+    ran: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """The answers to requests that make no sense, and to a proper one afterwards."""
+
+    tries: Tries
+    afterwards: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """A client that stopped reading for a while, and others beside it."""
+
+    stalled: Exchange
+    alone_s: float
+    beside: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A stream of the owner, and what another user tried when it had `at` frames."""
+
+    stream: Exchange
+    tries: Tries
+    at: int
+
+
+def _said(name: str) -> Scenario[Exchange]:
+    async def record(at: Trial) -> Exchange:
+        return await at.wire.send(await at.start(name))
+
+    return Scenario(name, record)
+
+
+TEXT: Final = _said("text")
+CALLS: Final = _said("calls")
+FAILS: Final = _said("fails")
+
+
+async def _asked(at: Trial) -> Exchange:
+    """Return a stream up to its question."""
+
+    async def until_asked(so_far: Exchange) -> bool:
+        return not (at.dialect.stays_open and has(at.dialect, so_far.frames, What.ASK))
+
+    return await at.stream(await at.start("asks"), until_asked)
+
+
+ASKS: Final = Scenario("asks", _asked)
+STREAMS: Final = (TEXT, CALLS, ASKS, FAILS)
+
+
+async def _echo(at: Trial) -> Exchange:
+    return await at.stream(await at.start("echo", FORGED_FRAMES))
+
+
+ECHO: Final = Scenario("echo", _echo)
+
+
+def _cuts(stream: Scenario[Exchange]) -> Scenario[Cuts]:
+    async def record(at: Trial) -> Cuts:
+        whole = streamed(await at.get(stream))
+        number = len(whole.frames)
+        places = range(number) if number <= MAX_CUTS else _spread(number)
+        turn = asyncio.Semaphore(_CUTS_AT_ONCE)
+
+        async def rest(index: int) -> tuple[int, Exchange]:
+            async with turn:
+                request = at.dialect.resume(whole, _cursor(at, whole, index))
+                return index, await at.wire.send(request)
+
+        _cursor(at, whole, 0)
+        at.dialect.resume(whole, None)
+        with_cursors = [
+            index for index in places if at.dialect.cursor(whole.frames[index]) is not None
+        ]
+        return Cuts(whole, dict(await asyncio.gather(*map(rest, with_cursors))))
+
+    return Scenario(f"{stream.name}, cut", record)
+
+
+def _spread(number: int) -> list[int]:
+    return sorted({round(each * (number - 1) / (MAX_CUTS - 1)) for each in range(MAX_CUTS)})
+
+
+def _cursor(at: Trial, exchange: Exchange, index: int) -> str:
+    cursor = at.dialect.cursor(exchange.frames[index])
+    if cursor is None:
+        raise NotShown("the frames have no ids, so no client can say which of them it has")
+    return cursor
+
+
+CUTS: Final = (_cuts(TEXT), _cuts(CALLS))
+
+
+async def _broken_off(at: Trial) -> BrokenOff:
+    first = await at.stream(await at.start("slow"), _until_texts(at, 2))
+    cursor = _cursor(at, first, -1)
+    is_stopped = False
+
+    async def stop(so_far: Exchange) -> bool:
+        nonlocal is_stopped
+        if not is_stopped and len(of(at.dialect.read(so_far), What.TEXT)) >= 2:
+            is_stopped = True
+            await _cancel(at, first)
+        return True
+
+    rest = await at.wire.send(at.dialect.resume(first, cursor), stop)
+    return BrokenOff(first, rest, await at.wire.send(at.dialect.resume(first, None)))
+
+
+BROKEN_OFF: Final = Scenario("slow, broken off", _broken_off)
+
+
+def _until_texts(at: Trial, number: int) -> OnFrame:
+    async def on_frame(so_far: Exchange) -> bool:
+        return len(of(at.dialect.read(so_far), What.TEXT)) < number
+
+    return on_frame
+
+
+async def _cancel(at: Trial, exchange: Exchange) -> None:
+    """Cancel a run that would take long, if there is a way."""
+    with suppress(NotShown):
+        await at.wire.send(at.dialect.cancel(exchange))
+
+
+async def _cursors(at: Trial) -> Cursors:
+    whole = streamed(await at.get(TEXT))
+    other = await at.stream(await at.start("text"))
+    own = {at.dialect.cursor(frame) for frame in whole.frames}
+    _cursor(at, whole, 0)
+    foreign = {at.dialect.cursor(frame) for frame in other.frames} - own - {None}
+    tries = {"no cursor at all": "~no cursor~"}
+    if foreign:
+        tries["a cursor of another run"] = sorted(map(str, foreign))[0]
+    return Cursors(
+        whole,
+        {
+            name: await at.wire.send(at.dialect.resume(whole, cursor))
+            for name, cursor in tries.items()
+        },
+    )
+
+
+CURSORS: Final = Scenario("text, other cursors", _cursors)
+
+
+async def _cancelled(at: Trial) -> Cancelled:
+    answers: list[Exchange] = []
+
+    async def cancel(so_far: Exchange) -> bool:
+        if not answers and has(at.dialect, so_far.frames, What.TEXT):
+            answers.append(await at.wire.send(at.dialect.cancel(so_far)))
+        return True
+
+    stream = await at.stream(await at.start("slow"), cancel)
+    if not answers:
+        raise NotShown(f"{stream} has no text in which it could be cancelled")
+    return Cancelled(stream, answers[0], await at.wire.send(at.dialect.cancel(stream)))
+
+
+CANCELLED: Final = Scenario("slow, cancelled", _cancelled)
+
+
+async def _unknown(at: Trial) -> Exchange:
+    return await at.wire.send(at.dialect.cancel_unknown())
+
+
+UNKNOWN: Final = Scenario("cancel of an unknown run", _unknown)
+
+
+def _answered(name: str, *, approve: bool) -> Scenario[Answered]:
+    async def record(at: Trial) -> Answered:
+        asked = await _asked(at)
+        request = at.dialect.answer(asked, approve=approve)
+        answered, again = await at.wire.send(request), await at.wire.send(request)
+        return Answered(asked, answered, again, _ran(at))
+
+    return Scenario(name, record)
+
+
+def _ran(at: Trial) -> str:
+    if not at.ran:
+        raise NotShown("no text is known that shows that the tool ran: pass --ran")
+    return at.ran
+
+
+APPROVED: Final = _answered("approved", approve=True)
+REJECTED: Final = _answered("rejected", approve=False)
+
+
+async def _texts(at: Trial) -> Forged:
+    asked = await _asked(at)
+    return await _forged(at, asked, at.dialect.texts(asked))
+
+
+async def _forgeries(at: Trial) -> Forged:
+    asked = await _asked(at)
+    return await _forged(at, asked, at.dialect.forged(asked))
+
+
+async def _forged(at: Trial, asked: Exchange, requests: Mapping[str, Request]) -> Forged:
+    ran, proper = _ran(at), at.dialect.answer(asked, approve=True)
+    if not requests:
+        raise NotShown(f"{at.dialect.name} has no other requests that could be taken for an answer")
+    tries = {name: await at.wire.send(each) for name, each in requests.items()}
+    return Forged(asked, tries, await at.wire.send(proper), ran)
+
+
+TEXTS: Final = Scenario("asks, then texts", _texts)
+FORGERIES: Final = Scenario("asks, then forgeries", _forgeries)
+
+
+async def _invalid(at: Trial) -> Hostile:
+    start = await at.start("text")
+    bodies: dict[str, Request] = {
+        "no JSON": _raw(start, b"{"),
+        "an empty body": _raw(start, b""),
+        "a list": _raw(start, b"[]"),
+        "a deep list": _raw(start, b"[" * _DEEP + b"]" * _DEEP),
+        **at.dialect.incomplete(start),
+    }
+    tries = {name: await at.wire.send(each) for name, each in bodies.items()}
+    return Hostile(tries, await at.wire.send(await at.start("text")))
+
+
+def _raw(start: Request, content: bytes) -> Request:
+    headers = {**start.headers, **_JSON}
+    return replace(start, body=None, form=None, content=content, headers=headers)
+
+
+INVALID: Final = Scenario("invalid requests", _invalid)
+
+
+async def _big(at: Trial) -> Exchange:
+    return await at.wire.send(await at.start("text", "x" * _BIG_BYTES))
+
+
+BIG: Final = Scenario("a message of 2 MB", _big)
+
+
+async def _nowhere(at: Trial) -> Exchange:
+    request = at.dialect.unknown_agent()
+    if request is None:
+        raise NotShown(f"{at.dialect.name} has an address for each agent")
+    return await at.wire.send(request)
+
+
+NOWHERE: Final = Scenario("an agent that does not exist", _nowhere)
+
+
+async def _stalled(at: Trial) -> Stalled:
+    alone = await at.stream(await at.start("text"))
+    has_begun = asyncio.Event()
+
+    async def stall(so_far: Exchange) -> bool:
+        if not has_begun.is_set():
+            has_begun.set()
+            await asyncio.sleep(STALL_S)
+            await _cancel(at, so_far)
+        return True
+
+    slow = asyncio.create_task(at.wire.send(await at.start("slow"), stall))
+    try:
+        begun = asyncio.create_task(has_begun.wait())
+        await asyncio.wait({slow, begun}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        beside = [await at.wire.send(await at.start("text")) for _ in range(2)]
+        return Stalled(streamed(await slow), alone.took_s, tuple(beside))
+    finally:
+        slow.cancel()
+
+
+STALLED: Final = Scenario("a client that stops reading", _stalled)
+
+
+async def _leave(so_far: Exchange) -> bool:
+    return False
+
+
+def _require_other(at: Trial) -> None:
+    if User.OTHER not in at.wire.credentials:
+        raise NotShown("the credentials of a second user are not known: pass --other-header")
+
+
+async def _foreign(at: Trial) -> Foreign:
+    _require_other(at)
+    tries: dict[str, Exchange] = {}
+    seen_at = texts_at = 0
+    is_stopped = False
+
+    async def by_other(request: Request) -> Exchange:
+        return await at.wire.send(replace(request, user=User.OTHER), _leave)
+
+    async def on_frame(so_far: Exchange) -> bool:
+        nonlocal seen_at, texts_at, is_stopped
+        texts = len(of(at.dialect.read(so_far), What.TEXT))
+        if texts and not tries:
+            seen_at, texts_at = len(so_far.frames), texts
+            with suppress(NotShown):
+                tries["reads it"] = await by_other(at.dialect.resume(so_far, None))
+            with suppress(NotShown):
+                tries["cancels it"] = await by_other(at.dialect.cancel(so_far))
+            return bool(tries)
+        if not is_stopped and tries and texts > texts_at:
+            is_stopped = True
+            await _cancel(at, so_far)
+        return True
+
+    stream = await at.stream(await at.start("slow"), on_frame)
+    if not tries:
+        raise NotShown("there is no way to read or to cancel a run of somebody else")
+    return Foreign(stream, tries, seen_at)
+
+
+FOREIGN: Final = Scenario("another user, at a run", _foreign)
+
+
+async def _answered_by_other(at: Trial) -> Forged:
+    _require_other(at)
+    asked = await _asked(at)
+    answer = replace(at.dialect.answer(asked, approve=True), user=User.OTHER)
+    return await _forged(at, asked, {"an answer of another user": answer})
+
+
+ANSWERED_BY_OTHER: Final = Scenario("another user, at a question", _answered_by_other)
+
+
+async def _nobody(at: Trial) -> Exchange:
+    if not at.wire.credentials.get(User.OWNER):
+        raise NotShown("the server asks for no credentials: pass --header if it does")
+    return await at.wire.send(replace(await at.start("text"), user=User.NOBODY))
+
+
+NOBODY: Final = Scenario("a start without credentials", _nobody)

@@ -1,0 +1,188 @@
+"""`penstock-conformance` finds no fault in the real services, and each fault that is planted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from penstock_conformance.__main__ import main
+from penstock_conformance.dialect import Options
+from penstock_conformance.exchange import Frames, User
+from penstock_conformance.protocols import PROTOCOLS
+from penstock_conformance.statements import Group, Result, Verdict, judge
+from penstock_conformance.trial import Trial
+from penstock_conformance.wire import Wire
+from support.drive.secured import bearer
+from support.drive.short import in_short
+from support.fakes.issuer import SECRET
+from support.fakes.planted import FAULTS, MORE, Fault, Planted
+from support.real.ports import free_port
+from support.real.up import Up
+from support.real.upstreams import Upstream
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+MESSAGES = {
+    "text": "text",
+    "calls": "tool",
+    "asks": "confirm it",
+    "fails": "failmid",
+    "slow": "slow",
+    "echo": "say",
+}
+RAN = "doc-123"
+PATH = "/agui/assistant"
+RESUME = "/agui/assistant/threads/{session}/events?until=idle&protocolVersion=1.0"
+CANCEL = "/v1/runs/{penstock-run-id}/cancel"
+# Where each protocol is, and what Penstock adds to it.
+PLACES = {
+    "agui": ["--path", PATH, "--resume", RESUME, "--cancel", CANCEL],
+    "vercel": ["--path", "/vercel/assistant", "--cancel", "/vercel/assistant/{session}/stop"],
+}
+# What a protocol cannot show, by the reason.
+NOT_SHOWN: dict[str, set[str]] = {}
+SCOPE = "start read decide"
+# One fault of each group; `make faults` plants all of them.
+SHORT = ["lines", "spans", "closes", "resumes", "once", "gaps", "cancels", "no-text", "invalid"]
+SHORT += ["beside", "foreign"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Penstock with authentication, whose agent is the real Agno server."""
+
+    url: str
+
+    def options(self, protocol: str) -> list[str]:
+        return [
+            *(self.url, "--protocol", protocol, *PLACES[protocol], "--ran", RAN),
+            *(word for name, text in MESSAGES.items() for word in (f"--{name}", text)),
+            *("--header", f"Authorization: {_token('alice')}"),
+            *("--other-header", f"Authorization: {_token('bob')}"),
+        ]
+
+    async def result(self, rule: str, fault: Fault) -> Result:
+        """Return the verdict on the statement of this rule, while there is a fault on the way."""
+        protocol = PROTOCOLS["agui"]
+        users = {User.OWNER: "alice", User.OTHER: "bob"}
+        credentials = {user: {"authorization": _token(name)} for user, name in users.items()}
+        options = Options(path=PATH, resume=RESUME, cancel=CANCEL)
+        statements = [each for each in protocol.statements if each.rule.name == rule]
+        async with Wire(self.url, credentials, 40, Planted(fault)) as wire:
+            trial = Trial(wire, protocol.dialect(options), MESSAGES, RAN)
+            [result] = await judge(trial, statements)
+        return result
+
+
+def _token(user: str) -> str:
+    return bearer(user, scope=SCOPE)["authorization"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, agno_server: Upstream) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("conformance")
+    agent: dict[str, Any] = {
+        **{"id": "assistant", "protocol": "agno", "url": agno_server.url},
+        **{"agent": "demo-agent", "topology_id": 123},
+    }
+    config = folder / "penstock.yaml"
+    config.write_text(yaml.safe_dump({"agents": [agent]}))
+    up = Up(folder, "--config", str(config))
+    up.start(PENSTOCK_AUTH_JWT_SECRET=SECRET, ENABLE_ADK_CANONICAL_STREAM="true")
+    try:
+        yield Site(up.url)
+    finally:
+        up.signal(15)
+
+
+@pytest.mark.parametrize("protocol", in_short(PROTOCOLS, ["agui"]))
+def test_the_tool_finds_no_fault_in_penstock_and_writes_its_reports(
+    site: Site, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / f"report.{name}" for name in ("junit", "json", "html")}
+    words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    status = main([*site.options(protocol), *words])
+    said = capsys.readouterr().out
+    assert status == 0, said
+    report = json.loads(files["json"].read_text())
+    verdicts = {each["id"].partition(".")[2]: each["verdict"] for each in report["statements"]}
+    assert {name for name, verdict in verdicts.items() if verdict == "failed"} == set(), said
+    not_shown = {name for name, verdict in verdicts.items() if verdict == "not shown"}
+    assert not_shown == NOT_SHOWN.get(protocol, set()), said
+    assert f"{report['passed']} passed, 0 failed" in said
+    suite = ElementTree.parse(files["junit"]).getroot()
+    assert len(suite) == len(verdicts)
+    assert len(suite.findall("testcase/skipped")) == len(not_shown)
+    page = files["html"].read_text()
+    assert all(f"{protocol}.{name}" in page for name in verdicts)
+    assert "Bearer" not in page + files["json"].read_text()
+
+
+@pytest.mark.parametrize("rule", in_short(FAULTS, SHORT))
+async def test_the_tool_finds_the_planted_fault(site: Site, rule: str) -> None:
+    result = await site.result(rule, FAULTS[rule]())
+    assert result.verdict is Verdict.FAILED, result
+    assert result.told
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", MORE)
+async def test_the_tool_finds_other_faults_too(site: Site, name: str) -> None:
+    rule, make = MORE[name]
+    result = await site.result(rule, make())
+    assert result.verdict is Verdict.FAILED, result
+
+
+def test_every_rule_has_a_fault_that_it_finds_and_every_group_is_tried_in_short() -> None:
+    statements = PROTOCOLS["agui"].statements
+    assert {each.rule.name for each in statements} == set(FAULTS)
+    groups = {each.rule.group for each in statements if each.rule.name in SHORT}
+    assert groups == set(Group)
+
+
+def test_statements_have_ids_of_their_own_and_a_source() -> None:
+    for name, protocol in PROTOCOLS.items():
+        ids = [each.id for each in protocol.statements]
+        assert len(set(ids)) == len(ids)
+        assert all(id.startswith(f"{name}.") for id in ids)
+        assert all(each.source for each in protocol.statements)
+
+
+def test_a_server_of_which_nothing_is_known_shows_little_and_says_what_to_pass(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = f"Authorization: {_token('alice')}"
+    known = [site.url, "--protocol", "agui", "--path", PATH, "--header", header]
+    assert main([*known, "--only", "ends", "--only", "approvals", "--only", "resume"]) == 0
+    said = capsys.readouterr().out
+    assert "agui.closes" in said
+    for option in ("--asks", "--resume"):
+        assert f"pass {option}" in said
+    assert "0 failed" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/agui/nobody", 1), ("", 2)], ids=["a refusal", "nothing listens"]
+)
+def test_the_exit_status_says_what_happened(site: Site, path: str, status: int) -> None:
+    url = site.url if path else f"http://127.0.0.1:{free_port()}"
+    assert main([url, "--protocol", "agui", "--path", path or "/", "--only", "shape"]) == status
+
+
+STREAM = 'data: {"a":\ndata: 1}\r\nid: 1\r\n\r\n: nothing\n\nevent: x\rdata:\u2028\r\rid: 9\n\n'
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_frames_are_read_the_same_in_any_pieces(size: int) -> None:
+    parser = Frames()
+    pieces = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
+    first, second = [frame for piece in pieces for frame in parser.feed(piece)]
+    assert (first.value, first.id, first.event) == ({"a": 1}, "1", None)
+    assert (second.data, second.event, second.id) == ("\u2028", "x", None)
