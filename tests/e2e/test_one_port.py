@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 import yaml
@@ -21,15 +19,14 @@ from penstock_cli.demo import RECIPES, DemoServer
 from penstock_cli.main import app
 from support.drive.repository import ROOT
 from support.drive.short import in_short
-from support.drive.waiting import eventually
 from support.fakes.issuer import JwksServer, Key
-from support.real import servers, upstreams
+from support.real import upstreams
+from support.real.caddy import caddy
 from support.real.consoles import sign_in
 from support.real.deployment import Deployment, deployment
 from support.real.devtools import page_at
 from support.real.forked import finished
 from support.real.nats import NatsServer, write_passwords
-from support.real.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -105,40 +102,10 @@ async def scene(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Run the proxy of docker-compose.yml with its own configuration; return its URL."""
-    caddy = shutil.which("caddy")
-    if caddy is None:
-        reason = "no Caddy on the PATH (Debian's package `caddy`)"
-        if os.environ.get("CI") == "true":  # nobody would notice a skip in CI
-            pytest.fail(reason)
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("caddy")
-    port = free_port()
     places = {name.upper(): f"127.0.0.1:{scene.penstock.of(name)[0].port}" for name in WITH_API}
-    process = servers.start(
-        "caddy",
-        [caddy, "run", "--config", COMPOSE / "Caddyfile", "--adapter", "caddyfile"],
-        log=folder / "caddy.log",
-        owner_pid=os.getpid(),
-        env={
-            **places,
-            "PORT": str(port),
-            "XDG_DATA_HOME": str(folder),
-            "XDG_CONFIG_HOME": str(folder),
-        },
-    )
-    found = f"http://127.0.0.1:{port}"
-
-    async def answers() -> bool:
-        try:
-            return (await scene.penstock.http.get(f"{found}/console/runs")).is_success
-        except httpx.TransportError:
-            return False
-
-    try:
-        await eventually(answers, 30, "the proxy")
+    folder = tmp_path_factory.mktemp("caddy")
+    async with caddy(folder, COMPOSE / "Caddyfile", "/console/runs", **places) as found:
         yield found
-    finally:
-        process.stop()
 
 
 async def test_a_cookie_and_a_csrf_token_of_one_service_are_accepted_by_every_service(
