@@ -39,6 +39,7 @@ async def penstock(
         {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
         {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
         {"id": "agui", **agui},
+        {"id": "agui-text", "protocol": "agui", "url": f"{pydantic_ai_server.url}/text"},
     ]
     folder: Path = tmp_path_factory.mktemp("openai-kills")
     nats = NatsServer(folder / "nats")
@@ -51,7 +52,7 @@ async def penstock(
         nats.remove()
 
 
-TEXTS = {"agno": "text", "adk": "plain hi", "flow": "text"}
+TEXTS = {"agno": "text", "adk": "plain hi", "flow": "text", "agui-text": "hi"}
 ASKS = {"agno": "confirm openai", "adk": "confirm", "agui": "hello"}
 
 
