@@ -37,7 +37,8 @@ MAX_WORDS_OF_READMES = 14_300
 # 450 for rounds, turns, schedules and deciders of workflows, a third of it an example.
 # 340 for a compiled core, memory and starts in docs/measured.md.
 # 60 for circles of keys, for runs that are too large as one object, and for an alert.
-MAX_WORDS = 63_300
+# 140 for how a long run is opened, what must be seen before a decision, and who made a link.
+MAX_WORDS = 63_440
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 

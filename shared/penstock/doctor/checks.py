@@ -178,7 +178,10 @@ def _unlike(value: str, wanted: float, found: Mapping[str, float], loss: str) ->
 
 
 def _letters(facts: Facts) -> list[str]:
-    return [f"there are {facts.dead_letters} dead letters"] if facts.dead_letters else []
+    count = facts.dead_letters
+    if count == 1:
+        return ["there is a dead letter"]
+    return [f"there are {count} dead letters"] if count else []
 
 
 def _budgets(facts: Facts) -> list[str]:

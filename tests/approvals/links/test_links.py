@@ -25,6 +25,7 @@ from penstock.bus.records import (
 )
 from penstock.bus.subjects import command, link
 from penstock.runs.decide import request_link
+from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.links.form import InvalidForm, decisions, parse
 from penstock_approvals.links.store import Links
 from support.drive.secured import Secured, bearer, secured
@@ -288,7 +289,9 @@ async def test_a_link_takes_back_the_vote_that_was_given_by_it_and_no_other(
     for other in (again, of_fred):
         # The page of another link of the same person, and of another person, has no such button.
         assert "Take back" not in (await opened(penstock, other))[0]
-        link = await Links(penstock.bus).find(other.removeprefix("/d/"))
+        link = await Links(penstock.bus, ApprovalAudit(penstock.bus)).find(
+            other.removeprefix("/d/")
+        )
         assert link is not None
         body = urlencode({"csrf": link.signature(), "decision": "take-back"})
         refused = await penstock.http.post(other, content=body, headers=FORM)
@@ -680,26 +683,46 @@ async def test_a_decision_whose_mark_was_lost_is_taken_once_and_the_page_says_so
     assert decided.outcome == "approved"
 
 
-async def test_the_audit_says_who_saw_and_who_decided_by_the_link(penstock: Secured) -> None:
+async def test_the_audit_says_who_made_the_link_for_whom_and_who_saw_and_decided_by_it(
+    penstock: Secured,
+) -> None:
     _, approval_id = await paused(penstock)
     path = await linked(penstock, approval_id)
     for _ in range(3):
         await opened(penstock, path)
     assert (await act(penstock, path)).status_code == 303
 
-    async def entries() -> list[tuple[str, str, str]] | None:
+    async def entries() -> list[dict[str, Any]] | None:
         answer = await penstock.http.get(f"/v1/approvals/{approval_id}/audit", headers=ROOT)
-        found = [
-            (each["event"], each["by"], each["channel"])
-            for each in answer.json()["records"]
-            if each["event"] in ("viewed", "decided")
-        ]
-        return found if len(found) > 1 else None
+        audit = answer.json()
+        assert audit["intact"], audit["findings"]
+        wanted = ("linked", "viewed", "decided")
+        found = [each for each in audit["records"] if each["event"] in wanted]
+        return found if len(found) > 2 else None
 
-    assert await eventually(entries) == [
+    made, *used = await eventually(entries)
+    assert (made["event"], made["by"], made["channel"]) == ("linked", "root", "api")
+    assert made["to"] == "grace"
+    assert [(each["event"], each["by"], each["channel"]) for each in used] == [
         ("viewed", "grace", "link"),
         ("decided", "grace", "link"),
     ]
+    # Both name the link that was made.
+    assert {each["token_id"] for each in used} == {made["key"].rpartition(".")[2]}
+
+
+async def test_no_link_is_handed_out_that_the_audit_does_not_name(
+    penstock: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise BusUnavailable("no connection")
+
+    _, approval_id = await paused(penstock)
+    monkeypatch.setattr(ApprovalAudit, "linked", away)
+    path = f"/v1/approvals/{approval_id}/links"
+    answer = await penstock.http.post(path, headers=ROOT, json={"user": "grace", "role": "finance"})
+    assert answer.status_code == 503
+    assert "url" not in answer.json()
 
 
 async def test_an_unavailable_store_gives_a_page_with_a_text(

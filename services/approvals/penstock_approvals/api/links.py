@@ -106,7 +106,7 @@ class LinkRoutes:
         self._bus = bus
         self._approvals = approvals
         self._take_vote = take_vote
-        self._links = Links(bus, public_url)
+        self._links = Links(bus, approvals.audit, public_url)
 
     @serves(
         _page(

@@ -30,7 +30,7 @@ class Requests:
         self._bus = bus
         self._approvals = approvals
         self._take_vote = take_vote
-        self._links = Links(bus, public_url)
+        self._links = Links(bus, approvals.audit, public_url)
 
     async def on_vote(self, msg: Msg) -> None:
         await self._answer(msg, self._vote, DecideReply)

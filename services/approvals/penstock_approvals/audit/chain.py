@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 Event = Literal[
     "requested",
+    "linked",
     "viewed",
     "voted",
     "taken_back",
@@ -64,7 +65,7 @@ class Entry:
     which: str = "1"
     by: str | None = None
     on_behalf_of: str | None = None
-    to: str | None = None  # to whom a person has handed the approval over
+    to: str | None = None  # to whom it was handed over, or who decides with a link
     roles: tuple[str, ...] | None = None
     channel: str | None = None
     token_id: str | None = None

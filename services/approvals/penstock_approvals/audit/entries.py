@@ -71,6 +71,20 @@ def viewed(record: ApprovalRecord, who: Decider, at: str, *, ip_hash: str | None
     )
 
 
+def linked(record: ApprovalRecord, link_id: str, maker: Decider, to: str, at: str) -> Entry:
+    """Return the entry of a link, with whose id the entries of its person name it as the token."""
+    return Entry(
+        approval_id=record.approval_id,
+        event="linked",
+        which=link_id,
+        at=at,
+        by=maker.name,
+        **_who(maker),
+        to=to,
+        digest=record.digest,
+    )
+
+
 def _requested(record: ApprovalRecord, with_details: bool) -> Entry:
     return Entry(
         approval_id=record.approval_id,

@@ -173,6 +173,11 @@ class ApprovalAudit:
         entry = entries.viewed(record, who, self._bus.clock.stamp(), ip_hash=ip_hash)
         await self.trail.append(record.run_id, entry)
 
+    async def linked(self, record: ApprovalRecord, link_id: str, maker: Decider, to: str) -> None:
+        """Write that a one-time link was made, with which `to` may decide."""
+        entry = entries.linked(record, link_id, maker, to, self._bus.clock.stamp())
+        await self.trail.append(record.run_id, entry)
+
     async def history(self, record: ApprovalRecord) -> History:
         verifier = Verifier(only=record.run_id)
         stored = await self.trail.stored(audit(record.run_id))

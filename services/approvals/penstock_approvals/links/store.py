@@ -14,6 +14,7 @@ from typing import Final, Literal
 from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decider
 from penstock.web.auth.token_records import TokenRecords
+from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.outcomes.automatic import is_late
 from penstock_approvals.policy.deciding_rights import earlier_vote, may_decide, votes_of
 
@@ -131,8 +132,9 @@ def _is_own(maker: Decider, user: str | None, role: str | None) -> bool:
 class Links:
     """Makes and finds the links of all approvals. Times come from the NATS server."""
 
-    def __init__(self, bus: Bus, public_url: str | None = None) -> None:
+    def __init__(self, bus: Bus, audit: ApprovalAudit, public_url: str | None = None) -> None:
         """Take the address of the service for people; without it, links are only paths."""
+        self._audit = audit
         self._public_url = (public_url or "").rstrip("/")
         self._records = TokenRecords(
             bus.bucket("tokens"),
@@ -154,6 +156,7 @@ class Links:
         lifetime_s: float,
     ) -> tuple[str, LinkRecord]:
         """Make a link, which expires at the approval's deadline or earlier; return its address.
+        The audit names the link before anybody knows the address.
 
         Raises:
             LinkRefused: in this order: 403, the maker is no administrator and the link is not for
@@ -191,6 +194,7 @@ class Links:
         if (reason := may_decide(record, link.decider())) is not None:
             raise LinkRefused(422, f"the link could not decide: {reason}")
         await self._records.add(secret, link)
+        await self._audit.linked(record, link.id, maker, link.decider().name)
         return f"{self._public_url}/d/{secret.text}", link
 
     async def find(self, secret: str) -> LinkRecord | None:

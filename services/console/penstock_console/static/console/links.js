@@ -52,7 +52,7 @@ class Asked extends Component {
       ${error && html`<p class="bad">${error}</p>`}
       ${audit && html`<ol class="audit">${audit.records.map((each) => html`<li key=${each.key}>
           <${Time} at=${each.at} /> <strong>${each.event}</strong> ${each.by ? html`by <${Exact} text=${each.by} />` : ""}
-          ${each.on_behalf_of ? html` for <${Exact} text=${each.on_behalf_of} />` : ""}${each.channel ? ` through ${CHANNELS[each.channel] ?? each.channel}` : ""}
+          ${each.to ? html` to <${Exact} text=${each.to} />` : ""}${each.on_behalf_of ? html` for <${Exact} text=${each.on_behalf_of} />` : ""}${each.channel ? ` through ${CHANNELS[each.channel] ?? each.channel}` : ""}
           ${each.decision && html` <span class="dim">${each.decision}</span>`}</li>`)}</ol>
         ${audit.findings.map((each) => html`<p class="bad">The audit has been changed: ${each}</p>`)}`}
       <p><a href=${approvalPlace(approval.approval_id)}>The request</a></p>
