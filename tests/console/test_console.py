@@ -20,11 +20,13 @@ from support.fakes.issuer import token
 from support.real.consoles import (
     HOSTILE,
     SHOWN,
+    approve,
     decided,
     frames_of,
     has_status,
     is_accessible,
     is_clean,
+    longest_task_ms,
     note,
     started,
 )
@@ -156,7 +158,7 @@ async def test_a_hundred_thousand_characters_that_cannot_be_seen_do_not_stop_a_p
 async def test_an_argument_of_a_megabyte_stops_no_screen(
     demo: str, http: httpx.AsyncClient
 ) -> None:
-    run_id = await started(http, f"confirm {'x y ' * 250_000}")
+    run_id = await started(http, f"confirm {'x' * 500_000}{' x y' * 125_000}")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
     await decided(http, run_id)
     await has_status(http, run_id, "completed")
@@ -177,12 +179,23 @@ async def test_an_argument_of_a_megabyte_stops_no_screen(
             await page.go(f"{demo}/console/{place}")
             shown = f"document.querySelector({json.dumps(selector)}) && performance.now()"
             shown_ms = await page.until(shown)
-            longest_ms, per_s = await frames_of(page, 1)
+            if place.endswith("tab=raw"):
+                end = "document.querySelector('.bytes').textContent.includes('RunCompleted')"
+                await page.until(end)
+            # Opens what is folded, and goes to the end of what scrolls.
+            move = (
+                "document.querySelectorAll('details').forEach((each) => (each.open = true));"
+                "document.querySelectorAll('.bytes, html')"
+                ".forEach((each) => (each.scrollTop += 4e3))"
+            )
+            longest_ms, per_s = await frames_of(page, 2, move)
+            task_ms = await longest_task_ms(page)
             note(
                 f"a megabyte at {place.replace(run_id, 'RUN').replace(approval_id, 'APPROVAL')}",
                 **{"shown_ms": shown_ms, "longest_ms": longest_ms, "frames_per_s": per_s},
+                longest_task_ms=task_ms,
             )
-            assert longest_ms < 5000
+            assert task_ms < 2000
             is_clean(page, demo)
 
 
@@ -745,7 +758,7 @@ async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
         )
         await page.until("!!document.querySelector('.decision button.approve')")
         await is_accessible(page, "workflow-run")
-        await page.click(".decision button.approve")
+        await approve(page, ".decision")
         await page.until("document.querySelector('.bar .status')?.textContent === 'completed'")
         await page.until(f"{states}.every(([, text]) => /completed/.test(text))")
         is_clean(page, demo)

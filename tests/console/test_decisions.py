@@ -26,6 +26,9 @@ from support.real.devtools import Page, page_at
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180), pytest.mark.console]
 
 
+DRAWN = "new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn, 50)))"
+
+
 async def waiting(http: httpx.AsyncClient, message: str, **body: Any) -> tuple[str, str]:
     """Start a run that asks; return its id, and the id of its approval."""
     run_id = await started(http, f"confirm {message}", **body)
@@ -115,6 +118,65 @@ async def test_equal_calls_are_decided_together_and_different_ones_are_not(
         is_clean(page, demo)
 
 
+async def test_a_long_argument_is_approved_only_after_it_was_opened(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id, approval_id = await waiting(http, "a long argument " * 60)
+    async with page_at(f"{demo}/console") as page:
+        await page.resize(1280)
+        await chosen(page, demo, approval_id)
+        await page.until("!!document.querySelector('.chosen .unseen')")
+        await is_accessible(page, "inbox-unseen")
+        approves = "document.querySelector('.chosen button.approve')"
+        assert await page.value(f"{approves}.disabled")
+        assert not await page.value("document.querySelector('.chosen button.reject').disabled")
+        await page.press("a")
+        await page.until("document.activeElement.matches('.unseen button')")
+        await page.press("Enter")
+        await page.until(f"!{approves}.disabled && !document.querySelector('.unseen')")
+        assert await page.value("document.querySelector('.chosen details.long').open")
+        # A further Enter would decide nothing: the focus is not on a button.
+        await page.until("document.activeElement.matches('.foot')")
+        await page.press("a")
+        await page.until(f"document.activeElement === {approves}")
+        await page.press("Enter")
+        await page.until("!!document.querySelector('.chosen .outcome')")
+        await has_status(http, run_id, "completed")
+        is_clean(page, demo)
+
+
+async def test_many_arguments_are_approved_only_after_all_of_them_were_in_view(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    shown = {f"f{number:03}": number for number in range(120)}
+    step = {"approve": {"title": '"All of these?"', "show": json.dumps(shown)}}
+    flow = {"dsl": "penstock/1", "name": "wide", "version": "1", "steps": {"ask": step}}
+    stored = await http.put("/v1/workflows/wide/versions/1", json=flow)
+    assert stored.is_success, stored.text
+    run_id = (await http.post("/v1/workflows/wide/runs", json={"input": {}})).json()["run_id"]
+    approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
+    async with page_at(f"{demo}/console") as page:
+        await page.resize(1280)
+        await chosen(page, demo, approval_id)
+        unseen = "document.querySelector('.chosen .unseen button')"
+        await page.until(f"!!{unseen}")
+        # Its end alone, after a jump, is not all of it.
+        await page.value("scrollTo(0, document.documentElement.scrollHeight)")
+        approves = "document.querySelector('.chosen button.approve')"
+        await page.value(DRAWN)
+        assert await page.value(f"{approves}.disabled")
+        presses = 0
+        while await page.value(f"{approves}.disabled"):
+            presses += bool(await page.value(f"!!{unseen} && ({unseen}.click(), true)"))
+            await page.value(DRAWN)
+            assert presses < 20
+        assert presses > 1
+        await page.click(".chosen button.approve")
+        await page.until("!!document.querySelector('.chosen .outcome')")
+        await has_status(http, run_id, "completed")
+        is_clean(page, demo)
+
+
 async def test_a_dangerous_call_is_approved_only_after_its_name_was_typed(asking: str) -> None:
     admin = {"authorization": f"Bearer {token(sub='root', scope='administer read')}"}
     dora = token(sub="dora-danger", scope="start read raw decide")
@@ -188,6 +250,16 @@ async def test_a_vote_is_taken_back_where_it_is_shown_and_that_of_another_is_not
         await page.resize(1280)
         await sign_in(page, tom)
         await chosen(page, asking, approval_id)
+        # The policy never lets mallory decide. Tom may decide although he has handed it over.
+        await page.click(".chosen [aria-expanded=false]")
+        shown = "document.querySelector('.chosen').innerText"
+        for to, said in (("mallory", "to: "), ("grace", "handover of tom-two to grace")):
+            await page.type(".hand-over input", to)
+            await page.click(".hand-over button")
+            await page.until(f"{shown}.includes('{said}')")
+        page.logged[:] = [each for each in page.logged if "422" not in each]  # mallory's
+        [remark] = (await http.get(f"/v1/approvals/{approval_id}")).json()["remarks"]
+        assert (remark["kind"], remark["to"]) == ("handover", "grace")
         await page.click(".chosen button.approve")
         buttons = "[...document.querySelectorAll('.chosen button')]"
         takes_back = f"{buttons}.filter((each) => each.innerText === 'Take back')"

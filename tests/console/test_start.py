@@ -10,7 +10,15 @@ import pytest
 from support.drive.waiting import eventually
 from support.fakes.issuer import token
 from support.real import up, upstreams
-from support.real.consoles import HOSTILE, SHOTS, SHOWN, is_accessible, is_clean, sign_in
+from support.real.consoles import (
+    HOSTILE,
+    SHOTS,
+    SHOWN,
+    approve,
+    is_accessible,
+    is_clean,
+    sign_in,
+)
 from support.real.devtools import Page, page_at
 from support.real.servers import SharedRun
 
@@ -122,7 +130,7 @@ async def test_a_workflow_shows_its_agents_and_asks(demo: str) -> None:
         assert "Scan this change:" in told
         for button in (".approve", ".reject"):
             await is_in_view(page, f"{ASKS} .decision {button}")
-        await page.click(f"{ASKS} .decision .approve")
+        await approve(page, f"{ASKS} .decision")
         await says(page, ASKS, "completed with event")
         assert "Code review finished successfully." in await story(page, ASKS)
         is_clean(page, demo)
@@ -315,7 +323,7 @@ async def test_a_decision_that_is_refused_says_so_in_view(asking: str) -> None:
         await ready(page, "tester")
         await starts(page, ASKS, "tester", "confirm " + "a long argument " * 60)
         await page.until(f"!!document.querySelector('{ASKS} .decision button.approve')")
-        await page.click(f"{ASKS} .decision .approve")
+        await approve(page, f"{ASKS} .decision")
         await page.until(f"document.querySelector('{ASKS} .decision .error').textContent !== ''")
         assert "scope" in await page.text(f"{ASKS} .decision .error")
         await is_in_view(page, f"{ASKS} .decision .error")

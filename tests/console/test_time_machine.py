@@ -10,6 +10,7 @@ import pytest
 from support.real.consoles import (
     HOSTILE,
     SHOWN,
+    approve,
     decided,
     has_status,
     is_accessible,
@@ -164,8 +165,7 @@ async def test_a_workflow_is_forked_before_a_step_and_says_what_is_not_done_agai
         await page.until(f"{HERE} !== '{run_id}'")
         forked = await page.value(HERE)
         # A person is asked again before what the decision allows.
-        await page.until("!!document.querySelector('.decision button.approve')")
-        await page.click(".decision button.approve")
+        await approve(page, ".decision")
         await page.until("!!document.querySelector('.item-end')")
         assert "goes on after event" in await page.text(".crumbs")
         assert await page.value("document.querySelectorAll('.item-step .taken').length") >= 2

@@ -100,6 +100,28 @@ def note(what: str, **numbers: float) -> None:
             file.write(f"{what}: {', '.join(f'{k} {v:.2f}' for k, v in numbers.items())}\n")
 
 
+async def longest_task_ms(page: Page) -> float:
+    """Return how long the page's longest task since its start took; 0 if none took 50 ms."""
+    return float(
+        await page.value(
+            "new Promise((done) => { const found = [0]; new PerformanceObserver((list) =>"
+            " found.push(...list.getEntries().map((each) => each.duration)))"
+            ".observe({ type: 'longtask', buffered: true });"
+            " setTimeout(() => done(Math.max(...found)), 100); })"
+        )
+    )
+
+
+async def approve(page: Page, within: str) -> None:
+    """Look at all that a decision is about, as the page demands, and approve it."""
+    decision = f"document.querySelector({json.dumps(within)})"
+    await page.until(
+        f"({decision}?.querySelector('.unseen button')?.click(), "
+        f"!!{decision}?.querySelector('button.approve:enabled'))"
+    )
+    await page.click(f"{within} button.approve")
+
+
 async def frames_of(page: Page, seconds: float, move: str = "") -> tuple[float, float]:
     """Draw frames for some seconds, and run `move` in each; return the longest time between two
     frames in milliseconds, and how many there are in a second."""

@@ -2,9 +2,9 @@
 
 import { UNSEEN, UNSEEN_OR_SPACE } from "./unseen.js";
 
-// So many marks of one text are elements. Further ones are text in brackets: a page with a million
-// elements would stand still.
-const MOST_MARKS = 1000;
+// So many marks of one text are elements: a page with a million elements would stand still.
+export const MOST_MARKS = 1000;
+const MUCH = 20; // times what is shown of a text is looked at, since it may have much white space
 // Characters that emoji are made of. They are not marked outside approvals.
 const EMOJI_PARTS = new Set(["\u200d", "\ufe0f"]);
 
@@ -15,9 +15,9 @@ function name(character) {
 /**
  * Call `show` for each visible part of the text, and `mark` with the code of each character that
  * cannot be seen. With `strict`, in what a person decides about, all spaces except the ordinary
- * space are marked, too.
+ * space are marked, too. After `mostMarks` marks, further ones are text in brackets.
  */
-export function eachPart(text, show, mark, strict = false) {
+export function eachPart(text, show, mark, strict = false, mostMarks = MOST_MARKS) {
   const all = String(text);
   const unseen = strict ? UNSEEN_OR_SPACE : UNSEEN;
   if (!unseen.test(all)) {
@@ -32,7 +32,7 @@ export function eachPart(text, show, mark, strict = false) {
       continue;
     }
     marks += 1;
-    if (marks > MOST_MARKS) {
+    if (marks > mostMarks) {
       plain += `[${name(character)}]`;
       continue;
     }
@@ -44,13 +44,13 @@ export function eachPart(text, show, mark, strict = false) {
 }
 
 /** Append the text to the element; replace each invisible character by a mark with its code. */
-export function put(element, text, { strict = false } = {}) {
+export function put(element, text, { strict = false, mostMarks = MOST_MARKS } = {}) {
   const mark = (code) => {
     const found = document.createElement("mark");
     found.textContent = code;
     element.append(found);
   };
-  eachPart(text, (plain) => element.append(plain), mark, strict);
+  eachPart(text, (plain) => element.append(plain), mark, strict, mostMarks);
   return element;
 }
 
@@ -64,8 +64,9 @@ export function make(tag, className = "", text = "", options = {}) {
 /** Return a value on one line, with at most `most` characters. A value that is no string is JSON. */
 export function short(value, most = 200) {
   const text = typeof value === "string" ? value : JSON.stringify(value) ?? "";
-  const line = text.replace(/\s+/gu, " ").trim();
-  return line.length <= most ? line : `${line.slice(0, most - 1)}…`;
+  const head = text.slice(0, MUCH * most); // a text may have a megabyte
+  const line = head.replace(/\s+/gu, " ").trim();
+  return head === text && line.length <= most ? line : `${line.slice(0, most - 1)}…`;
 }
 
 /** Return a tool call as text: `tool(name="value", …)`. */

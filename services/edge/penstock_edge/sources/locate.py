@@ -137,11 +137,19 @@ async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
 
 
 async def locate(
-    bus: Bus, view: View, after: Cursor | None, record: RunRecord | None = None
+    bus: Bus,
+    view: View,
+    after: Cursor | None,
+    record: RunRecord | None = None,
+    first: int | None = None,
 ) -> StartPosition:
     """Return the position from which a client reads a run. `record` is the run's record if the
     caller has just read it. A cursor of another stream is 400; if all events of the run have
-    expired, or NATS has lost the cursor's event, the Problem is 410."""
+    expired, or NATS has lost the cursor's event, the Problem is 410.
+
+    Without a cursor, the client reads from the event with the sequence `first` on, or from the next
+    event if this one is not stored yet. If `first` is 0 or less, so many of the last events come
+    first."""
     run_id = view.run_id
     if record is None:
         record = await record_of(bus, run_id)
@@ -151,7 +159,9 @@ async def locate(
     else:
         position = await _begun(bus, view, lifecycle)
     if after is None:
-        return position
+        if first is None or lifecycle is None:
+            return position
+        return await _from_event(bus, view, position, lifecycle, first)
     # NATS keeps the run's record for longer than the run's events. So the record has the sequence
     # of the first event even after this event has expired.
     begun = record.first_event or position.events_start
@@ -162,6 +172,34 @@ async def locate(
         # terminal event even then, because only this event ends the stream.
         start = min(start, lifecycle.sequence)
     return replace(position, start=start, after=after, truncated=truncated)
+
+
+async def _from_event(
+    bus: Bus, view: View, whole: StartPosition, lifecycle: Stored, first: int
+) -> StartPosition:
+    newest: Stored | None = lifecycle  # the terminal event is the last one for clients
+    if not whole.ended:
+        newest = await bus.tail(view.followed.stream, view.followed.pattern)
+    if newest is None:  # all events have expired meanwhile
+        return whole
+    last = int(newest.headers[SEQUENCE])
+    wanted = min(first if first > 0 else last + 1 + first, last + 1)
+    # Each event before the wanted one takes a place in the stream, and so does each one after it.
+    # Between these bounds are only messages of other runs: often there are none.
+    low = max(whole.start, whole.events_start + wanted - 1)
+    high = newest.sequence - (last - wanted)
+    while low < high:
+        middle = (low + high) // 2
+        found = await _first_from(bus, view, middle)
+        if found and int(found[0].headers[SEQUENCE]) < wanted:
+            low = found[0].sequence + 1
+        else:
+            high = middle
+    if low <= whole.start:
+        return whole
+    # Only the terminal event ends the stream, so the reading includes it.
+    start = min(low, lifecycle.sequence) if whole.ended else low
+    return replace(whole, start=start, after=Cursor(low - 1, LAST_FRAME), truncated=False)
 
 
 async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:

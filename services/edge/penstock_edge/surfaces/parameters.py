@@ -59,6 +59,13 @@ LAST_EVENT_ID: Final = Parameter(
     location="header",
 )
 CURSOR: Final = (LAST_EVENT_ID, Parameter("after", "The same as Last-Event-ID, for pages and URLs"))
+FROM: Final = Parameter(
+    "from",
+    "Without a cursor, the answer begins with the event of this `sequence`, or with the next one "
+    "if it is not stored yet. 0 or less: with so many of the last events (-100). Not for dialects "
+    "whose frames depend on earlier events, nor with the events of a workflow's steps",
+    {"type": "integer", "minimum": -999_999_999, "maximum": 999_999_999},
+)
 SAVED_CURSOR: Final = Parameter(
     "cursor",
     "The name of a cursor that the edge saves: without Last-Event-ID, the stream continues there",

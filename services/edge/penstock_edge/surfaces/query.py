@@ -60,6 +60,16 @@ def when_busy_of(request: HTTPConnection) -> WhenBusy:
     return cast(WhenBusy, value)
 
 
+def first_of(request: HTTPConnection) -> int | None:
+    """Return with which event of its run the answer begins (see `locate`)."""
+    text = request.query_params.get("from")
+    if not text:
+        return None
+    if re.fullmatch(rf"-?[0-9]{{1,{MAX_DIGITS}}}", text, re.ASCII) is None:
+        raise Problem(422, "from: must be the sequence of an event, or 0 or less")
+    return int(text)
+
+
 def wants_page(request: HTTPConnection) -> bool:
     accept = request.headers.get("accept", "")
     return "application/json" in accept and "text/event-stream" not in accept

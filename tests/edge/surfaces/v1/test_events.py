@@ -284,6 +284,66 @@ async def test_a_client_that_leaves_cancels_nothing(
         assert len(await stream.rest()) == 2
 
 
+async def test_a_client_begins_at_any_event_or_with_so_many_of_the_last_ones(
+    edge: Client, run: PretendRun, bus: Bus
+) -> None:
+    other = PretendRun(bus)
+    await run.started()
+    for number in range(8):
+        # Messages of other runs lie between, in some places many.
+        await other.text(*"x" * (number % 4 * 3))
+        await run.text(str(number))
+    await run.completed()
+    await other.text("x")
+    whole = list(range(1, 11))
+    path = f"/v1/runs/{run.run_id}/events"
+    for first in range(-12, 13):
+        headers = {"Accept": "application/json"}
+        answer = (await edge.get(path, params={"from": first}, headers=headers)).json()
+        wanted = whole[first - 1 :] if first > 0 else whole[max(0, 10 + first) :]
+        assert [event["sequence"] for event in answer["events"]] == wanted, first
+
+
+async def test_a_stream_begins_at_an_event_goes_on_and_continues_at_the_cursor(
+    events: Events, run: PretendRun
+) -> None:
+    await run.started()
+    await run.text("a", "b", "c")
+    async with events(run, **{"from": "-2"}) as stream:
+        assert [(await stream.event())["data"]["content"] for _ in range(2)] == ["b", "c"]
+        await run.text("d")
+        assert (await stream.event())["data"]["content"] == "d"
+    headers = {"Last-Event-ID": f"{run.places[2]}-0"}
+    async with events(run, headers=headers, **{"from": "-1"}) as stream:
+        assert (await stream.event())["data"]["content"] == "c"
+    async with events(run, **{"from": "0"}) as stream:
+        await run.completed()
+        assert [frame.event for frame in await stream.rest()] == ["lifecycle.completed"]
+    async with events(run, **{"from": "99"}) as stream:
+        assert stream.response.status_code == 204
+
+
+async def test_a_queued_run_begins_with_its_first_event_wherever_a_client_wants_to_begin(
+    events: Events, run: PretendRun
+) -> None:
+    async with events(run, **{"from": "-2"}) as stream:
+        await run.started()
+        await run.text("a")
+        assert [(await stream.event())["sequence"] for _ in range(2)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["from=x", "from=1.5", f"from={'1' * 5000}", "from=2&dialect=agui", "from=2&dialect=raw"],
+)
+async def test_a_beginning_that_cannot_be_is_refused(
+    edge: Client, finished: PretendRun, query: str
+) -> None:
+    answer = await edge.get(f"/v1/runs/{finished.run_id}/events?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("from: ")
+
+
 async def test_json_is_given_in_pages_with_the_same_cursor(
     edge: Client, finished: PretendRun
 ) -> None:

@@ -3,6 +3,7 @@
 
 import { get, post, remove } from "../api.js";
 import { Answer } from "./form.js";
+import { Seen } from "./seen.js";
 import { Component, Exact, Time, Tree, duration, html, sortedJson, timeText } from "./view.js";
 
 // The kinds that can only be answered, and those that need a value (docs/approvals.md).
@@ -60,6 +61,13 @@ const isConfirmation = (approval) => approval.items.length === 1 && !TAKES_VALUE
 
 const asked = new WeakMap(); // what an approval asks for, as text: arguments may have a megabyte
 
+const texts = new WeakMap(); // arguments as text, which are compared with each drawing
+
+function textOf(args) {
+  if (!texts.has(args)) texts.set(args, sortedJson(args));
+  return texts.get(args);
+}
+
 function askedBy(approval) {
   if (!asked.has(approval)) {
     const { agent, items: [{ tool, args }], rulings = [] } = approval;
@@ -98,12 +106,32 @@ export class Decision extends Component {
     super();
     // An event does not tell what the policy says of it, so the record is read.
     const mustRead = props.approval.rulings === undefined && !props.outcome;
-    this.state = { note: "", values: {}, edits: {}, typed: "", record: null, error: null, isBusy: mustRead, settled: null, withAlike: false, me: null };
+    this.state = { note: "", values: {}, edits: {}, typed: "", record: null, error: null, isBusy: mustRead, settled: null, withAlike: false, me: null, to: null };
+    this.seen = new Seen(() => this.setState({}, () => this.keepFocus()));
     this.mustRead = mustRead;
     this.wasSettled = Boolean(props.outcome ?? outcomeOf(props.approval));
   }
 
+  componentDidUpdate() {
+    if (this.foot) this.seen.look(this.base);
+  }
+
+  componentWillUnmount() {
+    this.seen.stop();
+  }
+
+  /** When all was seen, the button that showed it is gone, and a further key must decide nothing. */
+  keepFocus() {
+    if (this.hasShown && !this.seen.unseen.length && document.activeElement === document.body) this.foot?.focus({ preventScroll: true });
+  }
+
+  show() {
+    this.hasShown = true;
+    this.seen.show();
+  }
+
   async componentDidMount() {
+    if (this.foot) this.seen.look(this.base);
     if (!this.mustRead) return this.readMe();
     try {
       this.setState({ record: await get(pathOf(this.props.approval)), isBusy: false });
@@ -172,9 +200,10 @@ export class Decision extends Component {
     return this.change(() => remove(`${pathOf(this.approval)}/decision`));
   }
 
-  /** Send the note as a question or an answer, without deciding. */
-  say(kind) {
-    return this.change(() => post(`${pathOf(this.approval)}/remarks`, { kind, text: this.state.note.trim() }));
+  /** Send the note as a question or an answer, or with a handover to a person, without deciding. */
+  say(kind, to = undefined) {
+    const text = this.state.note.trim() || undefined;
+    return this.change(() => post(`${pathOf(this.approval)}/remarks`, { kind, text, to }));
   }
 
   async change(send) {
@@ -184,7 +213,7 @@ export class Decision extends Component {
       const record = await send();
       // The person may have written the next note meanwhile: the change itself may come first, live.
       const isSame = this.state.note === note;
-      this.setState({ isBusy: false, settled: null, ...(isSame && { note: "" }), ...(this.mustRead && { record }) });
+      this.setState({ isBusy: false, settled: null, to: null, ...(isSame && { note: "" }), ...(this.mustRead && { record }) });
       this.props.onDecided?.(record);
     } catch (error) {
       this.setState({ isBusy: false, error: error.message });
@@ -205,7 +234,7 @@ export class Decision extends Component {
     return `; ${done} of ${alike.length} others alike, too${refused.length ? ` (${refused[0]})` : ""}`;
   }
 
-  render({ outcome, at, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike, me }) {
+  render({ outcome, at, heading = true, previous, alike = [] }, { note, values, edits, typed, error, isBusy, settled, withAlike, me, to }) {
     const { approval } = this;
     const id = `decision-${approval.approval_id}`;
     const done = outcome ?? settled ?? outcomeOf(approval);
@@ -213,6 +242,7 @@ export class Decision extends Component {
     const mayReject = approval.target === "workflows" || !approval.items.some((item) => ANSWERED_ONLY.has(item.kind));
     const lacks = approval.items.some((item) => NEEDS_VALUE.has(item.kind) && values[item.item_id] === undefined);
     const isWrong = Object.values(edits).some((text) => changedArgs(text) === null);
+    const isUnseen = this.seen.unseen.length > 0;
     const votes = (approval.votes ?? []).filter((vote) => !vote.void);
     const wrong = html`<p class="error" role="alert">${error}</p>`;
     const rulings = new Map((approval.rulings ?? []).map((each) => [each.item_id, each]));
@@ -234,8 +264,9 @@ export class Decision extends Component {
       ${done
         ? html`<p class="outcome" tabindex="-1" ref=${(said) => (this.said = said)} role=${settled || this.wasSettled ? "status" : "alert"}>${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>
           ${decidedAt && html`<p class="dim">Decided <${Time} at=${decidedAt} /></p>`}${wrong}`
-        : html`<div class="foot">
+        : html`<div class="foot" tabindex="-1" ref=${(foot) => (this.foot = foot)}>
             ${wrong}
+            ${isUnseen && this.seen.isKnown && html`<p class="unseen">To approve, see all of it first. <button type="button" class="quiet small" onClick=${() => this.show()}>Show what you have not seen</button></p>`}
             ${alike.length > 0 && Object.keys(edits).length === 0 && html`<label class="alike" for=${`${id}-alike`}><input id=${`${id}-alike`} type="checkbox" checked=${withAlike}
               onChange=${(event) => this.setState({ withAlike: event.target.checked })} />
               and ${alike.length === 1 ? "the other request" : `the ${alike.length} other requests`} for this tool with equal arguments${others.length > 0 && html`, also for <${Exact} text=${others.join(", ")} />`}</label>`}
@@ -244,13 +275,19 @@ export class Decision extends Component {
             <label for=${`${id}-note`}>Note <input id=${`${id}-note`} value=${note} maxlength="2000" placeholder="for the agent and the record"
               onInput=${(event) => this.setState({ note: event.target.value })} /></label>
             <div class="buttons">
-              <button type="button" class="approve" disabled=${isBusy || lacks || isWrong || (toType !== "" && typed !== toType)} onClick=${() => this.decide("approve")}>
+              <button type="button" class="approve" disabled=${isBusy || isUnseen || lacks || isWrong || (toType !== "" && typed !== toType)} onClick=${() => this.decide("approve")}>
                 ${NEEDS_VALUE.has(approval.items[0].kind) && approval.target !== "workflows" ? "Answer" : "Approve"}
               </button>
               ${mayReject && html`<button type="button" class="reject" disabled=${isBusy} onClick=${() => this.decide("reject")}>Reject</button>`}
               <button type="button" class="quiet" disabled=${isBusy || !note.trim()} title="Sends the note as a question to whoever asks" onClick=${() => this.say("question")}>Ask</button>
               ${(approval.remarks ?? []).some((each) => each.kind === "question") && html`<button type="button" class="quiet" disabled=${isBusy || !note.trim()} title="Sends the note as an answer" onClick=${() => this.say("answer")}>Answer the question</button>`}
+              <button type="button" class="quiet" aria-expanded=${to !== null} onClick=${() => this.setState({ to: to === null ? "" : null })}>Hand over…</button>
             </div>
+            ${to !== null && html`<form class="row hand-over" onSubmit=${(event) => (event.preventDefault(), this.say("handover", to.trim()))}>
+              <label for=${`${id}-to`}>To <input id=${`${id}-to`} required value=${to} maxlength="256" autocomplete="off" placeholder="a person whom the policy lets decide"
+                onInput=${(event) => this.setState({ to: event.target.value })} /></label>
+              <button type="submit" class="quiet" disabled=${isBusy || !to.trim()} title="Sends the note, too">Hand over</button>
+            </form>`}
           </div>`}
     </section>`;
   }
@@ -266,7 +303,7 @@ function Asked({ item, id, isOpen, ruling, previous, edit, setValue, setEdit }) 
     : isVoted
       ? [item.requested_args, html`A vote has changed these arguments.`]
       : previous
-        ? [previous.args, html`${sortedJson(previous.args) === sortedJson(args) ? "The same arguments as" : "Compared with those"} of the last approved call, by ${previous.by}, <${Time} at=${previous.at} />.`]
+        ? [previous.args, html`${textOf(previous.args) === textOf(args) ? "The same arguments as" : "Compared with those"} of the last approved call, by ${previous.by}, <${Time} at=${previous.at} />.`]
         : [undefined, null];
   const shown = edited ?? args;
   const compared = before === undefined ? {} : { before };
@@ -282,6 +319,7 @@ function Asked({ item, id, isOpen, ruling, previous, edit, setValue, setEdit }) 
       : html`<label class="tall edit" for=${`${id}-args`}>Arguments, as JSON${changesOf(ruling)}
           <textarea id=${`${id}-args`} rows="5" spellcheck="false" value=${edit} aria-invalid=${edited === null} onInput=${(event) => setEdit(event.target.value)}></textarea>
           ${edited === null && html`<span class="bad">This is no JSON object.</span>`}</label>`)}
+    <span class="end"></span>
   </div>`;
 }
 

@@ -6,6 +6,7 @@ import { Component, Tree, Time, html } from "./view.js";
 
 const ROW_PX = 30;
 const SPARE = 8; // rows above and below the view
+const PAUSE_MS = 100; // where the list rests for so long, its events are read
 
 const rows = new WeakMap();
 
@@ -50,30 +51,60 @@ export class EventList extends Component {
     this.watcher.observe(this.box);
   }
 
+  componentDidUpdate() {
+    if (this.state.words && !this.props.events.isWhole) this.props.onAll();
+    clearTimeout(this.timer);
+    if (this.state.words || this.state.error) return;
+    const { all, gone } = this.props.events;
+    const [first, last] = this.rows(all);
+    const place = [Math.max(first, gone), last - 1].find((each) => each < last && each >= gone && !all[each]);
+    if (place !== undefined) this.timer = setTimeout(() => this.read(place), PAUSE_MS);
+  }
+
   componentWillUnmount() {
     this.watcher.disconnect();
+    clearTimeout(this.timer);
+  }
+
+  /** Read the events around a place. */
+  async read(place) {
+    try {
+      await this.props.events.read(place);
+      this.setState({ error: null });
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
   }
 
   /** The events that contain the words; all events while there are none. */
   found() {
-    const { events } = this.props;
+    const { all, isWhole } = this.props.events;
     const words = this.state.words.toLowerCase();
-    if (!words) return events;
+    if (!words) return all;
+    if (!isWhole) return [];
     if (this.cache?.words !== words) this.cache = { words, upTo: 0, found: [] };
-    for (const each of events.slice(this.cache.upTo)) {
-      if (each.raw.toLowerCase().includes(words)) this.cache.found.push(each);
+    for (; this.cache.upTo < all.length; this.cache.upTo += 1) {
+      const each = all[this.cache.upTo];
+      if (each?.raw.toLowerCase().includes(words)) this.cache.found.push(each);
     }
-    this.cache.upTo = events.length;
     return this.cache.found;
   }
 
-  press(event) {
+  /** The first row that is drawn, and the one after the last. */
+  rows(found) {
+    const { top, height } = this.state;
+    return [Math.max(0, Math.floor(top / ROW_PX) - SPARE), Math.min(found.length, Math.ceil((top + height) / ROW_PX) + SPARE)];
+  }
+
+  async press(event) {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20, Home: -Infinity, End: Infinity }[event.key];
     if (!step) return;
     event.preventDefault();
     const found = this.found();
     const at = found.indexOf(this.state.chosen);
     const next = Math.max(0, Math.min(found.length - 1, at + step));
+    if (!found[next]) await this.read(next);
+    if (!found[next]) return;
     this.setState({ chosen: found[next] });
     const top = next * ROW_PX;
     if (top < this.box.scrollTop) this.box.scrollTop = top;
@@ -82,26 +113,31 @@ export class EventList extends Component {
     }
   }
 
-  render({ events, runId }, { top, height, words, chosen }) {
+  render({ events, runId }, { words, chosen, error = null }) {
     const found = this.found();
-    const first = Math.max(0, Math.floor(top / ROW_PX) - SPARE);
-    const last = Math.min(found.length, Math.ceil((top + height) / ROW_PX) + SPARE);
-    const counts = words ? `${found.length} of ${events.length}` : `${events.length}`;
+    const [first, last] = this.rows(found);
+    const { count } = events;
+    const isRead = !words || events.isWhole;
+    const counts = !isRead ? `${count - events.first} of ${count} events are read for this` : `${words ? `${found.length} of ` : ""}${count} events`;
     return html`<div class="events">
       <div class="row">
         <label for="event-words">Find <input id="event-words" type="search" value=${words} placeholder="a type, a word"
           onInput=${(input) => this.setState({ words: input.target.value, top: 0 })} /></label>
-        <span class="dim" role="status">${counts} events</span>
+        <span class="dim" role="status">${counts}</span>
       </div>
+      ${error && html`<p class="notice" role="alert">${error} <button type="button" class="quiet small" onClick=${() => this.setState({ error: null })}>Try again</button></p>`}
       <div class="panes">
         <div class="list" role="listbox" tabindex="0" aria-label="Events" aria-activedescendant=${chosen ? `event-${chosen.position}` : undefined}
           ref=${(box) => (this.box = box)} onKeyDown=${(key) => this.press(key)}
           onScroll=${(scrolled) => this.setState({ top: scrolled.target.scrollTop })}>
           <div class="spacer" role="presentation" style=${`height:${found.length * ROW_PX}px`}>
-            ${found.slice(first, last).map((each, index) => {
+            ${Array.from({ length: last - first }, (_, index) => {
+              const each = found[first + index];
+              const style = `top:${(first + index) * ROW_PX}px`;
+              if (!each) return html`<div key=${first + index} class="event" role="presentation" style=${style}><span class="sequence">${String(first + index + 1)}</span> <span class="dim">${first + index < events.gone ? "no longer kept" : "…"}</span></div>`;
               const { sequence, type, of, isOther, line } = rowOf(each, runId);
               return html`<div key=${each.position} id=${`event-${each.position}`} role="option" class="event"
-                aria-selected=${each === chosen} style=${`top:${(first + index) * ROW_PX}px`}
+                aria-selected=${each === chosen} style=${style}
                 onClick=${() => this.setState({ chosen: each })}>
                 <span class="sequence">${sequence}</span>
                 <span class=${`type of-${of}`}>${type}</span>

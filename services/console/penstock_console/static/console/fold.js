@@ -5,8 +5,9 @@ import { call, short } from "../text.js";
 
 /** The transcript of a run and of the runs below it. */
 export class Transcript {
-  constructor(runId) {
+  constructor(runId, isPart = false) {
     this.runId = runId;
+    this.isPart = isPart; // whether it begins after the first event of the run
     this.items = []; // in the order in which they began; `version` counts the changes of an item
     this.end = null; // the event that ended the run
     this.workflow = null; // what the run's own `workflow.started` says, if the run is a workflow's
@@ -65,6 +66,11 @@ export class Transcript {
     }
     found.version += 1;
     return found;
+  }
+
+  /** With what a text begins of which no beginning was taken. */
+  get cut() {
+    return this.isPart && this.items.length === 0 ? "… " : "";
   }
 
   known(event, kind, id) {
@@ -137,7 +143,7 @@ const READ = {
   "llm.message_started": (all, event, data) =>
     all.item(event, "message", data.message_id, { text: "", who: data.name ?? event.source?.agent_name }),
   "llm.stream": (all, event, data) => {
-    all.item(event, "message", data.message_id, { text: "" }).text += data.content;
+    all.item(event, "message", data.message_id, { text: all.cut }).text += data.content;
   },
   "llm.message_completed": (all, event, data) => {
     const item = all.item(event, "message", data.message_id, { text: "" });
@@ -146,13 +152,13 @@ const READ = {
     if (data.error) item.error = data.error;
   },
   "llm.reasoning": (all, event, data) => {
-    const item = all.item(event, "reasoning", data.reasoning_id, { text: "" });
+    const item = all.item(event, "reasoning", data.reasoning_id, { text: all.cut });
     item.text += data.thought;
     item.until = event.timestamp;
   },
   "llm.usage": (all, event, data) => spend(all, "model", data.model ?? "a model", data),
   "llm.tool_args": (all, event, data) => {
-    const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool, argsText: "" });
+    const item = all.item(event, "tool", data.tool_call_id, { tool: data.tool, argsText: all.cut });
     item.argsText += data.delta ?? "";
   },
   "llm.tool_call": (all, event, data) => {

@@ -123,9 +123,9 @@ export class Inbox extends Component {
       if (next) go(approvalPlace(next.approval_id), { replace: true });
       return;
     }
-    // The keys only lead to the buttons: no decision is made by one stray key. A dangerous call has
-    // a field before its button.
-    const wanted = { a: [".danger input", "button.approve"], r: ["button.reject"] }[key];
+    // The keys only lead to the buttons: no decision is made by one stray key. What was not seen has
+    // its button first, and a dangerous call a field.
+    const wanted = { a: [".unseen button", ".danger input", "button.approve"], r: ["button.reject"] }[key];
     const found = wanted?.find((each) => document.querySelector(`.chosen ${each}`));
     if (!found) return;
     event.preventDefault(); // so that the key is not written into the field

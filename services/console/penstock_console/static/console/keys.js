@@ -17,7 +17,7 @@ const KEYS = {
     ["← →", "on the slider: the event before or after"],
     ["Esc", "close a form or the panel of a step"],
   ],
-  Inbox: [["j, k", "the next or the previous request"], ["a, r", "go to Approve or Reject, which Enter then presses"]],
+  Inbox: [["j, k", "the next or the previous request"], ["a, r", "go to Approve or Reject, which Enter then presses; before it, to what you have not seen"]],
 };
 
 const isOff = () => localStorage.getItem(OFF) !== null;

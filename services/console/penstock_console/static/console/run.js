@@ -11,19 +11,25 @@ import { Graph } from "./graph.js";
 import { Links } from "./links.js";
 import { follow, oncePerFrame } from "./live.js";
 import { focusOn, go, query, runPlace } from "./place.js";
-import { Queue } from "./queue.js";
+import { Queue, Turn } from "./queue.js";
 import { Raw } from "./raw.js";
+import { LAST, RunEvents } from "./run_events.js";
 import { ENDED, tagsOf } from "./run_list.js";
 import { State } from "./state.js";
 import { StepPanel } from "./step.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
 import { UsageTable } from "./usage.js";
-import { Component, Id, Status, Time, duration, html, money, named } from "./view.js";
+import { Component, Id, Status, Time, duration, html, keepEnd, money, named } from "./view.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const TABS = ["transcript", "timeline", "events", "raw", "state", "costs", "links"];
 const LABELS = { transcript: "Transcript", timeline: "Timeline", events: "Events", raw: "Raw", state: "State", costs: "Costs", links: "Links" };
+/** Whether a view of the run, perhaps watched again, needs all events. */
+const needsAll = (tab, at) => tab === "timeline" || tab === "costs" || (tab === "transcript" && at !== null);
+const AGAIN_MS = 2000;
+const FOLD_MS = 200; // so long, what waits for all events looks again
+const FOLD_AT_ONCE = 5000; // so many events are folded before the page may do something else
 const PAST = new Set(["transcript", "timeline", "state", "costs"]); // the views of a run watched again
 const SPEEDS = [1, 10];
 const MAX_GAP_MS = 3000; // a longer pause is shortened to this one while a run is watched again
@@ -44,10 +50,16 @@ function Usage({ usage }) {
     </div>`;
 }
 
+/** Return what the record of a run says that its models used, in the form of a transcript's sums. */
+function usageOf({ usage: { calls, input_tokens: read, total_tokens: total, output_tokens: output, cost_micros: micros, without_price: unknown, estimated } }) {
+  return { calls, input: read + total, output, micros: new Map(Object.entries(micros)), unknown, isEstimated: estimated > 0 };
+}
+
 /** The forms that begin another run from this one, each with its button. */
 const FORMS = {
   again: {
     label: "Run again…",
+    needsAll: true,
     show: (screen, onClose) => html`<${Again} run=${screen.state.run} transcript=${screen.transcript} onClose=${onClose} />`,
   },
   fork: {
@@ -81,27 +93,49 @@ export class Run extends Component {
   }
 
   componentDidUpdate(before) {
+    if (this.panel !== this.watched) {
+      this.watcher?.disconnect();
+      this.watched = this.panel;
+      this.watcher = this.panel && keepEnd(document.documentElement, this.panel, () => this.followsEnd());
+    }
     if (before.runId !== this.props.runId) this.begin();
+    else if (this.lacksEvents()) this.readAll();
   }
 
   componentWillUnmount() {
     this.isGone = true;
+    this.watcher?.disconnect();
     this.stream?.close();
     clearInterval(this.clock);
     clearTimeout(this.player);
+    clearTimeout(this.timer);
   }
 
   begin() {
     clearTimeout(this.player);
+    clearTimeout(this.timer);
     this.stream?.close();
     const { runId } = this.props;
     const path = `/v1/runs/${encodeURIComponent(runId)}`;
     this.transcript = new Transcript(runId);
-    this.events = [];
+    this.events = new RunEvents(path);
+    this.record = null;
     this.path = path;
     this.setState({ run: null, error: null, below: [], definition: null, form: null, step: null, forkAt: null, speed: 0, isCancelling: false });
-    this.read();
-    this.stream = follow(`${path}/events?names=off&include=children`, {
+    this.open();
+  }
+
+  /** Follow the run: from its last events on, or all of a workflow's, whose frames depend on earlier ones. */
+  async open() {
+    const { path } = this;
+    const mayFollow = await this.read();
+    if (this.path !== path || this.isGone || !mayFollow) return;
+    if (!this.record) {
+      this.timer = setTimeout(() => this.open(), AGAIN_MS);
+      return;
+    }
+    const from = this.record.target === "workflows" ? "" : `&from=-${LAST}`;
+    this.stream = follow(`${path}/events?names=off&include=children${from}`, {
       take: (message) => this.path === path && this.take(message),
       state: (word) => {
         this.props.onLive(word);
@@ -118,6 +152,7 @@ export class Run extends Component {
     try {
       const run = await get(path);
       if (this.path !== path || this.isGone) return false;
+      this.record = run;
       document.title = named(`${short(run.message, 40) || run.run_id} - Penstock`);
       this.setState({ run, error: null });
       const search = new URLSearchParams({ parent_run_id: run.run_id, limit: "200" });
@@ -131,7 +166,7 @@ export class Run extends Component {
 
   take(message) {
     const event = JSON.parse(message.data);
-    this.events.push({ raw: message.data, position: this.events.length, isBelow: Boolean(event.subrun) });
+    if (this.events.push(message.data, event)) this.transcript.isPart = true;
     this.transcript.take(event);
     if (event.event.category === "workflow" && event.event.action === "started") this.readSteps(event);
     if (event.event.category === "lifecycle" && event.run_id === this.props.runId) {
@@ -145,6 +180,55 @@ export class Run extends Component {
     this.draw();
   }
 
+  /** Whether what is shown needs events that are not here yet. */
+  lacksEvents() {
+    const { form } = this.state;
+    return this.transcript.isPart && (needsAll(this.tab(), this.at()) || Boolean(FORMS[form]?.needsAll));
+  }
+
+  /** Read the events before those that are here: one page of them. Throws Refused. */
+  async readEarlier() {
+    const { events } = this;
+    await events.readEarlier();
+    await this.fold(events);
+  }
+
+  /** Read all events; after an error that may pass, again. */
+  async readAll() {
+    const { events } = this;
+    if (events.areRead || !this.transcript.isPart) return;
+    events.areRead = true;
+    const isWanted = () => this.events === events && !this.isGone;
+    try {
+      while (!events.isWhole && isWanted()) {
+        await events.readEarlier();
+        this.setState({ error: null });
+      }
+      if (isWanted()) await this.fold(events);
+    } catch (error) {
+      if (!isWanted()) return;
+      this.setState({ error: error.message });
+      if (!error.mayPass) return;
+      this.timer = setTimeout(() => {
+        events.areRead = false;
+        this.readAll();
+      }, AGAIN_MS);
+    }
+  }
+
+  /** Make the transcript anew of all events that are here. New events may come meanwhile. */
+  async fold(events) {
+    const transcript = new Transcript(this.props.runId, !events.isWhole);
+    if (events.isWhole && events.notice) transcript.take(events.notice);
+    for (let at = events.first; at < events.count; at += 1) {
+      transcript.take(JSON.parse(events.all[at].raw));
+      if (at % FOLD_AT_ONCE === 0) await new Promise((goOn) => setTimeout(goOn));
+    }
+    if (this.events !== events || this.isGone) return;
+    this.transcript = transcript;
+    await new Promise((drawn) => this.setState({}, () => drawn(null)));
+  }
+
   /** Read the definition of the workflow whose run this is, to show its steps. */
   async readSteps({ run_id: runId, data }) {
     if (runId !== this.props.runId || !data.version) return;
@@ -153,37 +237,41 @@ export class Run extends Component {
     if (found && this.props.runId === runId) this.setState({ definition: found.definition });
   }
 
-  /** Keep the end of the transcript in view while the reader is there. */
+  followsEnd() {
+    return this.state.follows && !this.transcript.end && this.tab() === "transcript";
+  }
+
+  /** Keep the end of the transcript in view. */
   scroll() {
-    if (!this.state.follows || this.transcript.end || this.tab() !== "transcript") return;
+    if (!this.followsEnd()) return;
     window.scrollTo({ top: document.documentElement.scrollHeight });
   }
 
   /** How many events the transcript has, where it is watched again; null for all of them. */
   at() {
     const { at } = query(this.props.search, ["at"]);
-    return /^[0-9]{1,9}$/u.test(at) ? Math.min(Number(at), this.events.length) : null;
+    return /^[0-9]{1,9}$/u.test(at) ? Math.min(Number(at), this.events.count) : null;
   }
 
   /** Return the transcript as it was after so many events. */
   transcriptAt(count) {
-    if (count === null) return this.transcript;
+    if (count === null || this.transcript.isPart) return this.transcript;
     if (this.past?.runId !== this.props.runId || this.past.count > count) {
       this.past = { runId: this.props.runId, count: 0, transcript: new Transcript(this.props.runId) };
     }
     for (; this.past.count < count; this.past.count += 1) {
-      this.past.transcript.take(JSON.parse(this.events[this.past.count].raw));
+      this.past.transcript.take(JSON.parse(this.events.all[this.past.count].raw));
     }
     return this.past.transcript;
   }
 
   /** The sequence of the last event of the run itself among the first `count`; null for the last. */
   ownSequence(count) {
-    const last = (count ?? this.events.length) - 1;
-    if (this.state.run?.target !== "workflows") return last < 0 ? 0 : JSON.parse(this.events[last].raw).sequence;
+    const last = (count ?? this.events.count) - 1;
+    if (this.state.run?.target !== "workflows") return JSON.parse(this.events.all[last]?.raw ?? "{}").sequence ?? last + 1;
     // The stream of a workflow counts the events of its steps' runs, too. Only these have a subrun.
     let own = 0;
-    for (let index = 0; index <= last; index += 1) own += this.events[index].isBelow ? 0 : 1;
+    for (let index = 0; index <= last; index += 1) own += this.events.all[index].isBelow ? 0 : 1;
     return own;
   }
 
@@ -197,12 +285,18 @@ export class Run extends Component {
    */
   play(speed, at = 0) {
     clearTimeout(this.player);
-    const isOver = at >= this.events.length;
+    const { all, count } = this.events;
+    const isOver = at >= count;
     this.setState({ speed: isOver ? 0 : speed });
     if (isOver || !speed) return;
+    if (this.transcript.isPart) {
+      this.watch(at); // which reads all events
+      this.player = setTimeout(() => this.play(speed, at), FOLD_MS);
+      return;
+    }
     this.watch(at + 1);
-    const time = (index) => Date.parse(JSON.parse(this.events[index].raw).timestamp);
-    const wait_ms = at + 1 < this.events.length ? Math.min(time(at + 1) - time(at), MAX_GAP_MS) : 0;
+    const time = (index) => Date.parse(JSON.parse(all[index].raw).timestamp);
+    const wait_ms = at + 1 < count ? Math.min(time(at + 1) - time(at), MAX_GAP_MS) : 0;
     this.player = setTimeout(() => this.play(speed, at + 1), wait_ms / speed);
   }
 
@@ -219,7 +313,7 @@ export class Run extends Component {
 
   /** Open the form of a fork that does this step, or this item, again. */
   forkBefore(item) {
-    const began = this.events.findIndex((each) => !each.isBelow && isStart(each, item));
+    const began = this.events.all.findIndex((each) => !each.isBelow && isStart(each, item));
     this.setState({ form: "fork", forkAt: Math.max(1, this.ownSequence(began)) });
   }
 
@@ -259,9 +353,12 @@ export class Run extends Component {
     const status = end ? end.event.action : run.status;
     const tab = this.tab();
     const until = end ? Date.parse(end.timestamp) : ENDED.has(run.status) ? Date.parse(run.updated_at) : Date.now();
-    const labels = { ...LABELS, events: `Events (${NUMBER.format(events.length)})` };
-    const now = at === null ? until : Date.parse(JSON.parse(events[Math.max(0, at - 1)]?.raw ?? "{}").timestamp ?? run.created_at);
+    const lacks = transcript.isPart && needsAll(tab, at);
+    const labels = { ...LABELS, events: `Events (${NUMBER.format(events.count)})` };
+    const now = at === null ? until : Date.parse(JSON.parse(events.all[Math.max(0, at - 1)]?.raw ?? "{}").timestamp ?? run.created_at);
     const steps = definition && transcript.steps;
+    const waitsForTurn = run.target === "workflows" && status === "running" && this.transcript.items.length > 0 && !this.transcript.workflow;
+    const usage = transcript.isPart ? run.usage && usageOf(run) : transcript.usage;
     return html`<main class="run">
       <p class="crumbs">
         <a href="/console/runs">Runs</a>
@@ -278,7 +375,7 @@ export class Run extends Component {
           onClick=${() => this.setState({ form: form === name ? null : name, forkAt: null })}>${label}</button>`)}
       </div>
       ${end && !run.step_id && ENDED.has(run.status) && run.no_fork && html`<p class="dim" id="no-fork">No fork: ${run.no_fork}.</p>`}
-      ${end && form && FORMS[form].show(this, () => this.setState({ form: null }, () => focusOn(`.run-${form}`)))}
+      ${end && form && (FORMS[form].needsAll && transcript.isPart ? this.progress() : FORMS[form].show(this, () => this.setState({ form: null }, () => focusOn(`.run-${form}`))))}
       ${error && html`<p class="notice" role="alert">${error}</p>`}
       <div class="columns">
         <div class="story">
@@ -294,17 +391,19 @@ export class Run extends Component {
             </div>
             ${!end && tab === "transcript" && html`<label class="follow"><input type="checkbox" checked=${follows} onChange=${(event) => this.setState({ follows: event.target.checked })} /> Follow the end</label>`}
           </div>
-          <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
+          <div id="panel" role="tabpanel" ref=${(panel) => (this.panel = panel)} aria-labelledby=${`tab-${tab}`}>
             ${PAST.has(tab) && end && this.slider(at)}
-            ${tab === "events" && html`<${EventList} events=${events} runId=${runId} />`}
+            ${tab === "events" && html`<${EventList} events=${events} runId=${runId} onAll=${() => this.readAll()} />`}
             ${tab === "state" && html`<${State} path=${this.path} at=${this.ownSequence(at)} />`}
-            ${tab === "timeline" && html`<${Timeline} items=${transcript.items} now=${now} onChoose=${(item) => this.reveal(item)} />`}
+            ${lacks && this.progress()}
+            ${tab === "timeline" && !lacks && html`<${Timeline} items=${transcript.items} now=${now} onChoose=${(item) => this.reveal(item)} />`}
             ${tab === "raw" && (run.target === "workflows" ? html`<p class="dim">A workflow has no agent server: the runs of its steps have the bytes.</p>` : html`<${Raw} path=${`${this.path}/events?dialect=raw`} />`)}
-            ${tab === "costs" && html`<${UsageTable} transcript=${transcript} />`}
+            ${tab === "costs" && !lacks && html`<${UsageTable} transcript=${transcript} />`}
             ${tab === "links" && html`<${Links} key=${status} run=${run} path=${this.path} />`}
-            ${tab === "transcript" && html`<${Story} ref=${(story) => (this.story = story)} transcript=${transcript} isPast=${at !== null} />
+            ${tab === "transcript" && !lacks && html`<${Story} ref=${(story) => (this.story = story)} transcript=${transcript} isPast=${at !== null}
+                unread=${events.isWhole ? 0 : events.first - events.gone} onEarlier=${() => this.readEarlier()} onAll=${() => this.readAll()} />
               ${!transcript.items.length && html`<p class="dim">Nothing has happened yet.</p>`}
-              ${!end && status === "running" && html`<p class="working" role="status">working…</p>`}`}
+              ${!end && status === "running" && html`<p class="working" role="status">${waitsForTurn ? "waits for its turn…" : "working…"}</p>`}`}
           </div>
         </div>
         <aside aria-label="About the run">
@@ -317,9 +416,10 @@ export class Run extends Component {
             <div><dt>Started</dt><dd><${Time} at=${run.created_at} day=${true} /></dd></div>
             <div><dt>Duration</dt><dd>${duration(until - Date.parse(run.created_at))}</dd></div>
             <div><dt>Legs</dt><dd>${String(run.legs ?? 0)}</dd></div>
-            ${transcript.usage.calls > 0 && html`<${Usage} usage=${transcript.usage} />`}
+            ${usage?.calls > 0 && html`<${Usage} usage=${usage} />`}
           </dl>
           ${!ENDED.has(status) && run.target !== "workflows" && html`<${Queue} key=${run.session_id} session=${run.session_id} agent=${run.agent} user=${run.user_id} runId=${runId} />`}
+          ${waitsForTurn && html`<${Turn} key=${runId} agent=${run.agent} runId=${runId} />`}
           ${below.length > 0 &&
           html`<h2>Runs below</h2>
             <ul class="below">
@@ -338,9 +438,15 @@ export class Run extends Component {
     </main>`;
   }
 
+  /** How far the reading of all events is. */
+  progress() {
+    const { count, first } = this.events;
+    return html`<p class="dim" role="status">All ${NUMBER.format(count)} events are read for this: ${NUMBER.format(count - first)} are here.</p>`;
+  }
+
   slider(at) {
     const { speed = 0 } = this.state;
-    const count = this.events.length;
+    const { count } = this.events;
     return html`<div class="watch" role="group" aria-label="Watch the run again">
       ${SPEEDS.map((each) => html`<button type="button" class="quiet small" aria-pressed=${speed === each}
         onClick=${() => this.play(speed === each ? 0 : each, at === count ? 0 : (at ?? 0))}>${speed === each ? "Stop" : `Play ×${each}`}</button>`)}

@@ -8,10 +8,9 @@ import { follow, oncePerFrame } from "./live.js";
 import { runPlace } from "./place.js";
 import { Runs } from "./runs.js";
 import { Story } from "./story.js";
-import { Component, html, money } from "./view.js";
+import { Component, html, keepEnd, money } from "./view.js";
 
 const AGAIN_MS = 3000;
-const NEAR_PX = 60;
 const SPENT_DAYS = 30;
 const DAY_MS = 86_400_000;
 const TRIALS = [
@@ -41,11 +40,19 @@ class Trial extends Component {
   constructor(props) {
     super();
     this.state = { phase: "idle", said: "Not started", agent: null, message: props.message };
-    this.draw = oncePerFrame(() => this.setState({}, () => this.scroll()));
+    this.draw = oncePerFrame(() => this.setState({}));
+  }
+
+  componentDidUpdate() {
+    if (this.told === this.watched) return;
+    this.watcher?.disconnect();
+    this.watched = this.told;
+    this.watcher = this.told && keepEnd(this.told.parentElement, this.told);
   }
 
   componentWillUnmount() {
     this.isGone = true;
+    this.watcher?.disconnect();
     this.stream?.close();
   }
 
@@ -53,7 +60,6 @@ class Trial extends Component {
     event.preventDefault();
     const { message } = this.state;
     this.transcript = null;
-    this.height = undefined;
     this.setState({ phase: "starting", said: "starting…" });
     try {
       const run = await post("/v1/runs", { agent: this.agent(), message });
@@ -123,14 +129,6 @@ class Trial extends Component {
     }
   }
 
-  /** Keep the end in view while the reader is there. */
-  scroll() {
-    const { stage } = this;
-    if (!stage || stage.scrollHeight === this.height) return;
-    if (this.height === undefined || this.height - stage.scrollTop - stage.clientHeight < NEAR_PX) stage.scrollTop = stage.scrollHeight;
-    this.height = stage.scrollHeight;
-  }
-
   render({ id, title, about, agents, mayLeave }, { phase, said, message }) {
     const { transcript } = this;
     const isBusy = phase === "starting" || phase === "live" || phase === "left";
@@ -147,8 +145,8 @@ class Trial extends Component {
             onInput=${(event) => this.setState({ message: event.target.value })} /></label>
         <button type="submit" disabled=${isBusy || !agents.length}>Run</button>
       </form>
-      <div class="stage" tabindex="0" role="log" aria-live="off" aria-label=${`${title}: the run`} ref=${(stage) => (this.stage = stage)}>
-        ${transcript && html`<${Story} transcript=${transcript} />`}
+      <div class="stage" tabindex="0" role="log" aria-live="off" aria-label=${`${title}: the run`}>
+        ${transcript && html`<div ref=${(told) => (this.told = told)}><${Story} transcript=${transcript} /></div>`}
       </div>
       <p class="foot">
         <span class="dim" role="status">${said}</span>

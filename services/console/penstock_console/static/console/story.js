@@ -68,7 +68,8 @@ function isAtEnd() {
 
 /**
  * The list of the items, of which a run may have very many: only the latest are in the page, and
- * earlier ones at request. Where the run is watched again (`isPast`), nobody can decide.
+ * earlier ones at request. Where the run is watched again (`isPast`), nobody can decide. So many
+ * earlier events are `unread`: `onEarlier` reads some of them, `onAll` all.
  */
 export class Story extends Component {
   /** Show the item with this key, and give it the focus. */
@@ -86,18 +87,32 @@ export class Story extends Component {
   look(transcript) {
     const count = transcript.items.length;
     const isOther = transcript !== this.transcript;
-    if (isOther || (count > this.count && count - this.first > MOST && isAtEnd())) this.first = Math.max(0, count - PART);
+    // The same run with earlier events: what was shown stays.
+    if (isOther && this.transcript?.isPart && this.transcript.runId === transcript.runId) this.first += count - this.count;
+    else if (isOther || (count > this.count && count - this.first > MOST && isAtEnd())) this.first = Math.max(0, count - PART);
     Object.assign(this, { transcript, count });
   }
 
-  render({ transcript, isPast = false }) {
+  /** Show earlier items, of events that are read if need be. */
+  async showEarlier() {
+    this.setState({ isBusy: true, error: null });
+    try {
+      if (this.first === 0 && this.props.unread > 0) await this.props.onEarlier();
+      this.first = Math.max(0, this.first - PART);
+      this.setState({ isBusy: false });
+    } catch (error) {
+      this.setState({ isBusy: false, error: error.message });
+    }
+  }
+
+  render({ transcript, isPast = false, unread = 0, onAll }, { isBusy = false, error = null }) {
     this.look(transcript);
     const { first } = this;
-    const more = () => {
-      this.first = Math.max(0, first - PART);
-      this.setState({});
-    };
-    return html`${first > 0 && html`<p class="more"><button type="button" class="quiet" onClick=${more}>Show ${Math.min(PART, first)} of ${first.toLocaleString()} earlier items</button></p>`}
+    const label = first > 0 ? `Show ${Math.min(PART, first)} of ${first.toLocaleString()} earlier items` : "Show earlier items";
+    return html`${(first > 0 || unread > 0) && html`<p class="more"><button type="button" class="quiet" disabled=${isBusy} onClick=${() => this.showEarlier()}>${label}</button>
+        ${unread > 0 && html` <span class="dim">${unread.toLocaleString()} earlier events are not read yet</span>
+          <button type="button" class="quiet" onClick=${onAll}>Read all</button>`}</p>`}
+      ${error && html`<p class="notice" role="alert">${error}</p>`}
       <ol class="transcript">
         ${transcript.items.slice(first).map((item) => html`<${Item} key=${item.key} item=${item} version=${{ count: item.version, isPast }} />`)}
       </ol>`;

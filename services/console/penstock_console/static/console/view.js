@@ -3,7 +3,7 @@
 // characters that cannot be seen.
 
 import { Component, h, html as create } from "../vendor/htm-preact-3.1.1.js";
-import { eachPart, put } from "../text.js";
+import { MOST_MARKS, eachPart, put } from "../text.js";
 
 export { Component, render } from "../vendor/htm-preact-3.1.1.js";
 
@@ -63,24 +63,80 @@ export function Outside({ href, children }) {
   return h("a", { href, target: "_blank", rel: "noopener noreferrer" }, children);
 }
 
-/** Text that grows. A new piece is appended without a look at the pieces before it. */
+const PIECE = 8192; // characters of a text that are one block
+
+/** Return where to end a piece of so many characters: at the end of a line, if there is one. */
+function pieceEnd(text, most) {
+  const line = text.lastIndexOf("\n", most);
+  if (line > 0) return line;
+  return /[\ud800-\udbff]/u.test(text[most - 1]) ? most + 1 : most;
+}
+
+/**
+ * Text that grows, or is long. What comes is appended without a look at what is shown. A long text
+ * is in pieces, of which a browser lays out only those in view: a line of a megabyte takes seconds.
+ * With `isExact`, a person decides about it.
+ */
 export class Growing extends Component {
-  shouldComponentUpdate(next) {
-    const { text } = next;
-    if (!text.startsWith(this.shown)) this.base.replaceChildren();
-    put(this.base, text.startsWith(this.shown) ? text.slice(this.shown.length) : text);
+  shouldComponentUpdate({ text }) {
+    if (text.startsWith(this.shown)) this.append(text.slice(this.shown.length));
+    else this.begin(text);
     this.shown = text;
     return false;
   }
 
   componentDidMount() {
     this.shown = this.props.text;
-    put(this.base, this.shown);
+    this.begin(this.shown);
+  }
+
+  begin(text) {
+    this.base.replaceChildren();
+    Object.assign(this, { piece: this.base, size: 0, marks: 0 });
+    this.append(text);
+  }
+
+  append(text) {
+    let rest = text;
+    while (rest.length > PIECE - this.size) {
+      const end = pieceEnd(rest, PIECE - this.size);
+      this.put(rest.slice(0, end));
+      rest = rest.slice(rest[end] === "\n" ? end + 1 : end);
+      this.piece = document.createElement("div");
+      this.piece.className = "piece";
+      this.base.append(this.piece);
+      this.size = 0;
+    }
+    this.put(rest);
+  }
+
+  put(text) {
+    const before = this.piece.childElementCount;
+    put(this.piece, text, { strict: this.props.isExact, mostMarks: MOST_MARKS - this.marks });
+    this.marks += this.piece.childElementCount - before;
+    this.size += text.length;
   }
 
   render({ className }) {
     return h("div", { class: className });
   }
+}
+
+const NEAR_PX = 60;
+
+/**
+ * Keep the end of `content` in view in the scrolled `box` while the reader is there, whatever makes
+ * the content grow: an event, or the answer for which a decision waits. Return the watcher.
+ */
+export function keepEnd(box, content, isWanted = () => true) {
+  let height = 0; // at first, the reader is at the end
+  const watcher = new ResizeObserver(() => {
+    const wasAtEnd = height - box.scrollTop - box.clientHeight < NEAR_PX;
+    height = box.scrollHeight;
+    if (wasAtEnd && isWanted()) box.scrollTop = height;
+  });
+  watcher.observe(content);
+  return watcher;
 }
 
 const STATUS_WORDS = { paused: "waits for a person" };
@@ -169,11 +225,10 @@ function entriesOf(value) {
 
 function Leaf({ value }) {
   const text = sortedJson(value);
-  const shown = html`<span class="value"><${Exact} text=${text} /></span>`;
-  if (text.length <= LONG) return shown;
-  return html`<details>
+  if (text.length <= LONG) return html`<span class="value"><${Exact} text=${text} /></span>`;
+  return html`<details class="long">
     <summary>${text.length.toLocaleString()} characters</summary>
-    ${shown}
+    <${Growing} className="value" text=${text} isExact=${true} />
   </details>`;
 }
 

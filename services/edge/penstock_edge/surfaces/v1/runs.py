@@ -60,6 +60,7 @@ from penstock_edge.surfaces.legs import begin
 from penstock_edge.surfaces.query import (
     cursor_of,
     dialect_of,
+    first_of,
     include_of,
     number,
     switch,
@@ -72,7 +73,7 @@ from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.run_state import RunState
-from penstock_edge.views.view import View
+from penstock_edge.views.view import ReadFrom, View
 
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
@@ -317,6 +318,7 @@ class Runs(Handlers):
                 by.INCLUDE,
                 *by.TYPES,
                 *by.CURSOR,
+                by.FROM,
                 by.limit(MAX_PAGE),
             ),
             refusals=(404, 406, 410),
@@ -336,7 +338,11 @@ class Runs(Handlers):
         children = with_children(include, dialect, record)
         framing = PageItems() if as_page else Sse(named)
         view = edge.view(record.run_id, dialect, framing, types, children=children)
-        place = await locate(edge.bus, view, cursor_of(request), record)
+        first = first_of(request)
+        if first is not None and (view.reads_from is ReadFrom.START or view.reads_frames):
+            text = "from: these frames depend on those of earlier events, so leave it out"
+            raise Problem(422, text)
+        place = await locate(edge.bus, view, cursor_of(request), record, first)
         if children and place.truncated:
             known = await unfinished_descendants(edge.run_list, record)
             view = edge.tree(record.run_id, known).whole(dialect, framing, types)
