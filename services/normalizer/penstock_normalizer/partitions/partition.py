@@ -90,6 +90,7 @@ class Partition:
             subjects.raw_of_partition(self._number),
             self._checkpoint.position + 1,
             self._hand_out,
+            take=self._take,
         )
         if self.phase is PartitionPhase.RESUMING:  # False if the partition was halted meanwhile
             self.phase = PartitionPhase.READING
@@ -159,14 +160,19 @@ class Partition:
         return max(0, newest.sequence - self._done_up_to) if newest is not None else 0
 
     async def _hand_out(self, stored: Stored) -> None:
-        if self.phase is PartitionPhase.HALTED:
+        if not self._take(stored):
             # wait until the service begins the work on the partition again
             await asyncio.Event().wait()
+
+    def _take(self, stored: Stored) -> bool:
+        """Give a frame to its run; return False if the partition is halted."""
+        if self.phase is PartitionPhase.HALTED:
+            return False
         self._seen = stored.sequence
         run_id = subjects.run_id_of(stored.subject)
-        if run_id == NOBODY:
-            return  # a message without a run, which the bus has written after a loss
-        self.runs.push(run_id, stored)
+        if run_id != NOBODY:  # otherwise a message that the bus has written after a loss
+            self.runs.push(run_id, stored)
+        return True
 
     @property
     def _done_up_to(self) -> int:

@@ -210,6 +210,12 @@ class PullLoop:
         elif self._wanted():
             self.wake.set()
 
+    def request_more(self) -> None:
+        """Let the loop request messages, once half of the last request has arrived. `work` is not
+        called for messages that `on_message` has processed."""
+        if self._outstanding <= self._batch // 2:
+            self.wake.set()
+
     def _wanted(self) -> int:
         """Return how many messages to request now: up to the room that there is, once half of the
         last request has arrived."""

@@ -17,10 +17,14 @@ from penstock.bus.read.pull import HEARTBEAT_S, NANO, Delivery, PullLoop
 class Reader:
     """Reads each message that matches a pattern once and in order, from a stream sequence on.
 
-    `handle` is called with each message. While `handle` waits, at most one batch (and 4 MiB) is
-    read ahead. When `handle` raises a BusError, the reader delivers the same message again; any
-    other exception ends `run`. The reader acknowledges no messages, so a caller that must remember
-    its position records the position itself.
+    `handle` is called with each message, unless `take` returns True for it. `take` is called with a
+    message as it arrives, if no earlier one waits; so a message that needs no waiting costs no turn
+    of the event loop. `take` must neither wait nor raise.
+
+    While `handle` waits, at most one batch (and 4 MiB) is read ahead. When `handle` raises a
+    BusError, the reader delivers the same message again; any other exception ends `run`. The reader
+    acknowledges no messages, so a caller that must remember its position records the position
+    itself.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class Reader:
         start: int,
         handle: Callable[[Stored], Awaitable[None]],
         batch: int = 500,
+        take: Callable[[Stored], bool] = lambda stored: False,
     ) -> None:
         self._jetstream = bus.jetstream
         self._stream = stream
@@ -38,7 +43,9 @@ class Reader:
         self._next = start
         self._handle = handle
         self._batch = batch
+        self._take = take
         self._pending: list[Delivery] = []
+        self._is_handling = False  # whether messages that were in `_pending` wait for `handle`
         self._expected = 1  # the consumer sequence of the next message, if none is lost
         what = f"reading {pattern} of {stream}"
         self._pull = PullLoop(
@@ -83,21 +90,36 @@ class Reader:
         return self._batch
 
     def on_message(self, delivery: Delivery) -> None:
+        waits = self._pending or self._is_handling or delivery.consumer_sequence != self._expected
+        if not waits and self._take(delivery.stored):
+            self._advance(delivery)
+            self._pull.request_more()
+            return
         self._pending.append(delivery)
         self._pull.wake.set()
 
     async def work(self) -> bool:
         if not self._pending:
             return False
+        self._is_handling = True
+        try:
+            await self._handle_pending()
+        finally:
+            self._is_handling = False
+        return True
+
+    async def _handle_pending(self) -> None:
         batch, self._pending = self._pending, []
         for delivery in batch:
             if delivery.consumer_sequence != self._expected:
                 self._pull.restart()  # a new consumer starts with the lost message
-                return True
-            self._expected += 1
+                return
             await self._handle(delivery.stored)
-            self._next = delivery.stored.sequence + 1
-        return True
+            self._advance(delivery)
+
+    def _advance(self, delivery: Delivery) -> None:
+        self._expected += 1
+        self._next = delivery.stored.sequence + 1
 
     async def _delete(self) -> None:
         # The request waits for no answer, since the consumer or its leader may no longer exist.

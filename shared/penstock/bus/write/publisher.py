@@ -7,7 +7,10 @@ With 200 messages in flight, a publish costs 7 to 8 µs of CPU. nats-py's own `p
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import orjson
 from nats.errors import (
@@ -38,6 +41,7 @@ BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
 MAX_BATCH = 1000  # the most messages in one atomic batch
+EARLY_S = 0.001  # how many seconds early a timer of uvloop may fire
 # How many bytes of max_payload are kept free for headers. The server counts headers as payload, but
 # nats-py does not check headers. Without the free bytes, a large message with its headers could
 # exceed max_payload, and the server would close the connection.
@@ -69,6 +73,20 @@ _TROUBLES: tuple[tuple[type[BusError], Kind], ...] = (
 )
 
 
+# Called once with a message's stream sequence, or with the error. It must neither wait nor raise.
+Settle = Callable[[int | BusError], None]
+
+
+@dataclass(slots=True)
+class _Unacknowledged:
+    """A message that was sent, or is being sent, and whose outcome is not known yet."""
+
+    subject: str
+    settle: Settle
+    late_at: float = math.inf  # when the outcome becomes unknown, on the event loop's clock
+    timeout_s: float = 0.0
+
+
 class Publisher:
     """Publishes with many messages in flight; every call returns a sequence or raises a `BusError`.
 
@@ -88,9 +106,11 @@ class Publisher:
         self._health = health if health is not None else Health()
         self._gate = Gate(max_unacked_bytes)
         self._inbox = ""  # the prefix of the reply subjects; empty before `start`
-        # Each message's subject and its acknowledgement, by the reply subject of the publish.
-        self._waiting: dict[str, tuple[str, asyncio.Future[int]]] = {}
+        self._waiting: dict[str, _Unacknowledged] = {}  # by the reply subject of the publish
         self._next = 0
+        # one timer for all messages, since nearly all are acknowledged long before they are late
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf  # when it fires, on the event loop's clock
         self.stored: dict[str, int] = {}  # the highest acknowledged sequence, by stream
 
     async def start(self) -> None:
@@ -99,16 +119,16 @@ class Publisher:
 
     def connection_lost(self) -> None:
         """Raise OutcomeUnknown in all publishes in flight, since no acknowledgement can arrive."""
-        for _, ack in self._waiting.values():
-            if not ack.done():
-                ack.set_exception(OutcomeUnknown("the connection was lost before the answer"))
+        for reply in tuple(self._waiting):
+            self._settle(reply, OutcomeUnknown("the connection was lost before the answer"))
 
     def refused(self, subject: str) -> None:
         """Raise NotPermitted in all publishes to a refused subject (in lower case). NATS sends no
         answer to a publish that it refuses for lack of permission."""
-        for asked, ack in self._waiting.values():
-            if not ack.done() and asked.lower() == subject:
-                ack.set_exception(NotPermitted(f"NATS does not let this user publish to {asked}"))
+        for reply, each in tuple(self._waiting.items()):
+            if each.subject.lower() == subject:
+                text = f"NATS does not let this user publish to {each.subject}"
+                self._settle(reply, NotPermitted(text))
 
     async def publish(self, message: Message, timeout_s: float | None = None) -> int:
         """Store one message and return its stream sequence.
@@ -137,16 +157,16 @@ class Publisher:
     async def _publish(self, message: Message, timeout_s: float | None) -> int:
         if not self._client.is_usable:
             await self._client.wait_usable(self._timeout_s)
-        reply, ack = self._expect(message.subject)
+        ack = _future()
+        reply = self._expect(message.subject, partial(_set, ack))
         try:
             await self._send(message, reply)
-            return await self._settled(ack, timeout_s)
+            self._limit(reply, timeout_s or self._timeout_s)
+            return await ack
         finally:
-            self._forget(reply)
+            self._forget(reply, ack)
 
-    def post(
-        self, message: Message, settled: Callable[[int | BusError], None], timeout_s: float
-    ) -> bool:
+    def post(self, message: Message, settled: Settle, timeout_s: float) -> bool:
         """Store one message as `publish` does, without waiting.
 
         `settled` is called once, and never before `post` returns, with the stream sequence or the
@@ -162,29 +182,23 @@ class Publisher:
             or not self._gate.enter_now(size_bytes)
         ):
             return False
-        reply, ack = self._expect(message.subject)
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, ack, timeout_s)
+
+        def settle(outcome: int | BusError) -> None:
+            self._gate.leave(size_bytes)
+            if isinstance(outcome, BusError):
+                self._note(message.subject, outcome)
+            elif not self._health:
+                self._health.worked(stream_of(message.subject))
+            settled(outcome)
+
+        reply = self._expect(message.subject, settle)
         try:
             self._client.send(message.subject, message.payload, reply, message.headers)
         except BaseException:
-            timer.cancel()
-            self._forget(reply)
+            del self._waiting[reply]
             self._gate.leave(size_bytes)
             raise
-
-        def done(ack: asyncio.Future[int]) -> None:
-            timer.cancel()
-            self._waiting.pop(reply, None)
-            self._gate.leave(size_bytes)
-            error = ack.exception()
-            assert error is None or isinstance(error, BusError)
-            if error is not None:
-                self._note(message.subject, error)
-            elif not self._health:
-                self._health.worked(stream_of(message.subject))
-            settled(ack.result() if error is None else error)
-
-        ack.add_done_callback(done)
+        self._limit(reply, timeout_s)
         return True
 
     async def publish_batch(
@@ -221,7 +235,8 @@ class Publisher:
             await self._client.wait_usable(self._timeout_s)
         batch_id = self._client.new_inbox()[-22:]
         last = len(messages)
-        reply, ack = self._expect(messages[0].subject)
+        ack = _future()
+        reply = self._expect(messages[0].subject, partial(_set, ack))
         try:
             for number, message in enumerate(messages, 1):
                 headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
@@ -234,19 +249,50 @@ class Publisher:
                 )
                 if ack.done() or not self._client.is_up:
                     break  # the server stores nothing of a batch without its last message
-            return await self._settled(ack, timeout_s)
+            self._limit(reply, timeout_s or self._timeout_s)
+            return await ack
         finally:
-            self._forget(reply)
+            self._forget(reply, ack)
 
-    def _expect(self, subject: str) -> tuple[str, asyncio.Future[int]]:
+    def _expect(self, subject: str, settle: Settle) -> str:
+        """Return the reply subject of a message; its outcome is given to `settle`."""
         self._next += 1
         reply = f"{self._inbox}.{self._next}"
-        ack: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting[reply] = (subject, ack)
-        return reply, ack
+        self._waiting[reply] = _Unacknowledged(subject, settle)
+        return reply
 
-    def _forget(self, reply: str) -> None:
-        _, ack = self._waiting.pop(reply)
+    def _limit(self, reply: str, timeout_s: float) -> None:
+        """Let the outcome of a message that was sent become unknown after `timeout_s`."""
+        waiting = self._waiting.get(reply)
+        if waiting is None:
+            return
+        waiting.timeout_s = timeout_s
+        waiting.late_at = asyncio.get_running_loop().time() + timeout_s
+        self._fire_at(waiting.late_at)
+
+    def _fire_at(self, late_at: float) -> None:
+        if late_at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = late_at
+            self._timer = asyncio.get_running_loop().call_at(late_at, self._settle_late)
+
+    def _settle_late(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now = asyncio.get_running_loop().time()
+        for reply, each in tuple(self._waiting.items()):
+            if each.late_at <= now + EARLY_S:
+                text = f"no acknowledgement within {each.timeout_s:g} s"
+                self._settle(reply, OutcomeUnknown(text))
+        self._fire_at(min((each.late_at for each in self._waiting.values()), default=math.inf))
+
+    def _settle(self, reply: str, outcome: int | BusError) -> None:
+        waiting = self._waiting.pop(reply, None)
+        if waiting is not None:
+            waiting.settle(outcome)
+
+    def _forget(self, reply: str, ack: asyncio.Future[int]) -> None:
+        self._waiting.pop(reply, None)
         abandon(ack)
 
     async def _send(self, message: Message, reply: str) -> None:
@@ -269,34 +315,33 @@ class Publisher:
         ) as error:
             raise BusUnavailable(f"{message.subject}: not connected to NATS") from error
 
-    async def _settled(self, ack: asyncio.Future[int], timeout_s: float | None) -> int:
-        timeout_s = timeout_s or self._timeout_s
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, ack, timeout_s)
-        try:
-            return await ack
-        finally:
-            timer.cancel()
-
-    def _expire(self, ack: asyncio.Future[int], timeout_s: float) -> None:
-        if not ack.done():
-            ack.set_exception(OutcomeUnknown(f"no acknowledgement within {timeout_s:g} s"))
-
     def _on_ack(self, msg: Incoming) -> None:
-        _, ack = self._waiting.get(msg.subject, ("", None))
-        if ack is None or ack.done():
-            return
+        reply = msg.subject
         if not msg.data:
             if msg.headers.get("Status") == "503":
-                ack.set_exception(BusUnavailable("no stream leader answered"))
+                self._settle(reply, BusUnavailable("no stream leader answered"))
             return  # an empty answer only means that the server accepts a batch's first message
         answer = orjson.loads(msg.data)
         error = answer.get("error")
         if error is None:
-            if answer["seq"] > self.stored.get(answer["stream"], 0):
+            if reply in self._waiting and answer["seq"] > self.stored.get(answer["stream"], 0):
                 self.stored[answer["stream"]] = answer["seq"]
-            ack.set_result(answer["seq"])
+            self._settle(reply, answer["seq"])
         else:
-            ack.set_exception(error_of(error))
+            self._settle(reply, error_of(error))
+
+
+def _future() -> asyncio.Future[int]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _set(ack: asyncio.Future[int], outcome: int | BusError) -> None:
+    if ack.done():
+        return  # the caller was cancelled
+    if isinstance(outcome, int):
+        ack.set_result(outcome)
+    else:
+        ack.set_exception(outcome)
 
 
 def error_of(error: Mapping[str, object]) -> BusError:

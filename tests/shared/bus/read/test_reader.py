@@ -191,6 +191,36 @@ async def test_a_message_that_is_lost_on_the_way_is_read_again(
     assert dropped
 
 
+@pytest.mark.parametrize("batch", [1, 3, 64])
+async def test_a_message_that_needs_no_waiting_is_taken_as_it_arrives(
+    bus: Bus, run_id: str, batch: int
+) -> None:
+    await publish_events(bus, run_id, 1, 100)
+    read, handled = Read(), 0
+
+    async def handle(stored: Stored) -> None:
+        nonlocal handled
+        handled += 1
+        await asyncio.sleep(0)
+        await read.handle(stored)
+
+    def take(stored: Stored) -> bool:
+        if int(stored.payload) % 10 == 0:
+            return False  # it waits for `handle`, and later messages wait behind it
+        read.messages.append(stored)
+        return True
+
+    pattern = subjects.events_of_run(run_id)
+    task = asyncio.create_task(Reader(bus, streams.EVENTS, pattern, 1, handle, batch, take).run())
+    try:
+        await publish_events(bus, run_id, 101, 205)
+        assert await read.until(205) == [*range(1, 206)]
+        assert 20 <= handled < 205
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 async def test_a_slow_handler_is_read_ahead_of_by_a_batch_at_most(bus: Bus, run_id: str) -> None:
     await bus.publisher.publish_batch([event(run_id, n) for n in range(1, 201)])
     read = Read()
