@@ -244,10 +244,11 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
         zombie = Partition(theirs, number, settings, Budget(2**20), raises)
         held: list[Stored] = []
 
-        async def hold(stored: Stored) -> None:
+        def hold(stored: Stored) -> bool:
             held.append(stored)
+            return True
 
-        take, zombie._hand_out = zombie._hand_out, hold  # type: ignore[method-assign]  # the zombie hangs
+        take, zombie._take = zombie._take, hold  # type: ignore[method-assign]  # the zombie hangs
         task = asyncio.create_task(zombie.work())
         async with normalizer(fresh_nats.url):
             await run.open()
@@ -276,7 +277,7 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
             kept = await eventually(second)
             checkpoint = await eventually(lambda: passed(bus, number, stale[-1].sequence))
             for stored in stale:
-                await take(stored)
+                take(stored)
 
             async def woke() -> bool:
                 return not zombie.runs.is_busy
