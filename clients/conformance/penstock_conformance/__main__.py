@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock_conformance import reports
+from penstock_conformance.chaos import command as chaos
 from penstock_conformance.dialect import Options
 from penstock_conformance.exchange import User
 from penstock_conformance.protocols import PROTOCOLS
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0 if no MUST has failed, 1 if one has, and 2 if the
     command is wrong or nothing could be shown."""
     command = list(sys.argv[1:] if arguments is None else arguments)
+    if command[:1] == ["chaos"]:
+        return chaos.main(command[1:])
     options = _parser().parse_args(command)
     protocol = PROTOCOLS[options.protocol]
     chosen = [each for each in protocol.statements if _is_chosen(each, options.only)]
@@ -112,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=reports.TOOL,
         description="Tells which statements of its protocol a server of AI agents keeps.",
-        epilog="Exit status: 1 if a MUST has failed, 2 if nothing could be shown, otherwise 0.",
+        epilog=f"`{reports.TOOL} chaos` kills a server again and again: see its own --help. "
+        "Exit status: 1 if a MUST has failed, 2 if nothing could be shown, otherwise 0.",
         allow_abbrev=False,
     )
     parser.add_argument("url", nargs="?", help="the server's address, http://…")

@@ -1,0 +1,1 @@
+"""The folder of apps for `adk api_server`."""

@@ -1,0 +1,1 @@
+"""An app whose invocations cannot be resumed, which is the default."""

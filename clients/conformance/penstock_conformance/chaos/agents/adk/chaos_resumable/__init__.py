@@ -1,0 +1,1 @@
+"""An app whose invocations can be resumed."""

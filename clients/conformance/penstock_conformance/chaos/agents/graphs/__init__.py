@@ -1,0 +1,1 @@
+"""The folder for `langgraph dev` and `aegra serve`."""

@@ -1,0 +1,128 @@
+"""`chaos` finds what a small server does wrong on purpose, and nothing in the one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock_conformance.__main__ import main
+from penstock_conformance.chaos.drive import NotUnderstood
+from penstock_conformance.chaos.judge import Figures
+from penstock_conformance.chaos.protocols.penstock import Penstock
+from penstock_conformance.chaos.rounds import Options, play
+from penstock_conformance.chaos.server import ServerFailed
+from penstock_conformance.dialect import NotShown
+from support.drive.waiting import wait_for
+from support.real.ports import free_port
+
+SERVER = Path(__file__).with_name("small_server.py")
+# With this seed, the second kill is before the server has the answer of an effect.
+SEED = 4
+
+# What each fault of the server must show. Runs without a call are never failed by a kill, so they
+# show what happens to words.
+OF_EFFECTS = {
+    "none": set[str](),
+    "doubles": {"effects_twice"},
+    "pretends": {"effects_never_but_completed"},
+}
+OF_WORDS = {
+    "loses": {"words_lost"},
+    "repeats": {"words_repeated"},
+    "endless": {"endless"},
+}
+SHOWS = OF_EFFECTS | OF_WORDS
+COUNTS = {"words_gone"}.union(*SHOWS.values())
+
+
+def options(folder: Path, fault: str) -> Options:
+    port = free_port()
+    data = folder / "data"
+    data.mkdir(parents=True)
+    command = f"exec {sys.executable} -I -S {SERVER} {port} {data} {fault}"
+    url = f"http://127.0.0.1:{port}"
+    calls, rounds = (3, 2) if fault in OF_EFFECTS else (0, 1)
+    return Options(
+        command,
+        url,
+        url,
+        Penstock("chaos"),
+        SEED,
+        rounds=rounds,
+        calls=calls,
+        patience_s=2 if fault == "endless" else 20,
+        start_s=20,
+    )
+
+
+async def figures(folder: Path, fault: str) -> Figures:
+    result = await play(options(folder, fault), folder, lambda _: None)
+    return result.figures
+
+
+async def test_each_fault_is_found_and_none_where_there_is_none(tmp_path: Path) -> None:
+    played = await asyncio.gather(*(figures(tmp_path / fault, fault) for fault in SHOWS))
+    found = {
+        fault: {name for name in COUNTS if getattr(each, name)}
+        for fault, each in zip(SHOWS, played, strict=True)
+    }
+    assert [fault for fault in SHOWS if not SHOWS[fault] <= found[fault]] == []
+    whole = played[0]
+    assert whole.faults == []
+    assert whole.failed, "no kill came within a call, so the seed no longer shows anything"
+    assert whole.effects_once + whole.effects_never == whole.effects_planned
+    assert len(whole.next_s) == whole.met
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("dies", ServerFailed), ("babbles", NotUnderstood), ("mumbles", NotShown)],
+)
+async def test_what_cannot_be_shown_is_an_error_and_leaves_no_process(
+    tmp_path: Path, fault: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await play(options(tmp_path, fault), tmp_path, lambda _: None)
+    wait_for(lambda: not processes(tmp_path), 5, "the end of the server")
+
+
+def test_the_command_says_what_it_found_and_how_to_repeat_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forgets = options(tmp_path, "forgets")
+    report, page = tmp_path / "chaos.json", tmp_path / "chaos.html"
+    command = ["chaos", "--command", forgets.command, "--url", forgets.url]
+    command += ["--protocol", "penstock", "--rounds", "1", "--calls", "0", "--seed", str(SEED)]
+    command += ["--frames", str(tmp_path), "--json", str(report), "--html", str(page)]
+    assert main(command) == 1
+    assert f"again    penstock-conformance {shlex.join(command)}" in capsys.readouterr().out
+    figures = json.loads(report.read_text("utf-8"))
+    assert figures["words_gone"] == len(figures["gone_names"]) == 4
+    assert figures["faults"][0] in page.read_text("utf-8")
+    lines = (tmp_path / "round-01.jsonl").read_text("utf-8").splitlines()
+    assert {"request", "frame", "kill", "answers again"} <= {
+        json.loads(each)["what"] for each in lines
+    }
+
+
+def test_the_command_shows_where_the_agents_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "--agents"]) == 0
+    assert (Path(capsys.readouterr().out.strip()) / "script.py").is_file()
+
+
+def processes(folder: Path) -> list[int]:
+    """Return the processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in entry.read_bytes() and entry.parent.name != str(os.getpid()):
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
