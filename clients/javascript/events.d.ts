@@ -1158,6 +1158,22 @@ export interface SystemError extends Envelope {
   };
 }
 
+/** The content of the run was erased. Only this event and later ones are left of the run. */
+export interface SystemErased extends Envelope {
+  event: {
+    category: "system";
+    action: "erased";
+  };
+  data: {
+    /** The erasure, which may be of several runs. */
+    erasure_id: string;
+    /** The user who has asked for it. */
+    by: string;
+    /** The reason that this user gave. */
+    reason?: string | null;
+  };
+}
+
 /** Measurements of a machine or process. The data may contain further ones. */
 export interface SystemMetrics extends Envelope {
   event: {
@@ -1225,6 +1241,7 @@ export interface EventMap {
   "custom.event": CustomEvent;
   "system.warning": SystemWarning;
   "system.error": SystemError;
+  "system.erased": SystemErased;
   "system.metrics": SystemMetrics;
 }
 

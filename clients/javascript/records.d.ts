@@ -117,6 +117,22 @@ export interface Decision {
   invocation_id?: string | null;
 }
 
+/** The erasure of a run's content. */
+export interface Erasure {
+  /** Several runs may have the same one */
+  id: string;
+  by: string;
+  at: string;
+  reason?: string | null;
+  /** The number of the run's event `system.erased` */
+  sequence: number;
+  receivers?: Receiver[];
+  /** Whether the audit, from which nothing is deleted, has arguments */
+  audit_has_details?: boolean;
+  /** When all messages were deleted */
+  erased_at?: string | null;
+}
+
 /** A time from which further people may decide, or at which a reminder is due. */
 export interface Escalation {
   at: string;
@@ -132,6 +148,13 @@ export interface ForkedFrom {
   run_id: string;
   /** Its last event that the new run begins with; 0 for a whole repetition */
   sequence?: number;
+}
+
+/** A legal hold: the content of the run must not be erased. */
+export interface Hold {
+  by: string;
+  at: string;
+  reason?: string | null;
 }
 
 /** The rule that a policy applied to an item. */
@@ -152,6 +175,16 @@ export interface PolicyRef {
   version: number;
   /** SHA-256 of the whole policy */
   digest: string;
+}
+
+/** Who has got content of a run by a webhook. */
+export interface Receiver {
+  /** The rule's id */
+  automation: string;
+  /** The address, without its query */
+  url: string;
+  /** When the last attempt was made, RFC 3339 */
+  at: string;
 }
 
 /** What a person said about a waiting approval without deciding it. */
@@ -221,6 +254,9 @@ export interface RunRecord {
   ancestors?: string[] | null;
   /** The original `error` and `detail` of a failed run, where they were redacted: only for callers with the scope administer */
   unredacted?: Record<string, unknown> | null;
+  hold?: Hold | null;
+  /** From then on, nobody gets content of the run, and the record has none */
+  erasure?: Erasure | null;
 }
 
 /** One person's decision. An approval that needs several people has several votes. */

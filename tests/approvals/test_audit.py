@@ -32,6 +32,7 @@ from penstock_approvals.audit.trail import ApprovalAudit, Audit
 from penstock_approvals.audit.verify import Verifier
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
+from support.drive.erasing import ask, erased
 from support.drive.pipeline import Pipeline, new_run_id, pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import asks, confirmation, end, pause, user_input
@@ -125,6 +126,29 @@ async def test_a_withdrawn_request_leaves_a_record(nats: NatsServer) -> None:
         chain = await events(penstock, approval.run_id, 2)
     assert [each.record["event"] for each in chain] == ["requested", "withdrawn"]
     assert chain[1].record["decision"] == "the run has ended"
+
+
+async def test_who_has_erased_a_run_is_in_its_audit_and_its_approval_keeps_who_decided(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock, confirmation("t1", path="/secret"))
+        await end(penstock, approval.run_id)
+        await events(penstock, approval.run_id, 2)
+        command = await ask(penstock.bus, approval.run_id)
+        chain = await events(penstock, approval.run_id, 3)
+        await erased(penstock.bus, approval.run_id)
+        findings = await verified(penstock.bus, only=approval.run_id)
+        kept = await penstock.approval(approval.approval_id)
+        shown = await penstock.http.get(f"/v1/approvals/{approval.approval_id}")
+        lines = await penstock.http.get(f"/v1/approvals/{approval.approval_id}/lines")
+    record = chain[2].record
+    assert (record["event"], record["by"], record["decision"]) == ("erased", "officer", "asked")
+    assert record["key"] == f".erased.{command.erasure_id}"
+    assert findings == []
+    assert (kept.status, kept.digest) == ("withdrawn", approval.digest)
+    assert "/secret" not in kept.model_dump_json() + shown.text
+    assert lines.json() == {"lines": []}
 
 
 async def test_arguments_values_and_notes_are_kept_if_a_setting_says_so(nats: NatsServer) -> None:

@@ -58,8 +58,8 @@ KNOWN: Final[dict[str, Any]] = {
     "Last-Event-ID": "3-0",
     "since": "2026-01-31T12:00:00Z",
 }
-USER: Final = bearer(scope="start read raw decide automate workflow")
-ANYTHING: Final = bearer(scope="start read raw decide automate workflow administer")
+USER: Final = bearer(scope="start read raw decide automate workflow erase")
+ANYTHING: Final = bearer(scope="start read raw decide automate workflow erase administer")
 CALLERS: Final[tuple[dict[str, str], ...]] = (
     USER,
     USER,

@@ -100,6 +100,17 @@ class Decision(TypedDict):
     invocation_id: NotRequired[str | None]
 
 
+class Erasure(TypedDict):
+    id: str
+    by: str
+    at: str
+    reason: NotRequired[str | None]
+    sequence: int
+    receivers: NotRequired[list[Receiver]]
+    audit_has_details: NotRequired[bool]
+    erased_at: NotRequired[str | None]
+
+
 class Escalation(TypedDict):
     at: str
     to: NotRequired[Deciders | None]
@@ -109,6 +120,12 @@ class Escalation(TypedDict):
 class ForkedFrom(TypedDict):
     run_id: str
     sequence: NotRequired[int]
+
+
+class Hold(TypedDict):
+    by: str
+    at: str
+    reason: NotRequired[str | None]
 
 
 class ItemRuling(TypedDict):
@@ -124,6 +141,12 @@ class PolicyRef(TypedDict):
     rule_id: str
     version: int
     digest: str
+
+
+class Receiver(TypedDict):
+    automation: str
+    url: str
+    at: str
 
 
 class Remark(TypedDict):
@@ -167,6 +190,8 @@ class RunRecord(TypedDict):
     budgets: NotRequired[list[str] | None]
     ancestors: NotRequired[list[str] | None]
     unredacted: NotRequired[dict[str, str] | None]
+    hold: NotRequired[Hold | None]
+    erasure: NotRequired[Erasure | None]
 
 
 class Vote(TypedDict):

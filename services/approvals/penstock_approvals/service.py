@@ -50,6 +50,7 @@ CONCERNS = (
     "lifecycle.completed.*",
     "lifecycle.failed.*",
     "lifecycle.cancelled.*",
+    "system.erased.*",  # for the audit
 )
 
 

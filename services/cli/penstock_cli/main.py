@@ -24,6 +24,7 @@ _COMMANDS: Final = {
     "run": ("runs", "run"),
     "events": ("runs", "events"),
     "cancel": ("runs", "cancel"),
+    "erase": ("erase", "erase"),
     "token": ("token", "make_token"),
     "runs": ("runs", "app"),
     "queue": ("queue", "app"),

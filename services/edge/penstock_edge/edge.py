@@ -63,11 +63,11 @@ class Edge:
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
-        many = ManyRunViews(bus, Feeds(bus), RunRecords(bus))
+        run_list = RunList(bus)
+        many = ManyRunViews(bus, Feeds(bus), RunRecords(bus, run_list.rows.withheld))
         shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
         names = AguiLegIds(bus, many.records)
         turns = ReadScheduler()
-        run_list = RunList(bus)
         open_runs = OpenRuns(
             bus,
             settings.max_open_runs_per_user,
@@ -104,6 +104,19 @@ class Edge:
     @property
     def streams(self) -> OpenStreams:
         return self.hubs.streams
+
+    def withhold(self, run_id: str, sequence: int) -> None:
+        """Drop what this process has in memory of a run whose content is being erased. `sequence`
+        is the number of its event `system.erased`."""
+        self.run_list.rows.withheld[run_id] = sequence
+        self.many.feeds.forget_run(run_id)
+        self.hubs.on_erased(run_id)
+
+    def forget_events(self) -> None:
+        """Drop all events in memory that replays can read again. This process may have missed an
+        erasure while it had no connection."""
+        self.many.feeds.forget_all()
+        self.hubs.empty_rings()
 
     def usage_of(self, run_ids: Sequence[str]) -> list[dict[str, Any]]:
         # A run that used nothing has no `usage`. Only a run whose children used something has

@@ -12,7 +12,9 @@ from typing import ClassVar, Final
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp
 
-from penstock.bus import Bus, BusError, Loss, ObjectGone
+from penstock.bus import Bus, BusError, Loss, Msg, ObjectGone, subjects
+from penstock.bus.connection.retry import until_answered
+from penstock.bus.messages import SEQUENCE
 from penstock.bus.state.bucket_index import StillReading
 from penstock.log_fields import run_of
 from penstock.service import Context, Service
@@ -36,6 +38,7 @@ from penstock_edge.surfaces.openai import OpenAI
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1 import V1
 from penstock_edge.surfaces.vercel import Vercel
+from penstock_edge.views.erased import ERASED
 
 
 def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
@@ -73,6 +76,9 @@ async def _answer(answer: Awaitable[ASGIApp | None]) -> ASGIApp | None:
 log = logging.getLogger(__name__)
 
 
+# The events `system.erased` of all runs, as they come.
+ERASURES: Final = f"live.{subjects.event(ERASED, '*')}"
+
 # To add a surface, add the surface's folder, and its class to this tuple.
 SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, OpenAI, Vercel, A2a)
 
@@ -90,7 +96,7 @@ class EdgeService(Service):
         assert isinstance(context.settings, EdgeSettings)
         self.ws_ping_s = context.settings.keep_alive_s
         self._edge = Edge.of(context.bus, context.config, context.settings)
-        self._large_events = LargeEvents(context.bus)
+        self._large_events = LargeEvents(context.bus, self._edge.run_list.rows.withheld)
         self._surfaces = [surface(self._edge) for surface in SURFACES]
         around = on_bus(context.bus)
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
@@ -104,6 +110,11 @@ class EdgeService(Service):
         self._edge.streams.fit(raise_file_limit())
         self.bus.continuity.on_loss(self._on_loss)
         await self._large_events.start()
+        self.bus.on_reconnect(self._edge.forget_events)
+        await until_answered(
+            f"subscribing to {ERASURES}",
+            lambda: self.bus.subscribe(ERASURES, self._on_erased),
+        )
         self.spawn("maintain-streams", self._edge.hubs.maintain)
         self.spawn("open-runs", self._edge.open_runs.follow)
         self.spawn("budgets", self._edge.starter.admission.budgets.follow)
@@ -114,6 +125,11 @@ class EdgeService(Service):
     def _on_loss(self, loss: Loss) -> None:
         self._edge.many.feeds.forget(loss.stream)
         self._edge.hubs.on_loss(loss)
+
+    async def _on_erased(self, msg: Msg) -> None:
+        run_id = subjects.run_id_of(msg.subject)
+        self._edge.withhold(run_id, int((msg.headers or {})[SEQUENCE]))
+        self._large_events.forget(run_id)
 
     async def drain(self, grace_s: float) -> None:
         await self._edge.streams.drain(grace_s)

@@ -21,6 +21,7 @@ from penstock.bus.subjects import PARTITIONS, replay_letter
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_normalizer.costs.ledger import CONSUMER, Ledger
+from penstock_normalizer.erasing import eraser
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.prices.prices import Prices
 from penstock_normalizer.recovery.abandoned_runs import end_abandoned_run
@@ -66,6 +67,7 @@ class NormalizerService(Service):
         end = partial(end_abandoned_run, self.bus)
         self.consume(ADVISORIES, handler_of_advisories(self.bus, self.store_dead_letter, end))
         self.consume(CONSUMER, Ledger(self.bus).add)
+        self.consume(eraser.CONSUMER, eraser.Eraser(self.bus).handle)
         await until_answered(
             "subscribing to letter.*",
             lambda: self.bus.subscribe(replay_letter("*"), self._replay, self.name),

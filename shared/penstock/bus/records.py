@@ -211,6 +211,48 @@ class CancelCommand(Record):
         return self.model_dump(include={"by", "reason", "budget", "ask"}, exclude_none=True)
 
 
+class EraseCommand(Record):
+    """`command.normalizer.erase.<run>`: erase the content of a run, and of the runs of its
+    steps."""
+
+    erasure_id: str
+    runs: list[str] = Field(description="The runs, that of the subject last")
+    by: str
+    at: str
+    reason: str | None = None
+
+
+class Hold(Record):
+    """A legal hold: the content of the run must not be erased."""
+
+    by: str
+    at: str
+    reason: str | None = None
+
+
+class Receiver(Record):
+    """Who has got content of a run by a webhook."""
+
+    automation: str = Field(description="The rule's id")
+    url: str = Field(description="The address, without its query")
+    at: str = Field(description="When the last attempt was made, RFC 3339")
+
+
+class Erasure(Record):
+    """The erasure of a run's content."""
+
+    id: str = Field(description="Several runs may have the same one")
+    by: str
+    at: str
+    reason: str | None = None
+    sequence: int = Field(description="The number of the run's event `system.erased`")
+    receivers: list[Receiver] = []
+    audit_has_details: bool = Field(
+        False, description="Whether the audit, from which nothing is deleted, has arguments"
+    )
+    erased_at: str | None = Field(None, description="When all messages were deleted")
+
+
 class RunRecord(Record):
     """KV `runs`, key run id: a run as lists of runs show it.
 
@@ -283,10 +325,27 @@ class RunRecord(Record):
         description="The original `error` and `detail` of a failed run, where they were redacted: "
         "only for callers with the scope administer",
     )
+    hold: Hold | None = None
+    erasure: Erasure | None = Field(
+        None, description="From then on, nobody gets content of the run, and the record has none"
+    )
 
     @property
     def tenant_user(self) -> TenantUser:
         return TenantUser(self.tenant or "", self.user_id)
+
+    @property
+    def not_erasable(self) -> str | None:
+        """Why the run's content cannot be erased now, and what to do; None if it can be."""
+        if self.hold is not None:
+            because = f" ({self.hold.reason})" if self.hold.reason else ""
+            return (
+                f"{self.hold.by} has put run {self.run_id} under a legal hold at {self.hold.at}"
+                f"{because}: the hold must be lifted first"
+            )
+        if self.status not in ENDED:
+            return f"run {self.run_id} is {self.status}: cancel it first, then erase its content"
+        return None
 
 
 class AccountRun(Record):

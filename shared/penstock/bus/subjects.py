@@ -32,6 +32,7 @@ CATEGORIES = (
     "custom",
     "system",
 )
+NORMALIZER = "normalizer"  # the service that erases, as a target of commands
 WORKFLOWS = "workflows"  # the service that runs workflows, as a target of commands and in schedules
 # The prefix of the subjects on which the server reports that a message was delivered as often as
 # its consumer allows.
@@ -104,7 +105,7 @@ def live_of_run(run_id: str) -> str:
 
 
 def command(target: str, kind: str, run_id: str) -> str:
-    """Return the subject of a command; `kind` is start, continue, cancel or replay."""
+    """Return the subject of a command; `kind` is start, continue, cancel, replay or erase."""
     return f"command.{target}.{kind}.{run_id}"
 
 

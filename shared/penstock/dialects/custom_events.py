@@ -17,8 +17,9 @@ from penstock.events import CATALOGUE, InvalidEvent, typed_data
 
 # The prefixes of the canonical types that a custom event cannot become. The author of an agent's
 # tools decides what custom events contain. So a custom event must never end or pause a run, or
-# report a decision. Only the agent server's own frames and Penstock's services may do this.
-FORBIDDEN = ("lifecycle.", "approval.")
+# report a decision. Only the agent server's own frames and Penstock's services may do this. Nor may
+# it say that content was erased.
+FORBIDDEN = ("lifecycle.", "approval.", "system.erased")
 
 
 def from_custom(name: str, value: Json) -> Draft | None:
@@ -27,9 +28,9 @@ def from_custom(name: str, value: Json) -> Draft | None:
     its required fields, each of the right type. Further fields are kept, and required ones that the
     payloads of unified-events.md and executions-sse.md lack are added.
 
-    Security: the result is None for `lifecycle.*` and `approval.*`, and for the unified names of
-    lifecycle events (session_started, session_ended, run_retry, run_interrupted). `run_error`
-    becomes `system.error`, which does not end the run.
+    Security: the result is None for `lifecycle.*`, `approval.*` and `system.erased`, and for the
+    unified names of lifecycle events (session_started, session_ended, run_retry, run_interrupted).
+    `run_error` becomes `system.error`, which does not end the run.
     """
     if not isinstance(value, dict):
         return None

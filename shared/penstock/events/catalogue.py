@@ -42,6 +42,8 @@ CATEGORIES: dict[str, ModuleType] = {
 
 # A run ends at the first of these.
 TERMINAL = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
+# Besides `automation.*`, what may follow a run's terminal event.
+_EPILOGUE = frozenset({"approval.withdrawn", "system.erased"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ CATALOGUE: dict[str, EventType] = {
 
 def is_epilogue(event_type: str) -> bool:
     """Return whether the type may follow a run's terminal event; no other type may."""
-    return event_type == "approval.withdrawn" or event_type.startswith("automation.")
+    return event_type in _EPILOGUE or event_type.startswith("automation.")
 
 
 def typed_data(event_type: str, data: dict[str, Any]) -> Data | None:

@@ -40,6 +40,27 @@ class Erred(Data, title="Error within a run"):
     detail: Any = Field(default=None, description="Further details.")
 
 
+class Erased(Data, title="Content erased"):
+    """The content of the run was erased. Only this event and later ones are left of the run."""
+
+    TYPE: ClassVar[str] = "system.erased"
+    NOTE: ClassVar[Note] = Note(
+        when="When somebody has erased the content of a run that has ended. The earlier events of "
+        "the run are then deleted.",
+        times="at most once",
+        sequence=19,
+        from_agent=False,
+        example={
+            "erasure_id": "0198c5a2-0001-7bbb-8ccc-0123456789ab",
+            "by": "ada",
+            "reason": "request of 3 November",
+        },
+    )
+    erasure_id: str = Field(description="The erasure, which may be of several runs.")
+    by: str = Field(description="The user who has asked for it.")
+    reason: str | None = Field(default=None, description="The reason that this user gave.")
+
+
 class Metrics(Data, title="Gauges"):
     """Measurements of a machine or process. The data may contain further ones."""
 

@@ -37,7 +37,10 @@ _BY_PUBLIC_KEY = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
 _SCOPES = frozenset(
-    {"start", "read", "raw", "decide", "automate", "workflow", "act-as", "administer", "none"}
+    {
+        *("start", "read", "raw", "decide", "automate", "workflow", "erase"),
+        *("act-as", "administer", "none"),
+    }
 )
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
@@ -163,7 +166,7 @@ class AuthSettings(EnvironmentSettings):
     default_scopes: Words = Field(
         (),
         description="The scopes of a token that names none: `start`, `read`, `raw`, `decide`, "
-        "`automate`, `workflow`, `act-as`, `administer`, or `none`. Default: "
+        "`automate`, `workflow`, `erase`, `act-as`, `administer`, or `none`. Default: "
         "`start read raw decide`.",
     )
     roles_claim: str = Field(

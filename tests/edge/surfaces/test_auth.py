@@ -33,7 +33,7 @@ from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SCOPES = ("start", "read", "raw", "decide", "automate")
+SCOPES = ("start", "read", "raw", "decide", "automate", "erase")
 ASKED = [row for row in ROWS if not row.operation.public]
 WS = "/v1/sessions/{session_id}/events/ws"
 
@@ -114,8 +114,9 @@ async def test_what_is_another_users_is_refused(penstock: Secured, row: Row) -> 
 async def test_another_users_run_is_as_one_that_does_not_exist(penstock: Secured, row: Row) -> None:
     names = await penstock.given(row)
     unknown = names["run_id"][:-4] + "0000"
-    foreign = await penstock.ask(row, bearer("bob"), user="bob")
-    missing = await penstock.ask(row, bearer("bob"), user="bob", run_id=unknown)
+    bob = bearer("bob", scope=" ".join(SCOPES))
+    foreign = await penstock.ask(row, bob, user="bob")
+    missing = await penstock.ask(row, bob, user="bob", run_id=unknown)
     assert foreign.status_code == missing.status_code == 404
     assert foreign.text.replace(names["run_id"], unknown) == missing.text
 

@@ -69,12 +69,13 @@ def test_three_types_end_a_run() -> None:
     assert {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"} == TERMINAL
 
 
-def test_only_automations_and_a_withdrawn_approval_may_follow_the_end() -> None:
+def test_only_automations_a_withdrawn_approval_and_an_erasure_may_follow_the_end() -> None:
     assert {name for name in CATALOGUE if is_epilogue(name)} == {
         "automation.triggered",
         "automation.completed",
         "automation.failed",
         "approval.withdrawn",
+        "system.erased",
     }
 
 

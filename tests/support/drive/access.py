@@ -146,6 +146,12 @@ HOW: dict[str, list[How]] = {
     "GET /v1/runs/{run_id}/fork": [How(404), How(404, query="?sequence=1")],
     # The run has no such event. A fork would keep the session busy, since no agent runs.
     "POST /v1/runs/{run_id}/fork": [How(404, 422, body={"sequence": 49_999})],
+    # No normalizer runs, so the record says that the run is queued.
+    "DELETE /v1/runs/{run_id}/content": [How(404, 409)],
+    "GET /v1/runs/{run_id}/erasure": [How(404, 404)],
+    "POST /v1/erasures": [How(good=202)],
+    "PUT /v1/runs/{run_id}/hold": [How(good=422, body={"reason": 1})],
+    "DELETE /v1/runs/{run_id}/hold": [How()],
     "GET /v1/agents": [How()],
     "GET /v1/costs": [How()],
     "GET /v1/system": [How()],

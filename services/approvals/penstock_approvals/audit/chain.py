@@ -37,6 +37,7 @@ Event = Literal[
     "remarked",
     "sent",
     "ran",
+    "erased",
 ]
 Record = Mapping[str, Any]
 
@@ -59,7 +60,7 @@ class Entry:
     that is already in the chain is not written again.
     """
 
-    approval_id: str
+    approval_id: str  # empty for what concerns the whole run
     event: Event
     at: str  # RFC 3339
     which: str = "1"

@@ -58,6 +58,19 @@ def sent(record: ApprovalRecord, at: str) -> Entry | None:
     )
 
 
+def erased(event: Mapping[str, Any]) -> Entry:
+    """Take the body of the event `system.erased`."""
+    data = event["data"]
+    return Entry(
+        approval_id="",
+        event="erased",
+        which=str(data["erasure_id"]),
+        at=str(event["timestamp"]),
+        by=str(data["by"]),
+        decision=data.get("reason"),
+    )
+
+
 def viewed(record: ApprovalRecord, who: Decider, at: str, *, ip_hash: str | None) -> Entry:
     return Entry(
         approval_id=record.approval_id,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -152,6 +152,10 @@ class ApprovalAudit:
         bodies.sort(key=lambda body: int(body["sequence"]))
         ran = entries.entries_of_executed_calls(record, bodies)
         await self.trail.append(record.run_id, *ran)
+
+    async def erased(self, event: Mapping[str, Any]) -> None:
+        """Write who has erased the content of the run, by its event `system.erased`."""
+        await self.trail.append(str(event["run_id"]), entries.erased(event))
 
     async def undocumented(self, run_id: str) -> set[str]:
         """Return the ids of the run's decided approvals without an entry about a call that ran."""

@@ -48,10 +48,15 @@ _TYPES: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = {
 
 
 async def last_lines(bus: Bus, run_id: str) -> list[Line]:
-    """Return the run's last lines, the oldest first. Raises BusError."""
-    subjects = [event(type_, run_id) for type_ in _TYPES]
-    lines = []
-    for stored in await direct.last_of_each(bus, events_for(run_id), subjects):
+    """Return the run's last lines, the oldest first; none of a run whose content was erased. Raises
+    BusError."""
+    erased = event("system.erased", run_id)
+    subjects = [erased, *(event(type_, run_id) for type_ in _TYPES)]
+    lines: list[Line] = []
+    found = await direct.last_of_each(bus, events_for(run_id), subjects)
+    if any(stored.subject == erased for stored in found):
+        return lines
+    for stored in found:
         with contextlib.suppress(ObjectGone):
             body = orjson.loads(await objects.unwrap(bus, stored.payload))
             lines.append(_line_of(body))

@@ -119,7 +119,8 @@ class Approvals:
         self.after_losses: Callable[[], Awaitable[None]] = _nothing
 
     async def on_event(self, stored: Stored) -> None:
-        """Handle an event: a request for approval, a workflow's withdrawal, or the end of a run.
+        """Handle an event: a request for approval, a workflow's withdrawal, the end of a run, or
+        the erasure of its content.
 
         A repeat changes nothing.
 
@@ -134,6 +135,8 @@ class Approvals:
                 await self._on_requested(body, stored.headers.get("traceparent"))
             case {"category": "approval", "action": "withdrawn"}:
                 await self._ends.withdraw_for_workflow(body["data"])
+            case {"category": "system"}:
+                await self.audit.erased(body)
             case _:
                 await self._ends.ended(body["run_id"])
 

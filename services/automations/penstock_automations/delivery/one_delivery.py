@@ -21,6 +21,7 @@ from penstock.bus import Bus, BusError, ObjectGone, Stored
 from penstock.bus.read.work_queue import GiveUp
 from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
+from penstock.bus.subjects import event
 from penstock.bus.write import objects
 from penstock.runs.calls import CallJob
 from penstock.tracing import spans
@@ -67,6 +68,9 @@ PAUSED_S = (10.0, 3600.0)
 # A delivery to a receiver that works waits no longer (`AHEAD_S`), and needs one write less
 # (decision 0276).
 LISTED_AFTER_S = 10.0
+# Only runs that have ended are erased. So an event that is younger than these seconds is delivered
+# without a look for the erasure of its run, which takes a request to NATS.
+ERASED_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +494,11 @@ class Delivery:
         stored = await self._bus.at(events_for(source.run_id), source.event)
         if stored is None or not stored.subject.endswith(source.run_id):
             return None
+        if self._bus.clock.age_s(stored.stored_at) > ERASED_AFTER_S:
+            subject = event("system.erased", source.run_id)
+            erased = await self._bus.tail(events_for(source.run_id), subject)
+            if erased is not None and erased.sequence > stored.sequence:
+                return None  # the content of the run is being erased
         try:
             payload = await objects.unwrap(self._bus, stored.payload)
         except ObjectGone:

@@ -217,7 +217,11 @@ async def restore_streams(
     await ensure(bus, replace(bus.settings.retention, replicas=most))
     await backup.leave_out(bus, ends, lost)
     if not output.as_json:
-        output.notice(f"restored the backup of {index['begun_at']}; now start the services")
+        begun = index["begun_at"]
+        output.notice(
+            f"restored the backup of {begun}; now start the services. It does not know what was "
+            "erased since then: erase these runs again (docs/privacy.md)"
+        )
     return DONE
 
 

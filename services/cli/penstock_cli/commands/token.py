@@ -28,8 +28,8 @@ def make_token(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="start, read, raw, decide, automate, workflow, act-as, administer; several by "
-            "commas. Without any: what the services give to a token that names none.",
+            help="start, read, raw, decide, automate, workflow, erase, act-as, administer; several "
+            "by commas. Without any: what the services give to a token that names none.",
         ),
     ] = None,
     role: Annotated[

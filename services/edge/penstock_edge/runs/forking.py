@@ -85,6 +85,8 @@ def why_not(record: RunRecord, agent: AgentConfig | None, end: str) -> str | Non
     events."""
     if end not in ENDED:
         return "the run has not ended: wait for its end, or cancel it"
+    if record.erasure is not None:
+        return "the content of the run was erased"
     if record.target == "workflows":
         return None
     if agent is None:

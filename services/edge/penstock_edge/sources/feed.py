@@ -146,6 +146,12 @@ class Feed:
         self._recent.clear()
         self._recent_bytes = 0
 
+    def forget_run(self, run_id: str) -> None:
+        """Drop the remembered messages of a run, because its content is being erased."""
+        kept = [each for each in self._recent if subjects.run_id_of(each.subject) != run_id]
+        self._recent = deque(kept)
+        self._recent_bytes = sum(len(each.payload) for each in kept)
+
     async def close(self) -> None:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
@@ -256,6 +262,14 @@ class Feeds:
         kind, shard = kind_and_shard(stream)
         if kind == EVENTS and shard in self._feeds:
             self._feeds[shard].forget()
+
+    def forget_run(self, run_id: str) -> None:
+        for feed in self._feeds.values():
+            feed.forget_run(run_id)
+
+    def forget_all(self) -> None:
+        for feed in self._feeds.values():
+            feed.forget()
 
     async def close(self) -> None:
         await asyncio.gather(*(feed.close() for feed in self._feeds.values()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from penstock.bus import Bus, BusError, Msg, NatsError, ObjectGone, Subscription
@@ -32,8 +33,10 @@ KEPT_BYTES: Final = 64 * 1024 * 1024
 class LargeEvents:
     """Answers the requests for large events. NATS sends each request to only one edge."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, withheld: Mapping[str, int] | None = None) -> None:
+        """`withheld` has runs whose content is being erased; see `RunRows`."""
         self._bus = bus
+        self._withheld = withheld if withheld is not None else {}
         self._listening: Subscription | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
         self._kept: dict[str, bytes] = {}
@@ -57,6 +60,10 @@ class LargeEvents:
         await asyncio.gather(*self._answering, return_exceptions=True)
         self._kept.clear()
 
+    def forget(self, run_id: str) -> None:
+        for name in [each for each in self._kept if each.startswith(f"{run_id}.")]:
+            del self._kept[name]
+
     async def _take(self, msg: Msg) -> None:
         if len(self._answering) >= MAX_WAITING:
             return
@@ -71,6 +78,8 @@ class LargeEvents:
             headers = {LARGE_ERROR: "invalid"}
         else:
             try:
+                if int(sequence) < self._withheld.get(run_id, 0):
+                    raise ObjectGone(f"the content of run {run_id} was erased")
                 async with self._room:
                     event = await self._event(f"{run_id}.{sequence}")
             except ObjectGone:

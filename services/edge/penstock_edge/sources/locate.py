@@ -10,11 +10,12 @@ from datetime import datetime
 from penstock.bus import Bus, Stored, streams, subjects
 from penstock.bus.messages import FIRST, SEQUENCE, raw_frame
 from penstock.bus.read.direct import read
-from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.records import ENDED, Erasure, RunRecord
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
 from penstock_edge.sources.history import tail
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
+from penstock_edge.views.erased import ERASED, erased_messages, erased_text
 from penstock_edge.views.items import type_of
 from penstock_edge.views.view import ReadFrom, View
 
@@ -40,6 +41,8 @@ class StartPosition:
     # none. The live marker is written after this message, or at once if `start` is after this
     # message. If the value is None, the stream gets no live marker.
     live_after: int | None = None
+    # All that clients get of a run whose content was erased; EVENTS is then not read.
+    erased: tuple[Stored, ...] = ()
 
 
 async def start_of_new_run(bus: Bus, shard: int, *, frames: bool = False) -> StartPosition:
@@ -81,7 +84,8 @@ async def start_after(
         raise _lost(after)
     if keep is not None:
         found = await bus.at(stream, after.sequence)
-        if found is None or not await keep(found):
+        # The content of the message's run may have been erased.
+        if found is not None and not await keep(found):
             raise Problem(400, f"the cursor {after} is not of this stream")
     return StartPosition(after.sequence, after.sequence, after)
 
@@ -145,7 +149,8 @@ async def locate(
 ) -> StartPosition:
     """Return the position from which a client reads a run. `record` is the run's record if the
     caller has just read it. A cursor of another stream is 400; if all events of the run have
-    expired, or NATS has lost the cursor's event, the Problem is 410.
+    expired, or NATS has lost the cursor's event, the Problem is 410. After an erasure, a view of
+    source frames is 410, and any cursor is taken.
 
     Without a cursor, the client reads from the event with the sequence `first` on, or from the next
     event if this one is not stored yet. If `first` is 0 or less, so many of the last events come
@@ -153,6 +158,8 @@ async def locate(
     run_id = view.run_id
     if record is None:
         record = await record_of(bus, run_id)
+    if record.erasure is not None:
+        return await _erased(bus, view, record, record.erasure, after)
     lifecycle = await lifecycle_of(bus, run_id)
     if lifecycle is None:
         position = await _not_begun(bus, view, record)
@@ -200,6 +207,18 @@ async def _from_event(
     # Only the terminal event ends the stream, so the reading includes it.
     start = min(low, lifecycle.sequence) if whole.ended else low
     return replace(whole, start=start, after=Cursor(low - 1, LAST_FRAME), truncated=False)
+
+
+async def _erased(
+    bus: Bus, view: View, record: RunRecord, erasure: Erasure, after: Cursor | None
+) -> StartPosition:
+    subject = subjects.event(ERASED, record.run_id)
+    stored = await bus.tail(streams.events_for(record.run_id), subject)
+    if stored is None or view.reads_frames:
+        raise Problem(410, erased_text(record, erasure))
+    messages = erased_messages(record, erasure, view.dialect, stored.sequence)
+    start = messages[0].sequence
+    return StartPosition(start, start, after, ended=True, erased=tuple(messages))
 
 
 async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:

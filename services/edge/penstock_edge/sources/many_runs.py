@@ -151,6 +151,8 @@ class TypesSource(FilteredSource):
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
+        if self._records.withholds(stored):
+            return False
         if self._owners is None:
             return True
         record = await self._records.of(subjects.run_id_of(stored.subject))
@@ -181,24 +183,29 @@ class SessionSource(FilteredSource):
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
-        run_id = subjects.run_id_of(stored.subject)
-        if run_id not in self._runs:
-            record = await self._records.of(run_id)
-            self._learn(run_id, record is not None and self._session.has(record))
-        return self._runs[run_id]
+        if self._records.withholds(stored):
+            return False
+        return await self._is_of_session(subjects.run_id_of(stored.subject))
 
     async def has_cursor(self, stored: Stored) -> bool:
         """Return whether a client of the session may have this message's cursor. The response that
         starts a workflow also has events of its steps' runs, which may be in other sessions."""
-        if await self.accepts(stored):
+        run_id = subjects.run_id_of(stored.subject)
+        if await self._is_of_session(run_id):
             return True
-        above = await ancestors_of(self._bus, subjects.run_id_of(stored.subject))
+        above = await ancestors_of(self._bus, run_id)
         return any(self._session.has(record) for record in above)
 
     async def prepare(self) -> None:
         for record in await records_of(self._bus, self._session):
             for run_id in record.runs:
                 self._learn(run_id, True)
+
+    async def _is_of_session(self, run_id: str) -> bool:
+        if run_id not in self._runs:
+            record = await self._records.of(run_id)
+            self._learn(run_id, record is not None and self._session.has(record))
+        return self._runs[run_id]
 
     def _learn(self, run_id: str, is_of_session: bool) -> None:
         self._runs[run_id] = is_of_session

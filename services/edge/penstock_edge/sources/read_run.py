@@ -18,6 +18,7 @@ from penstock.bus.subjects import events_of_run
 from penstock.bus.write.objects import unwrap
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.history import BATCH, MAX_READ_BYTES
+from penstock_edge.views.erased import erased_events
 from penstock_edge.views.items import type_of
 
 # A run's record is written before the lifecycle event that it names, usually by some milliseconds.
@@ -67,14 +68,27 @@ Take = Callable[[str, dict[str, Any]], None]
 
 
 async def read_run(
-    bus: Bus, run: RunRecord, allowance: Allowance, turn: Turn, take: Take | None = None
+    bus: Bus,
+    run: RunRecord,
+    allowance: Allowance,
+    turn: Turn,
+    take: Take | None = None,
+    dialect: str = "canonical",
 ) -> list[dict[str, Any]]:
     """Return the run's events in order; only the first ones if the allowance does not suffice. Each
     batch is read within one `turn`, so that other users do not wait for long. If `take` is given,
     it gets the type and the body of each event, within the turn, and the list is empty. What the
-    record says has happened is among the events, unless NATS has lost it. Raise ObjectGone if the
-    payload of an event has expired."""
+    record says has happened is among the events, unless NATS has lost it. Of a run whose content
+    was erased, the events are those of `dialect`. Raise ObjectGone if the payload of an event has
+    expired."""
     events: list[dict[str, Any]] = []
+    if run.erasure is not None:
+        for event in erased_events(run, run.erasure, dialect):
+            if take is None:
+                events.append(event)
+            else:
+                take(f"{event['event']['category']}.{event['event']['action']}", event)
+        return events
     stream, pattern = events_for(run.run_id), events_of_run(run.run_id)
     start, last = run.first_event or 1, 0
     while not allowance.is_spent:

@@ -113,11 +113,23 @@ class RunRows(IndexRows):
         )
         # Functions that are called with the rows of each batch after the batch was stored.
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
+        # By run, while its messages are being deleted: the number of its event `system.erased`.
+        self.withheld: dict[str, int] = {}
 
     def put(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if b'"erasure"' in (change.value or b""):
+                self._note_erasure(change)
         rows = self.upsert(changes, _rows, _PUT)
         for follow in self.on_rows:
             follow(rows)
+
+    def _note_erasure(self, change: Change) -> None:
+        erasure = (_record(change.value or b"") or {}).get("erasure") or {}
+        if erasure.get("erased_at") is None and "sequence" in erasure:
+            self.withheld[change.key] = erasure["sequence"]
+        else:
+            self.withheld.pop(change.key, None)
 
     def key_of(self, key: str) -> bytes | None:
         return key_of_run(key)

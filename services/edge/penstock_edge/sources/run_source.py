@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ def ignore_failure(error: BaseException) -> None:
 
 
 def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> Source:
+    if start.erased:
+        return ErasedRun(start.erased, deliver)
     match view.reads:
         case RunEvents():
             return EventsOfRun(bus, view.followed, start.start, deliver)
@@ -92,6 +94,25 @@ class EventsOfRun(Source):
 
     async def stop(self) -> None:
         await self._follow.stop()
+
+
+class ErasedRun(Source):
+    """Delivers what clients get of a run whose content was erased."""
+
+    def __init__(self, messages: Sequence[Stored], deliver: Deliver) -> None:
+        self.on_failure = ignore_failure
+        self._messages = messages
+        self._deliver = deliver
+
+    async def start(self) -> int:
+        self._deliver([*self._messages])
+        return self._messages[0].sequence
+
+    def patterns(self) -> Collection[str]:
+        return ()
+
+    async def stop(self) -> None:
+        """Do nothing: all was delivered at the start."""
 
 
 class FramesUntilEnd(TaskSource):

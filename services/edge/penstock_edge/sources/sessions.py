@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -21,6 +21,7 @@ from penstock.bus.read.direct import read, replay
 from penstock.bus.records import ENDED, MAX_SESSION_RUNS, RunRecord, SessionRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, session_key
+from penstock.bus.subjects import run_id_of as subject_run
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.log_fields import run_of
@@ -65,9 +66,19 @@ class Session:
 class RunRecords:
     """Caches the records of runs, because the owner, agent and session of a run never change."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, withheld: Mapping[str, int] | None = None) -> None:
+        """`withheld` has runs whose content is being erased, with the number of their event
+        `system.erased`."""
         self._bus = bus
+        self._withheld = withheld if withheld is not None else {}
         self._known: dict[str, RunRecord] = {}
+
+    def withholds(self, stored: Stored) -> bool:
+        """Return whether nobody may get this event, because its run's content is being erased."""
+        if not self._withheld:
+            return False
+        erased = self._withheld.get(subject_run(stored.subject))
+        return erased is not None and int(stored.headers[SEQUENCE]) < erased
 
     async def of(self, run_id: str) -> RunRecord | None:
         """Return the run's record; None if there is none, or if the record cannot be read. The

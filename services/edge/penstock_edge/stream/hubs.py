@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from penstock.bus import Bus, Loss
 from penstock.telemetry import CLIENTS, RESUMES
@@ -14,7 +15,8 @@ from penstock_edge.stream.flushes import SLICE, Flushes
 from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.open_streams import OpenStreams, check_period_s
 from penstock_edge.stream.ring import RingBudget
-from penstock_edge.views.view import RunEvents, View
+from penstock_edge.views.erased import ERASED
+from penstock_edge.views.view import ManyRuns, RunEvents, RunTree, View
 
 
 class Hubs:
@@ -36,6 +38,9 @@ class Hubs:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def join(self, view: View, start: StartPosition) -> Client:
+        if start.erased:
+            # The hub of the run before its erasure has its content.
+            view = replace(view, key=(*view.key, ERASED))
         hub = self._hubs.get(view.key)
         if hub is None or hub.is_failed:
             ring_bytes = self._settings.ring_bytes
@@ -94,6 +99,22 @@ class Hubs:
                 self._detached.add(hub)
             else:
                 self._forget(hub)
+
+    def on_erased(self, run_id: str) -> None:
+        """Drop what the rings have of a run whose content is withheld. Streams of the run end, and
+        clients that come back get what is left of it."""
+        # The run may be among those of a view of many runs. Clients that are behind the ring read
+        # EVENTS, from which the run's content is withheld.
+        self.empty_rings()
+        for hub in (*self._hubs.values(), *self._detached):
+            if hub.view.run_id == run_id and hub.view.key[-1] != ERASED:
+                self._forget(hub)
+
+    def empty_rings(self) -> None:
+        """Drop what the rings of views of many runs have."""
+        for hub in (*self._hubs.values(), *self._detached):
+            if isinstance(hub.view.reads, ManyRuns | RunTree):
+                hub.evict_all()
 
     async def close(self) -> None:
         hubs = (*self._hubs.values(), *self._detached)

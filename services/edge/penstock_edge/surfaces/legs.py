@@ -332,6 +332,10 @@ async def read_stored(
     form = LegForm.of_object((), dialect, lambda: encoder, lambda _: b"")
     view, position = await located(edge, record, form, None, leg, replays=True)
     encoding, last = view.encoding(), 0
+    for stored in position.erased:
+        await encode(edge.bus, view, encoding, stored)
+    if position.erased:
+        return position.erased[-1].sequence
     history = history_of(edge.bus, view, None, position.start, edge.turns.for_caller(who))
     while batch := await history.before(end):
         for each in batch:

@@ -36,7 +36,15 @@ from penstock.bus.streams import (
     events_of,
     raw_of,
 )
-from penstock.bus.subjects import CATEGORIES, large_event, replay_letter, replay_of, to_shard
+from penstock.bus.subjects import (
+    CATEGORIES,
+    NORMALIZER,
+    command,
+    large_event,
+    replay_letter,
+    replay_of,
+    to_shard,
+)
 
 ACCOUNT: Final = "PENSTOCK"
 SUBSCRIBERS: Final = "SUBSCRIBERS"
@@ -207,7 +215,14 @@ USERS: Final = (
         _takes(ADVISORIES, "normalizer-advisories"),
         _takes(EVENTS, "normalizer-costs"),
         _reads(RAW, EVENTS, COMMANDS, SCHEDULES),
-        [f"{_API}.STREAM.MSG.DELETE.{COMMANDS}"],
+        # The normalizer erases the content of runs, also in records of other services.
+        [*_takes(COMMANDS, "normalizer-erase"), command(NORMALIZER, "erase", "*")],
+        [
+            f"{_API}.STREAM.MSG.DELETE.{stream}"
+            for stream in (COMMANDS, EVENTS, RAW, JOURNAL, DEADLETTERS, _OBJECTS)
+        ],
+        [*_reads(JOURNAL, AUDIT), *_buckets("approvals", "deliveries", "threads")],
+        _keys("approvals.*", "deliveries.*.*", "threads.*.*"),
         # The normalizer measures the lag of all readers, also of readers that have ended.
         [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
         _buckets("runs", "pauses", "leases", "aliases", "costs"),
@@ -224,6 +239,7 @@ USERS: Final = (
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
         ["command.workflows.start.*", "command.workflows.cancel.*"],
         ["decide.*", "link.*", "push.*", "turn.*", "deadletter.edge.*"],
+        [command(NORMALIZER, "erase", "*")],
         # What `penstock doctor` reads, and the dead letters, whose replay the edge requests.
         [f"{_API}.CONSUMER.LIST.*", *_reads(DEADLETTERS), *_buckets("letters"), replay_letter("*")],
         # The edge follows which runs are open, since the users' limits count open runs.

@@ -32,10 +32,17 @@ async def since(bus: HasJetStream, stream: str, time: datetime) -> Stored | None
     return await _message(bus, stream, {"start_time": within.isoformat()})
 
 
-async def delete(bus: HasJetStream, stream: str, sequence: int) -> bool:
-    """Delete the message of this stream sequence; return False when there is no such message."""
+async def first(bus: HasJetStream, stream: str, pattern: str, start: int = 1) -> Stored | None:
+    """Return the first message that matches, from stream sequence `start` on; None without one."""
+    return await _message(bus, stream, {"seq": max(start, 1), "next_by_subj": pattern})
+
+
+async def delete(bus: HasJetStream, stream: str, sequence: int, *, overwrite: bool = False) -> bool:
+    """Delete the message of this stream sequence; return False when there is no such message. With
+    `overwrite`, the server also overwrites its bytes in the file."""
     try:
-        await bus.jetstream.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+        which = {"seq": sequence, "no_erase": not overwrite}
+        await bus.jetstream.api(f"STREAM.MSG.DELETE.{stream}", which)
     except ApiError:
         # The server returns one of two error codes for a missing message, depending on the other
         # messages of the stream. So the error code does not suffice, and a read of the message

@@ -21,7 +21,7 @@ from penstock.bus.read.direct import replay
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 
 _BUCKET = "payloads"
-_STREAM = f"OBJ_{_BUCKET}"
+STREAM = f"OBJ_{_BUCKET}"
 _MARK = b'{"penstock_object":"'
 
 
@@ -45,6 +45,12 @@ async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
     return reference(name)
 
 
+async def info_of(bus: HasJetStream, name: str) -> tuple[str, str] | None:
+    """Return the subjects of an object's description and content; None without such an object."""
+    info = await _info(bus, name)
+    return (_subject(name), f"$O.{_BUCKET}.C.{info['nuid']}") if info is not None else None
+
+
 def reference(name: str) -> bytes:
     return _MARK + name.encode() + b'"}'
 
@@ -53,23 +59,28 @@ def is_reference(payload: bytes) -> bool:
     return payload.startswith(_MARK)
 
 
+def name_in(payload: bytes) -> str:
+    """Return the name of the object to which the payload refers (`is_reference`)."""
+    return payload[len(_MARK) : -2].decode()
+
+
 async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     """Return the payload that was passed to `wrap`. Raises ObjectGone if the object, or a part of
     the object, no longer exists."""
     if not is_reference(payload):
         return payload
-    name = payload[len(_MARK) : -2].decode()
+    name = name_in(payload)
     info = await _info(bus, name)
     if info is None:
         raise ObjectGone(f"there is no object {name} (any more)")
     subject = f"$O.{_BUCKET}.C.{info['nuid']}"
-    content = b"".join([chunk.payload async for chunk in replay(bus, _STREAM, subject)])
+    content = b"".join([chunk.payload async for chunk in replay(bus, STREAM, subject)])
     if _digest(content) == info["digest"]:
         return content
     # The content that was read is incomplete or old, but the stored object may be complete: a
     # lagging replica may have answered, or another process may have just rewritten the object.
     filtered = {"subjects_filter": subject}
-    state = (await bus.jetstream.api(f"STREAM.INFO.{_STREAM}", filtered))["state"]
+    state = (await bus.jetstream.api(f"STREAM.INFO.{STREAM}", filtered))["state"]
     has_all = (state.get("subjects") or {}).get(subject, 0) >= info["chunks"]
     if has_all or await _info(bus, name) != info:
         raise BusUnavailable(f"the object {name} could not be read completely")
@@ -78,10 +89,13 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
 
 async def _info(bus: HasJetStream, name: str) -> dict[str, Any] | None:
     """Return an object's description in NATS's object store; None if there is no such object."""
-    subject = f"$O.{_BUCKET}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
-    stored = await leader.tail(bus, _STREAM, subject)
+    stored = await leader.tail(bus, STREAM, _subject(name))
     info: dict[str, Any] | None = orjson.loads(stored.payload) if stored is not None else None
     return None if info is None or info.get("deleted") else info
+
+
+def _subject(name: str) -> str:
+    return f"$O.{_BUCKET}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
 def _digest(payload: bytes) -> str:

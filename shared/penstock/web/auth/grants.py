@@ -12,13 +12,13 @@ from typing import Any, Final, Literal, get_args
 from penstock.web.problems import Problem
 
 Permission = Literal[
-    "start", "read", "raw", "decide", "automate", "workflow", "act-as", "administer"
+    "start", "read", "raw", "decide", "automate", "workflow", "erase", "act-as", "administer"
 ]
 
 SCOPES: Final = frozenset(get_args(Permission))
 # the scopes of a token without a scope claim
 DEFAULT: Final = frozenset({"start", "read", "raw", "decide"})
-ANONYMOUS: Final = DEFAULT | {"automate", "workflow", "act-as"}
+ANONYMOUS: Final = DEFAULT | {"automate", "workflow", "erase", "act-as"}
 STREAM_TOKEN: Final = frozenset({"read"})
 
 # The names of claims with scopes. RFC 8693 defines the claim `scope`, which is a string. Some

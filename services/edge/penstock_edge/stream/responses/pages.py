@@ -104,6 +104,9 @@ async def page(
     """
     history = history_of(bus, view, source, start.start)
     filled = _begin(bus, view, start, limit, allowance)
+    if start.erased:
+        await filled.add(start.erased)
+        return filled.body()
     while True:
         async with turn():
             step = await history.step(end)

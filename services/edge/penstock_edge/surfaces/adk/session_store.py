@@ -127,7 +127,7 @@ class SessionStore:
                 encoded.extend(_users_event(event))
             encoded.extend(orjson.loads(frame.data) for frame in encoder.feed(event))
 
-        await read_run(self._bus, run, allowance, turn, take)
+        await read_run(self._bus, run, allowance, turn, take, dialect="adk")
         # Error frames have no author, and ADK does not keep them in a session.
         return [event for event in encoded if "author" in event]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock_edge.surfaces.surface import Surface
 from penstock_edge.surfaces.v1.agent_list import AgentList
 from penstock_edge.surfaces.v1.costs import CostSums
+from penstock_edge.surfaces.v1.erasures import Erasures
 from penstock_edge.surfaces.v1.events import EventsOfAllRuns
 from penstock_edge.surfaces.v1.forks import Forks
 from penstock_edge.surfaces.v1.runs import Runs
@@ -19,6 +20,7 @@ class V1(Surface):
     handlers = (
         Runs,
         Forks,
+        Erasures,
         AgentList,
         EventsOfAllRuns,
         SessionEvents,

@@ -1,0 +1,275 @@
+"""Serves the erasure of content, and legal holds: docs/privacy.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from penstock.bus.records import Erasure, Hold, RunRecord
+from penstock.bus.subjects import is_run_id
+from penstock.web.auth import acting_user, identity_of, require
+from penstock.web.bodies import ignore_body, read_json
+from penstock.web.operation import (
+    NULLABLE,
+    TEXT,
+    Operation,
+    Parameter,
+    a_list,
+    an_object,
+    json,
+    one_of,
+    serves,
+)
+from penstock.web.problems import Problem, invalid
+from penstock_edge.edge import Edge
+from penstock_edge.runs.erasing import Erasing, new_erasure_id, places_of
+from penstock_edge.runs.records import run_of
+from penstock_edge.sources.run_list import began_between
+from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.bodies import json_response
+from penstock_edge.surfaces.surface import Handlers
+
+Id = Annotated[str, Field(min_length=1, max_length=512)]
+MAX_REASON: Final = 500
+AT_ONCE: Final = 100  # the runs of one answer
+_REFUSED: Final = an_object(run_id=TEXT, reason=TEXT)
+_ERASED: Final = an_object(
+    erasure_id=TEXT, erased=a_list(TEXT), refused=a_list(_REFUSED), next=NULLABLE
+)
+_STATES: Final = ("requested", "erasing", "erased")
+_PLACE: Final = an_object(
+    place=TEXT, state=one_of(("erased", "erasing", "overwritten", "kept", "out_of_reach"))
+)
+_REPORT: Final = an_object(
+    run_id=TEXT, state=one_of(_STATES), erasure=NULLABLE, places=a_list(_PLACE)
+)
+_ANOTHER_USER: Final = "for the run of another user"
+_REASON: Final = Field(None, max_length=MAX_REASON, description="For the audit")
+_operation = partial(Operation, tag="privacy")
+_of_run = partial(_operation, parameters=(by.RUN_ID,))
+
+
+class ErasureRequest(BaseModel):
+    """The body of POST /v1/erasures: runs that fit all that it names."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    user_id: Id | None = Field(None, description="Of this user. Default: of the caller")
+    session_id: Id | None = Field(None, description="Of this session")
+    tenant: Id | None = Field(None, description="Of all users of this tenant")
+    older_than: AwareDatetime | None = Field(
+        None, strict=False, description="That have begun before this time"
+    )
+    reason: str | None = _REASON
+    erasure_id: Id | None = Field(None, description="That of the answer before")
+    before: Id | None = Field(None, description="`next` of the answer before")
+
+
+class HoldRequest(BaseModel):
+    """The body of PUT /v1/runs/{run_id}/hold."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reason: str | None = Field(None, max_length=MAX_REASON)
+
+
+class Erasures(Handlers):
+    """Has the handlers of erasures and legal holds."""
+
+    def __init__(self, edge: Edge) -> None:
+        super().__init__(edge)
+        self._erasing = Erasing(edge.bus, edge.run_list)
+
+    @serves(
+        _operation(
+            method="DELETE",
+            path="/v1/runs/{run_id}/content",
+            summary="Erase the content of a run that has ended",
+            description="When the answer has come, nobody gets content of the run any more; its "
+            "messages are deleted in the background. The runs of a workflow's steps go with it. "
+            "The run's id, times, costs and decisions stay, and the audit has who has erased it, "
+            "when, and why. A repeat answers with the state.",
+            answers={202: json("What has become of the content in each place", _REPORT)},
+            scopes=("erase",),
+            sometimes={"act-as": _ANOTHER_USER},
+            parameters=(
+                by.RUN_ID,
+                Parameter("reason", "For the audit", {"type": "string", "maxLength": MAX_REASON}),
+            ),
+            refusals=(404, 409),
+        )
+    )
+    async def erase(self, request: Request) -> ASGIApp:
+        await ignore_body(request)
+        who = identity_of(request)
+        reason = request.query_params.get("reason")
+        if reason is not None and len(reason) > MAX_REASON:
+            raise Problem(422, f"reason: at most {MAX_REASON} characters")
+        record = await run_of(self._edge.bus, who, request.path_params["run_id"])
+        await self._erasing.ask(who, record, new_erasure_id(), reason)
+        return await self._report(await self._erasing.withheld(record.run_id), 202)
+
+    @serves(
+        _operation(
+            method="POST",
+            path="/v1/erasures",
+            summary="Erase the content of all runs of a user, session or tenant, or before a time",
+            description=f"Of up to {AT_ONCE} runs, the newest first: repeat the request with "
+            "`erasure_id` and `next` as `before` until `next` is null. `refused` has runs that "
+            "cannot be erased now, and why.",
+            answers={
+                202: json(
+                    "The runs whose content nobody gets any more",
+                    _ERASED,
+                )
+            },
+            scopes=("erase",),
+            sometimes={"act-as": "for runs of another user, or of a tenant"},
+            body=ErasureRequest,
+            example={"session_id": "s-42", "reason": "request of 3 November"},
+            refusals=(409,),
+        )
+    )
+    async def erase_many(self, request: Request) -> ASGIApp:
+        who, edge = identity_of(request), self._edge
+        try:
+            asked = ErasureRequest.model_validate(
+                await read_json(request, edge.settings.max_body_bytes)
+            )
+        except ValidationError as error:
+            raise invalid(error) from error
+        if asked.before is not None and not is_run_id(asked.before):
+            raise Problem(422, "before: must be `next` of an earlier answer")
+        if asked.tenant is not None:
+            require(who, "act-as")
+        owners = None
+        if asked.tenant is None or asked.user_id is not None:
+            owners = frozenset({acting_user(who, asked.user_id)})
+        wanted = asked.model_dump(include={"session_id", "tenant"}, exclude_none=True)
+        if not wanted and asked.user_id is None and asked.older_than is None:
+            raise Problem(422, "name a user_id, a session_id, a tenant or older_than")
+        began = began_between(None, asked.older_than)
+        async with edge.turns.of(who.tenant_user):
+            page, more = await edge.run_list.page(
+                owners, who.may_see_runs_of, wanted, asked.before, AT_ONCE, began
+            )
+        erasure_id = asked.erasure_id or new_erasure_id()
+        erased: list[str] = []
+        refused: list[dict[str, str]] = []
+
+        async def erase(run: dict[str, Any]) -> None:
+            record = RunRecord.model_validate(run)
+            if record.ancestors:
+                return  # the run goes with the outermost workflow's
+            try:
+                await self._erasing.ask(who, record, erasure_id, asked.reason)
+                await self._erasing.withheld(record.run_id)
+                erased.append(record.run_id)
+            except Problem as problem:
+                refused.append({"run_id": record.run_id, "reason": problem.detail})
+
+        await asyncio.gather(*map(erase, page))
+        following = page[-1]["run_id"] if page and more else None
+        return json_response(
+            {
+                "erasure_id": erasure_id,
+                "erased": sorted(erased),
+                "refused": refused,
+                "next": following,
+            },
+            202,
+        )
+
+    @serves(
+        _of_run(
+            method="GET",
+            path="/v1/runs/{run_id}/erasure",
+            summary="What has become of the content of a run that was erased, in each place",
+            answers={200: json("The places", _REPORT)},
+            scopes=("read",),
+            refusals=(404,),
+        )
+    )
+    async def show(self, request: Request) -> ASGIApp:
+        who = identity_of(request)
+        record = await run_of(self._edge.bus, who, request.path_params["run_id"])
+        if record.erasure is None:
+            raise Problem(404, f"the content of run {record.run_id} was not erased")
+        return await self._report(record, 200)
+
+    @serves(
+        _of_run(
+            method="PUT",
+            path="/v1/runs/{run_id}/hold",
+            summary="Put a run under a legal hold, so that nobody can erase its content",
+            description="A hold does not prolong how long anything is kept.",
+            answers={200: json("The run", RunRecord)},
+            scopes=("administer",),
+            body=HoldRequest,
+            refusals=(404, 409),
+        )
+    )
+    async def hold(self, request: Request) -> ASGIApp:
+        who, edge = identity_of(request), self._edge
+        try:
+            asked = HoldRequest.model_validate(
+                await read_json(request, edge.settings.max_body_bytes)
+            )
+        except ValidationError as error:
+            raise invalid(error) from error
+        hold = Hold(by=who.user_id, at=edge.bus.clock.stamp(), reason=asked.reason)
+
+        def add(record: RunRecord) -> None:
+            if record.erasure is not None:
+                raise Problem(409, f"the content of run {record.run_id} was erased already")
+            record.hold = record.hold or hold
+
+        return await self._changed(request, add)
+
+    @serves(
+        _of_run(
+            method="DELETE",
+            path="/v1/runs/{run_id}/hold",
+            summary="Lift the legal hold of a run",
+            answers={200: json("The run", RunRecord)},
+            scopes=("administer",),
+            refusals=(404,),
+        )
+    )
+    async def lift(self, request: Request) -> ASGIApp:
+        await ignore_body(request)
+
+        def remove(record: RunRecord) -> None:
+            record.hold = None
+
+        return await self._changed(request, remove)
+
+    async def _changed(self, request: Request, change: Callable[[RunRecord], None]) -> Response:
+        bus = self._edge.bus
+        record = await run_of(bus, identity_of(request), request.path_params["run_id"])
+        changed = await bus.bucket("runs").change(record.run_id, RunRecord, change)
+        return json_response((changed or record).model_dump(mode="json", exclude_none=True))
+
+    async def _report(self, record: RunRecord, status: int) -> Response:
+        erasure = record.erasure
+        body: dict[str, Any] = {"run_id": record.run_id, "erasure": None, "places": []}
+        if erasure is not None:
+            body["erasure"] = erasure.model_dump(mode="json", exclude_none=True)
+            body["places"] = await places_of(self._edge.bus, record, erasure)
+        body["state"] = _state(erasure)
+        response = json_response(body, status)
+        response.headers["location"] = f"/v1/runs/{record.run_id}/erasure"
+        return response
+
+
+def _state(erasure: Erasure | None) -> str:
+    if erasure is None:
+        return "requested"
+    return "erased" if erasure.erased_at is not None else "erasing"

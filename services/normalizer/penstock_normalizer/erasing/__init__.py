@@ -1,0 +1,1 @@
+"""Erases the content of runs that have ended."""

@@ -1,0 +1,293 @@
+"""Erases the content of runs, by commands (docs/decisions/0380).
+
+First the content is withheld: the run's record says so, the records of approvals and deliveries
+lose theirs, and `system.erased` becomes the run's last event. From then on nobody gets content.
+Then all earlier messages of the run are deleted one by one. A repeated command goes on where the
+last attempt has stopped, so a process that is killed leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+
+from penstock import telemetry
+from penstock.bus import (
+    Bus,
+    Consumer,
+    FenceConflict,
+    Message,
+    OutcomeUnknown,
+    Stored,
+    messages,
+    streams,
+    subjects,
+)
+from penstock.bus.read import direct
+from penstock.bus.records import (
+    ApprovalRecord,
+    EraseCommand,
+    Erasure,
+    Receiver,
+    RunRecord,
+)
+from penstock.bus.write import fence, objects
+from penstock.bus.write.overwriting import overwrite, overwrite_object
+from penstock.dialects.base import Draft
+from penstock_normalizer.erasing.content import (
+    approval_without_content,
+    delivery_without_content,
+    receiver_of,
+    run_without_content,
+)
+from penstock_normalizer.fold.envelope import canonical_event
+
+log = logging.getLogger(__name__)
+
+ERASED: Final = "system.erased"
+CONSUMER: Final = Consumer(
+    stream=streams.COMMANDS,
+    durable="normalizer-erase",
+    subjects=(subjects.command(subjects.NORMALIZER, "erase", "*"),),
+    at_once=1000,  # nearly all of these wait for their turn in `Eraser._deleting`
+)
+# The runs whose messages a process deletes at the same time. It is one, because all deletes of a
+# stream wait for the same disk, and so do the publishes of others.
+RUNS_AT_ONCE: Final = 1
+# The consumers that add up what runs use, and the most seconds to wait for them.
+COUNTING: Final = frozenset({"normalizer-costs", "approvals-budgets"})
+COUNTED_S: Final = 600.0
+LOOK_AGAIN_S: Final = 0.5
+WITHHELD_AT_ONCE: Final = 16  # the runs whose content a process begins to withhold at once
+
+Change = Callable[[bytes], bytes]
+
+
+class Eraser:
+    """Erases the content of runs."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._runs = bus.bucket("runs")
+        self._withholding = asyncio.Semaphore(WITHHELD_AT_ONCE)
+        self._deleting = asyncio.Semaphore(RUNS_AT_ONCE)
+
+    async def handle(self, stored: Stored) -> None:
+        """Erase the runs of a command that can be erased. Raises BusError."""
+        payload = await objects.unwrap(self._bus, stored.payload)
+        command = EraseCommand.model_validate_json(payload)
+        for run_id in command.runs:
+            async with self._withholding:
+                await self._withhold(run_id, command)
+        for run_id in command.runs:
+            async with self._deleting:
+                await self._delete(run_id)
+
+    async def _withhold(self, run_id: str, command: EraseCommand) -> None:
+        """Withhold the run's content, unless this is not allowed or was done before."""
+        stream, pattern = streams.events_for(run_id), subjects.events_of_run(run_id)
+        while True:
+            entry = await self._runs.get(run_id)
+            if entry is None:
+                log.warning("run %s: its content is not erased: it has no record", run_id)
+                return
+            record = RunRecord.model_validate_json(entry.value)
+            if record.erasure is None and record.not_erasable is not None:
+                log.warning("run %s: its content is not erased: %s", run_id, record.not_erasable)
+                return
+            if record.erasure is not None and (
+                record.erasure.erased_at or await self._tombstone(run_id)
+            ):
+                return
+            tail = await fence.tail(self._bus, stream, pattern)
+            published = int(tail.headers[messages.SEQUENCE]) if tail is not None else 0
+            sequence = max(published, record.sequence) + 1
+            if record.erasure is None or record.erasure.sequence != sequence:
+                erasure = record.erasure or await self._new_erasure(run_id, command, sequence)
+                erasure = erasure.model_copy(update={"sequence": sequence})
+                value = run_without_content(record, erasure).dump()
+                await self._runs.update(run_id, value, entry.revision)
+                continue  # with the record that is stored now
+            await self._overwrite_records(record)
+            try:
+                message = self._event(record, record.erasure, tail)
+                last = tail.sequence if tail is not None else 0
+                await fence.append(self._bus, pattern, [message], last)
+            except (FenceConflict, OutcomeUnknown):
+                continue  # a later event of the run was published, or this one was
+            telemetry.EVENTS.labels(ERASED).inc()
+            log.info("run %s: its content is withheld, and will be erased", run_id)
+            return
+
+    async def _new_erasure(self, run_id: str, command: EraseCommand, sequence: int) -> Erasure:
+        return Erasure(
+            id=command.erasure_id,
+            by=command.by,
+            at=command.at,
+            reason=command.reason,
+            sequence=sequence,
+            receivers=await self._receivers(run_id),
+            audit_has_details=any("details" in each for each in await self._audit(run_id)),
+        )
+
+    async def _receivers(self, run_id: str) -> list[Receiver]:
+        found = []
+        for key in await self._deliveries(run_id):
+            entry = await self._bus.bucket("deliveries").get(key)
+            receiver = receiver_of(orjson.loads(entry.value)) if entry is not None else None
+            found += [receiver] if receiver is not None else []
+        return found
+
+    async def _deliveries(self, run_id: str) -> list[str]:
+        """Return the keys of the deliveries that the run's events name."""
+        pattern = subjects.event("automation.triggered", run_id)
+        found = direct.replay(self._bus, streams.events_for(run_id), pattern)
+        payloads = [await objects.unwrap(self._bus, each.payload) async for each in found]
+        bodies = map(orjson.loads, payloads)
+        ids = [each["data"]["delivery_id"] for each in bodies]
+        # `<rule>.<run>.<sequence>` is the id of the delivery `<rule>.<run>-<sequence>`.
+        return ["-".join(each.rsplit(".", 1)) for each in ids if each.count(".") == 2]
+
+    async def _audit(self, run_id: str) -> list[dict[str, Any]]:
+        """Return the records of the run's audit that can be read."""
+        found = []
+        async for stored in direct.replay(self._bus, streams.AUDIT, subjects.audit(run_id)):
+            with suppress(orjson.JSONDecodeError):
+                found.append(orjson.loads(stored.payload))
+        return found
+
+    async def _overwrite_records(self, record: RunRecord) -> None:
+        """Take the content out of the records about the run, and delete those that are content."""
+        run_id = record.run_id
+        approvals = {each.get("approval_id") for each in await self._audit(run_id)}
+        for approval_id in filter(None, approvals):
+            await self._change("approvals", approval_id, _approval)
+        for key in await self._deliveries(run_id):
+            await self._change("deliveries", key, _delivery)
+        session = subjects.session_key(record.user_id, record.agent, record.session_id)
+        for bucket, key in (
+            ("pauses", run_id),
+            ("threads", f"run.{run_id}"),
+            ("threads", f"input.{run_id}"),
+            # The conversation with an AG-UI server does not say which run a message is of.
+            ("threads", f"thread.{session}"),
+        ):
+            if (entry := await self._bus.bucket(bucket).get(key)) is not None:
+                await self._overwrite_referenced(entry.value)
+                await self._bus.bucket(bucket).delete(key)
+
+    async def _change(self, bucket: str, key: str, change: Change) -> None:
+        while (entry := await self._bus.bucket(bucket).get(key)) is not None:
+            before = await objects.unwrap(self._bus, entry.value)
+            after = change(before)
+            if after == before:
+                return
+            if await self._bus.bucket(bucket).update(key, after, entry.revision) is not None:
+                await self._overwrite_referenced(entry.value)
+                return
+
+    async def _overwrite_referenced(self, value: bytes) -> None:
+        if objects.is_reference(value):
+            await overwrite_object(self._bus, objects.name_in(value))
+
+    def _event(self, record: RunRecord, erasure: Erasure, tail: Stored | None) -> Message:
+        """Return the run's event `system.erased`. Its headers name no new source frame."""
+        run_id, before = record.run_id, tail.headers if tail is not None else {}
+        data = {"erasure_id": erasure.id, "by": erasure.by, "reason": erasure.reason}
+        facts = record.model_dump(
+            include={"session_id", "parent_run_id", "step_id", "workflow_depth"}, exclude_none=True
+        )
+        event = canonical_event(
+            Draft(ERASED, {name: each for name, each in data.items() if each is not None}),
+            run_id=run_id,
+            sequence=erasure.sequence,
+            timestamp=self._bus.clock.stamp(),
+            facts=facts,
+            leg=max(record.legs, 1),
+            attempt=1,
+        )
+        first = before.get(messages.FIRST) or (tail and str(tail.sequence))
+        headers = {
+            **({messages.FIRST: first} if first else {}),
+            messages.RAW_FIRST: before.get(messages.RAW_FIRST, "0"),
+            messages.RAW_POSITION: before.get(messages.RAW_POSITION, "0"),
+            messages.SEQUENCE: str(erasure.sequence),
+            "ce-specversion": "1.0",
+            "ce-id": f"{run_id}.{erasure.sequence}",
+            "ce-source": f"/penstock/{record.agent}",
+            "ce-type": ERASED,
+            "ce-time": event.timestamp,
+            "ce-datacontenttype": "application/json",
+        }
+        return Message(subjects.event_input(ERASED, run_id), event.body, headers)
+
+    async def _until_counted(self, stream: str, sequence: int) -> None:
+        """Wait until the events before this stream sequence are in the sums of costs and budgets,
+        which stay as they are; at most for `COUNTED_S`, if a service does not run."""
+        until = time.monotonic() + COUNTED_S
+        while time.monotonic() < until:
+            found = await self._bus.jetstream.consumers(stream)
+            if not any(_has_before(each, sequence) for each in found if each["name"] in COUNTING):
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _tombstone(self, run_id: str) -> Stored | None:
+        subject = subjects.event(ERASED, run_id)
+        return await fence.tail(self._bus, streams.events_for(run_id), subject)
+
+    async def _delete(self, run_id: str) -> None:
+        """Delete all messages of a run whose content is withheld, except `system.erased` and later
+        events."""
+        record = await self._runs.load(run_id, RunRecord)
+        if record is None or record.erasure is None or record.erasure.erased_at is not None:
+            return
+        erased = await self._tombstone(run_id)
+        raw = subjects.raw_of_run(run_id)
+        raw_first = int(erased.headers[messages.RAW_FIRST]) if erased is not None else 0
+        events, first = streams.events_for(run_id), record.first_event or 1
+        if erased is not None:
+            await self._until_counted(events, erased.sequence)
+            pattern = subjects.events_of_run(run_id)
+            await overwrite(self._bus, events, pattern, first, erased.sequence)
+        await overwrite(self._bus, streams.raw_for(run_id), raw, raw_first)
+        for stream, pattern in (
+            (streams.JOURNAL, subjects.journal(run_id)),
+            (streams.JOURNAL, subjects.journal_value(run_id, "*")),
+            (streams.DEADLETTERS, subjects.deadletter("*", run_id)),
+            *(
+                (streams.COMMANDS, subjects.command(target, "*", run_id))
+                for target in ("connector", subjects.WORKFLOWS)
+            ),
+        ):
+            await overwrite(self._bus, stream, pattern)
+        await overwrite_object(self._bus, f"{run_id}.start")
+        done = self._bus.clock.stamp()
+
+        def finish(record: RunRecord) -> None:
+            if record.erasure is not None:
+                record.erasure.erased_at = record.erasure.erased_at or done
+
+        await self._runs.change(run_id, RunRecord, finish)
+        log.info("run %s: its content is erased", run_id)
+
+
+def _has_before(consumer: Mapping[str, Any], sequence: int) -> bool:
+    """Return whether a consumer has messages before this stream sequence that are not handled."""
+    waiting = consumer["num_pending"] + consumer["num_ack_pending"]
+    return bool(waiting) and consumer["ack_floor"]["stream_seq"] < sequence
+
+
+def _approval(value: bytes) -> bytes:
+    return approval_without_content(ApprovalRecord.model_validate_json(value)).dump()
+
+
+def _delivery(value: bytes) -> bytes:
+    before = orjson.loads(value)
+    after = delivery_without_content(before)
+    return value if after == before else orjson.dumps(after)

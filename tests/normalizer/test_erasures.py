@@ -1,0 +1,296 @@
+"""The content of an erased run leaves the streams and their files, also if a process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pytest
+
+from penstock.bus import Bus, Message, RawWriter, Stored, messages, streams, subjects
+from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Hold, RunRecord
+from penstock_normalizer.erasing.eraser import Eraser
+from support.attacks.second_user import p99
+from support.drive.erasing import ask, command_for, erased, record_of, streams_with
+from support.drive.normalizing import Run, bus_to, normalizer
+from support.drive.waiting import eventually
+from support.fakes.raw import agno
+from support.real.nats import NatsServer
+
+MOST_S = 0.5  # the most that a second user may wait for an event
+# The streams from which an erasure deletes messages.
+DELETED = {streams.EVENTS, streams.RAW, streams.JOURNAL, streams.DEADLETTERS, "OBJ_payloads"}
+
+
+async def completed(run: Run, secret: str, size: int = 0) -> None:
+    """Let the run end, with the secret in all that it says; `size` characters in one event."""
+    await run.open(message=secret)
+    await run.bytes(agno("RunStarted"))
+    await run.bytes(agno("RunContent", content=secret))
+    await run.bytes(agno("RunContent", content=secret * (size // len(secret))))
+    await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content=secret))
+    await run.end()
+    await run.until("lifecycle.completed")
+
+
+async def plant(bus: Bus, run: Run, secret: str) -> str:
+    """Store what other services store about a run; return the id of its approval."""
+    approval_id, now = str(uuid4()), messages.now()
+    for subject in (
+        subjects.journal(run.run_id),
+        subjects.journal_value(run.run_id, "d1"),
+        subjects.deadletter("connector", run.run_id),
+    ):
+        await bus.publisher.publish(Message(subject, secret.encode(), {}))
+    decider = Decider(name="bea")
+    record = ApprovalRecord(
+        approval_id=approval_id,
+        run_id=run.run_id,
+        agent="a",
+        session_id="s",
+        user_id="u",
+        leg=1,
+        status="decided",
+        digest="digest-of-items",
+        items=[{"item_id": "t1", "kind": "tool", "tool": "pay", "args": {"to": secret}}],
+        requested_at=now,
+        updated_at=now,
+        decision=Decision(
+            outcome="approved",
+            by="bea",
+            decider=decider,
+            at=now,
+            note=secret,
+            items=[Decided(item_id="t1", decision="approve", note=secret)],
+        ),
+    )
+    await bus.bucket("approvals").put(approval_id, record.dump())
+    audited = orjson.dumps({"approval_id": approval_id, "event": "decided"})
+    await bus.publisher.publish(Message(subjects.audit(run.run_id), audited, {}))
+    session = subjects.session_key("u", "a", "s")
+    for bucket, key in (("threads", f"thread.{session}"), ("pauses", run.run_id)):
+        await bus.bucket(bucket).put(key, orjson.dumps({"text": secret}))
+    delivery = f"rule.{run.run_id}-2"
+    sent = {
+        **{"id": f"rule.{run.run_id}.2", "rule": "rule", "status": "delivered"},
+        "request": {"url": "https://hooks.example/a"},
+        "attempts": [{"number": 1, "at": now, "answer": secret, "text": secret, "headers": {}}],
+    }
+    await bus.bucket("deliveries").put(delivery, orjson.dumps(sent))
+    await triggered(run, f"rule.{run.run_id}.2")
+    await run.until("automation.triggered")
+    return approval_id
+
+
+async def triggered(run: Run, delivery_id: str) -> None:
+    """Write the source frame of an `automation.triggered`."""
+    writer = await RawWriter.resume(run.bus, run.run_id, "automations", f"pod/{delivery_id}")
+    data = {"automation": "rule", "trigger": "llm.stream", "workflow": "Rule"}
+    event = {"type": "automation.triggered", "data": {**data, "delivery_id": delivery_id}}
+    await writer.write("event", orjson.dumps(event), leg=1)
+
+
+async def values_with(bus: Bus, secret: str) -> list[str]:
+    """Return the keys of all buckets whose values have the text."""
+    found = []
+    for name in ("runs", "approvals", "deliveries", "threads", "pauses"):
+        for entry in await bus.bucket(name).entries():
+            found += [f"{name} {entry.key}"] * (secret.encode() in entry.value)
+    return found
+
+
+async def test_no_byte_of_an_erased_run_is_left_in_the_streams_nor_in_a_value_of_a_bucket(
+    fresh_nats: NatsServer,
+) -> None:
+    secret, kept = f"secret-{uuid4().hex}", f"kept-{uuid4().hex}"
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        run, other = Run(bus), Run(bus)
+        await completed(run, secret, 600_000)  # one event is in the object store
+        await completed(other, kept)
+        approval_id = await plant(bus, run, secret)
+        before = await run.until("automation.triggered")
+
+        async def stored() -> bool:
+            return streams_with(fresh_nats, secret) >= DELETED
+
+        await eventually(stored, 20, "the secret in the files of all streams")
+        command = await ask(bus, run.run_id)
+        record = await erased(bus, run.run_id)
+
+        async def gone() -> bool:
+            return not streams_with(fresh_nats, secret) & DELETED
+
+        await eventually(gone, 20, "files without the secret")
+        assert await values_with(bus, secret) == []
+        assert streams_with(fresh_nats, kept) >= {streams.EVENTS, streams.RAW}
+
+        # The event says so, and is the run's next one.
+        [event] = await run.events()
+        assert event.headers["ce-type"] == "system.erased"
+        number = int(event.headers[messages.SEQUENCE])
+        assert number == int(before[-1].headers[messages.SEQUENCE]) + 1
+        body = orjson.loads(event.payload)
+        assert body["data"] == {
+            "erasure_id": command.erasure_id,
+            "by": "officer",
+            "reason": "asked",
+        }
+        # The record has who, when and how the run ended, and who has got content.
+        assert (record.status, record.message, record.summary) == ("completed", "", None)
+        assert record.erasure is not None
+        assert record.erasure.sequence == number
+        assert [each.url for each in record.erasure.receivers] == ["https://hooks.example/a"]
+        approval = await bus.bucket("approvals").load(approval_id, ApprovalRecord)
+        assert approval is not None
+        assert approval.decision is not None
+        assert (approval.digest, approval.decision.by) == ("digest-of-items", "bea")
+        assert approval.items == [{"item_id": "t1", "kind": "tool", "tool": "pay"}]
+
+
+class Killed(BaseException):
+    """Ends the work of an eraser as a kill of its process does: nothing more is written."""
+
+
+def dies_before(monkeypatch: pytest.MonkeyPatch, bus: Bus, write: int) -> None:
+    """Let the eraser's process die before its n-th write."""
+    left = write
+
+    def dying(call: Callable[..., Any], is_write: Callable[..., bool]) -> Callable[..., Any]:
+        async def counted(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            if is_write(*arguments):
+                left -= 1
+                if left <= 0:
+                    raise Killed
+            return await call(*arguments, **named)
+
+        return counted
+
+    api, publish = bus.jetstream.api, bus.publisher.publish
+    deletes = dying(api, lambda call, *_: "MSG.DELETE" in call)
+    monkeypatch.setattr(bus.jetstream, "api", deletes)
+    monkeypatch.setattr(bus.publisher, "publish", dying(publish, lambda *_: True))
+
+
+async def test_whenever_an_erasure_is_killed_the_next_process_completes_it(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        bus_to(fresh_nats.url) as bus,
+        bus_to(fresh_nats.url) as dying,
+        normalizer(fresh_nats.url),
+    ):
+        write, is_over = 0, False
+        while not is_over:
+            write += 1
+            secret, run = f"secret-{uuid4().hex}", Run(bus)
+            await completed(run, secret)
+            approval_id = await plant(bus, run, secret)
+            subject = subjects.command(subjects.NORMALIZER, "erase", run.run_id)
+            stored = Stored(subject, 1, {}, command_for(run.run_id).dump())
+            with monkeypatch.context() as patch:
+                dies_before(patch, dying, write)
+                try:
+                    await Eraser(dying).handle(stored)
+                    is_over = True
+                except Killed:
+                    pass
+            await Eraser(bus).handle(stored)
+            record = await record_of(bus, run.run_id)
+            assert record.erasure is not None, f"killed before write {write}"
+            assert record.erasure.erased_at is not None
+            events = await run.events()
+            assert [each.headers["ce-type"] for each in events] == ["system.erased"]
+            assert int(events[0].headers[messages.SEQUENCE]) == record.erasure.sequence
+            assert await values_with(bus, secret) == []
+            approval = await bus.bucket("approvals").load(approval_id, ApprovalRecord)
+            assert approval is not None
+            assert approval.decision is not None
+        assert write > 10
+
+
+@pytest.mark.parametrize("why", ["open", "held"])
+async def test_a_run_that_is_open_or_under_a_legal_hold_keeps_its_content(
+    fresh_nats: NatsServer, why: str
+) -> None:
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        run, other = Run(bus), Run(bus)
+        await completed(other, "other")
+        if why == "open":
+            await run.open(message="first words")
+            await run.until("lifecycle.started")
+        else:
+            await completed(run, "first words")
+
+            def hold(record: RunRecord) -> None:
+                record.hold = Hold(by="lea", at=messages.now(), reason="case 7")
+
+            await bus.bucket("runs").change(run.run_id, RunRecord, hold)
+        before = await run.events()
+        await ask(bus, run.run_id)
+        await ask(bus, other.run_id)
+        await erased(bus, other.run_id)
+        record = await record_of(bus, run.run_id)
+        assert record.erasure is None
+        assert record.message == "first words"
+        assert len(await run.events()) == len(before)
+
+
+async def test_nothing_brings_the_content_of_an_erased_run_back(fresh_nats: NatsServer) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run, later = Run(bus), Run(bus)
+        async with normalizer(fresh_nats.url):
+            await completed(run, "secret")
+            await ask(bus, run.run_id)
+            await erased(bus, run.run_id)
+        # A normalizer that reads all of RAW again, and a frame that comes late.
+        for entry in await bus.bucket("checkpoints").entries("normalizer.*"):
+            await bus.bucket("checkpoints").put(entry.key, b"0")
+        await triggered(run, "late")
+        async with normalizer(fresh_nats.url):
+            await completed(later, "later")
+            types = [each.headers["ce-type"] for each in await run.events()]
+            assert types[0] == "system.erased"
+            assert set(types[1:]) <= {"automation.triggered"}
+            record = await record_of(bus, run.run_id)
+            assert (record.status, record.message, record.summary) == ("completed", "", None)
+
+
+@pytest.mark.chaos
+async def test_a_second_user_does_not_wait_while_ten_thousand_events_are_erased(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        run, second = Run(bus), Run(bus)
+        await run.open()
+        await run.bytes(agno("RunStarted"))
+        for _ in range(200):
+            await run.bytes(b"".join(agno("RunContent", content=f"{n} ") for n in range(50)))
+        await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+        await run.end()
+        await run.until("lifecycle.completed")
+        await second.open()
+        alone_s = await waits_of(second, asyncio.sleep(3))
+        await ask(bus, run.run_id)
+        beside_s = await waits_of(second, erased(bus, run.run_id, 600))
+        print(f"alone {p99(alone_s):.3f} s, beside an erasure {p99(beside_s):.3f} s (p99)")
+        assert p99(beside_s) < max(MOST_S, 8 * p99(alone_s))
+
+
+async def waits_of(run: Run, until: Coroutine[Any, Any, object]) -> list[float]:
+    """Write frames one after another meanwhile; return how long each waited for its event."""
+    over, waits_s = asyncio.ensure_future(until), []
+    pattern = subjects.events_of_run(run.run_id)
+    while not over.done():
+        before, since = await run.bus.tail(streams.EVENTS, pattern), time.monotonic()
+        await run.bytes(agno("RunContent", content="x"))
+        while await run.bus.tail(streams.EVENTS, pattern) == before:
+            await asyncio.sleep(0.001)
+        waits_s.append(time.monotonic() - since)
+        await asyncio.sleep(0.02)
+    over.result()
+    return waits_s
