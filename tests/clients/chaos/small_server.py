@@ -121,7 +121,10 @@ class Handler(BaseHTTPRequestHandler):
         if len(parts) < 4:
             self.answer(200, "text/plain")
             return
-        journal = journals[parts[3]]
+        journal = journals.get(parts[3])
+        if journal is None:
+            self.answer(404, "text/plain")
+            return
         self.answer(200, "text/event-stream")
         cursor = self.headers.get("last-event-id")
         first = int(cursor) + 1 if cursor else 0
@@ -158,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
 
 if WAS_KILLED and FAULT == "dies":
     sys.exit("this server starts once")
-for path in FOLDER.glob("*.jsonl"):
+for path in FOLDER.glob("*.jsonl") if FAULT != "has no memory" else ():
     left = Journal(path.stem)
     if left.events:
         journals[path.stem], keys[left.events[0]["data"]["key"]] = left, path.stem

@@ -36,6 +36,7 @@ OF_WORDS = {
     "loses": {"words_lost"},
     "repeats": {"words_repeated"},
     "endless": {"endless"},
+    "has no memory": {"unknown"},
 }
 SHOWS = OF_EFFECTS | OF_WORDS
 COUNTS = {"words_gone"}.union(*SHOWS.values())
@@ -45,7 +46,7 @@ def options(folder: Path, fault: str) -> Options:
     port = free_port()
     data = folder / "data"
     data.mkdir(parents=True)
-    command = f"exec {sys.executable} -I -S {SERVER} {port} {data} {fault}"
+    command = f"exec {sys.executable} -I -S {SERVER} {port} {shlex.quote(str(data))} '{fault}'"
     url = f"http://127.0.0.1:{port}"
     calls, rounds = (3, 2) if fault in OF_EFFECTS else (0, 1)
     return Options(
@@ -56,7 +57,7 @@ def options(folder: Path, fault: str) -> Options:
         SEED,
         rounds=rounds,
         calls=calls,
-        patience_s=2 if fault == "endless" else 20,
+        patience_s=2 if fault in ("endless", "has no memory") else 20,
         start_s=20,
     )
 

@@ -15,15 +15,13 @@ from typing import Protocol as Interface
 import httpx
 
 from penstock_conformance.chaos.judge import Seen
-from penstock_conformance.chaos.protocols.base import Protocol, Run, Said
+from penstock_conformance.chaos.protocols.base import NOTHING, Protocol, Run, Said
 from penstock_conformance.exchange import Frame, Frames, Request
 
 _PAUSE_S: Final = 0.3  # before a further request
 _CONNECT_S: Final = 2.0
 _SILENCE_S: Final = 15.0  # after which a client takes a silent stream for broken
 _REREAD_S: Final = 3.0
-# What comes so soon after a kill was under way before it, and is not counted as new.
-_UNDER_WAY_S: Final = 0.2
 _OK: Final = range(200, 300)
 
 
@@ -99,6 +97,7 @@ class Client:
             return await self._read(request, run, add, later)
         except httpx.TransportError as error:
             self._log("cut", run=run.name, error=type(error).__name__)
+            self._forget_what_was_under_way()
         except (KeyError, TypeError, ValueError) as error:
             what = f"{request.method} {request.path} was answered with something that is not"
             raise NotUnderstood(f"{what} {type(self._protocol).__name__}: {error!r}") from error
@@ -135,24 +134,27 @@ class Client:
                     if not later and self.seen.end is not None:
                         return True
         self._log("closed", run=run.name, later=later)
+        self._forget_what_was_under_way()
         add(self._protocol.closed(run))
         return True
 
     def _add(self, said: Said) -> None:
         now_s = time.monotonic()
         self.seen.answered = self.run.id is not None
-        self.seen.unknown = said.unknown
+        if said != NOTHING:
+            self.seen.unknown = said.unknown
         self.seen.words += said.words
         self.seen.shown.update(said.shown)
         if said.end is not None:
             self.seen.end, self.seen.ended_s = said.end, now_s
-        if self.seen.next_s is None and (said.words or said.end) and self._is_after_the_kill(now_s):
+        if self.seen.next_s is None and self.killed_s is not None and (said.words or said.end):
             self.seen.next_s = now_s
 
-    def _is_after_the_kill(self, now_s: float) -> bool:
-        if self.killed_s is None:
-            return False
-        return self._asked_s > self.killed_s or now_s > self.killed_s + _UNDER_WAY_S
+    def _forget_what_was_under_way(self) -> None:
+        # What came on a stream that broke with the server was sent before the kill. Only the stream
+        # of another server, behind which one is killed, goes on.
+        if self.killed_s is not None and self._asked_s < self.killed_s:
+            self.seen.next_s = None
 
     def _log_frame(self, run: Run, frame: Frame, later: bool) -> None:
         parts = {"event": frame.event, "id": frame.id, "data": frame.data}
