@@ -9,14 +9,15 @@ import pytest
 
 AUTHENTICATION = ["jwt", "cryptography"]  # for a process with keys
 EXPRESSIONS = ["cel_expr_python"]  # for rules, policies and budgets
+PATTERNS = ["re2"]  # for redactions
 REQUESTS = ["httpx", "rich"]  # httpx imports rich for its command
 
 
 @pytest.mark.parametrize(
     ("service", "unused"),
     [
-        ("normalizer", [*AUTHENTICATION, *EXPRESSIONS, *REQUESTS]),
-        ("edge", [*AUTHENTICATION, *EXPRESSIONS]),
+        ("normalizer", [*AUTHENTICATION, *EXPRESSIONS, *PATTERNS, *REQUESTS]),
+        ("edge", [*AUTHENTICATION, *EXPRESSIONS, *PATTERNS]),
     ],
 )
 def test_a_service_imports_no_package_before_it_needs_it(service: str, unused: list[str]) -> None:

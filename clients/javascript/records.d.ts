@@ -250,6 +250,8 @@ export interface RunRecord {
   depth?: number | null;
   /** The ids of the budgets that applied when the run was started */
   budgets?: string[] | null;
+  /** The version of the redactions that apply to the run's content; its source frames are then shown to nobody */
+  redactions?: number | null;
   /** The workflows' runs around the run, the outermost one first */
   ancestors?: string[] | null;
   /** The original `error` and `detail` of a failed run, where they were redacted: only for callers with the scope administer */

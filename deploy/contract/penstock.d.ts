@@ -106,6 +106,16 @@ export interface ForkedFrom {
   sequence: number;
 }
 
+/** What redactions took out of a field. */
+export interface Redacted {
+  /** The field of `data`, such as `content`. */
+  field: string;
+  /** `email`, `card`, …, or `pattern` for one of the operator's own. */
+  kind: string;
+  /** How many matches were taken out. */
+  count: number;
+}
+
 /** One item that needs a decision. */
 export interface RequestedItem {
   /** The item's id, unique in the approval. */
@@ -230,6 +240,8 @@ export interface Envelope {
   workflow_depth?: number | null;
   /** The inner run that the event belongs to. */
   subrun?: Subrun | null;
+  /** What the operator's redactions took out of `data`, where they did. */
+  redactions?: Redacted[] | null;
 }
 
 /** A run was accepted. The event has always sequence 1 and precedes the upstream's answer. */
@@ -255,6 +267,8 @@ export interface LifecycleStarted extends Envelope {
     forked_from?: ForkedFrom | null;
     /** The tags that the start gave the run. */
     tags?: Record<string, unknown> | null;
+    /** The version of the operator's redactions, where some apply to the run. */
+    redactions?: number | null;
   };
 }
 
@@ -365,7 +379,7 @@ export interface LifecycleCancelled extends Envelope {
     action: "cancelled";
   };
   data: {
-    /** The reason: `user_stop`, `superseded` (a later start of the session interrupted the run), `shutdown`, `approval_expired` or `budget`. */
+    /** The reason: `user_stop`, `superseded` (a later start of the session interrupted the run), `shutdown`, `approval_expired`, `budget`, or `blocked` (by a redaction). */
     reason: string;
     /** The user who cancelled the run. */
     by?: string | null;

@@ -203,9 +203,26 @@ BUDGET_STEPS = Counter(
     "Steps of budgets that were carried out: warn, ask or stop",
     ["budget", "do"],
 )
+REDACTIONS_VERSION = MeasuredGauge(
+    "penstock_redactions_version", "The version of the redactions in force"
+)
+REDACTIONS_REFUSED = Counter(
+    "penstock_redactions_refused_total", "Documents of redactions refused for a mistake", ["source"]
+)
+REDACTIONS = Counter(
+    "penstock_redactions_total", "What redactions took out of published events, by kind", ["kind"]
+)
 # By the name of the document that they are about.
-DOCUMENT_VERSIONS = {"policy": POLICY_VERSION, "budgets": BUDGETS_VERSION}
-DOCUMENTS_REFUSED = {"policy": POLICIES_REFUSED, "budgets": BUDGETS_REFUSED}
+DOCUMENT_VERSIONS = {
+    "policy": POLICY_VERSION,
+    "budgets": BUDGETS_VERSION,
+    "redactions": REDACTIONS_VERSION,
+}
+DOCUMENTS_REFUSED = {
+    "policy": POLICIES_REFUSED,
+    "budgets": BUDGETS_REFUSED,
+    "redactions": REDACTIONS_REFUSED,
+}
 POLICY_ERRORS = Counter(
     "penstock_policy_errors_total", "Conditions of the policy with an error, by rule", ["rule"]
 )

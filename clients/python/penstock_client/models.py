@@ -188,6 +188,7 @@ class RunRecord(TypedDict):
     automations: NotRequired[list[str] | None]
     depth: NotRequired[int | None]
     budgets: NotRequired[list[str] | None]
+    redactions: NotRequired[int | None]
     ancestors: NotRequired[list[str] | None]
     unredacted: NotRequired[dict[str, str] | None]
     hold: NotRequired[Hold | None]

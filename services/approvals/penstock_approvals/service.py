@@ -18,6 +18,7 @@ from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscripti
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.subjects import due, run_id_of
+from penstock.redactions.document import CurrentRedactions
 from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
 from penstock.tracing import requests
@@ -25,7 +26,7 @@ from penstock.web.operation import operations_of
 from penstock_approvals.api.accounts import AccountsApi
 from penstock_approvals.api.approvals import Api
 from penstock_approvals.api.links import LinkRoutes
-from penstock_approvals.api.policy import BudgetsApi, PolicyApi
+from penstock_approvals.api.policy import BudgetsApi, PolicyApi, RedactionsApi
 from penstock_approvals.api.requests import Requests
 from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.trail import ApprovalAudit
@@ -59,7 +60,7 @@ class ApprovalsService(Service):
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
-    operations = operations_of(Api, LinkRoutes, PolicyApi, BudgetsApi, AccountsApi)
+    operations = operations_of(Api, LinkRoutes, PolicyApi, BudgetsApi, AccountsApi, RedactionsApi)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -71,6 +72,7 @@ class ApprovalsService(Service):
         self._anchors = Anchors(self.bus, settings.audit_keys)
         self._policies = Policies(self.bus, settings.policy)
         self._budgets = CurrentBudgets(self.bus)
+        self._redactions = CurrentRedactions(self.bus)
         self._approvals = Approvals(
             self.bus,
             context.pod,
@@ -95,6 +97,7 @@ class ApprovalsService(Service):
             PolicyApi(self._policies, self._approvals),
             BudgetsApi(self._budgets),
             AccountsApi(self.bus, self._budgets),
+            RedactionsApi(self._redactions),
             statuses={UnreadableRecord: 500},
         )
 
@@ -102,6 +105,7 @@ class ApprovalsService(Service):
         """Begin to take decisions, and then to record requests."""
         await self._policies.load()
         await self._budgets.load()
+        await self._redactions.load()
         for subject, handle in (
             ("decide.*", self._requests.on_vote),
             ("link.*", self._requests.on_link),
@@ -114,6 +118,7 @@ class ApprovalsService(Service):
         self.spawn("outbox", self._sweep)
         self.spawn("policy", self._policies.follow)
         self.spawn("budgets", self._budgets.follow)
+        self.spawn("redactions", self._redactions.follow)
         self.spawn("budget accounts", self._sweep_budgets)
         self.spawn("policy file", self._policies.watch_file)
         self.spawn("feed", self._feed.run)
@@ -157,7 +162,7 @@ class ApprovalsService(Service):
                 while self._tasks:  # a request's task may begin the task that sends its decision
                     await asyncio.wait(self._tasks)
         await self.cancel(
-            *("policy", "policy file", "budgets", "budget accounts"),
+            *("policy", "policy file", "budgets", "budget accounts", "redactions"),
             *("outbox", "audit", "list", "feed"),
         )
 

@@ -204,6 +204,7 @@ class AutomationsService(Service):
         self.spawn("schedules", self._schedules.keep)
         self.spawn("open runs", self._open_runs.follow)
         self.spawn("budgets", self._starter.admission.budgets.follow)
+        self.spawn("redactions", self._starter.redactions.follow)
         self.spawn("endpoints", self._mirror.run)
 
     @property

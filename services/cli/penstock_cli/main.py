@@ -37,6 +37,7 @@ _COMMANDS: Final = {
     "agents": ("agents", "app"),
     "policy": ("policy", "app"),
     "budget": ("budget", "app"),
+    "redaction": ("redaction", "app"),
     "doctor": ("doctor", "doctor"),
     "deadletters": ("deadletters", "app"),
     "streams": ("streams", "app"),

@@ -118,6 +118,7 @@ class EdgeService(Service):
         self.spawn("maintain-streams", self._edge.hubs.maintain)
         self.spawn("open-runs", self._edge.open_runs.follow)
         self.spawn("budgets", self._edge.starter.admission.budgets.follow)
+        self.spawn("redactions", self._edge.starter.redactions.follow)
         self.spawn("list-runs", self._edge.run_list.index.run)
         self.spawn("list-sessions", self._edge.session_list.index.run)
         self.spawn("list-costs", self._edge.cost_list.index.run)
@@ -137,7 +138,7 @@ class EdgeService(Service):
     async def stop(self) -> None:
         """End all streams between two frames, so that clients can reconnect with their cursors."""
         await self.cancel(
-            *("maintain-streams", "open-runs", "budgets"),
+            *("maintain-streams", "open-runs", "budgets", "redactions"),
             *("list-runs", "list-sessions", "list-costs"),
         )
         await self._large_events.stop()

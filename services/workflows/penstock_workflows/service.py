@@ -133,6 +133,7 @@ class WorkflowsService(Service):
         self.spawn("waiting inputs", self._count_waiting)
         self.spawn("open runs", self._open_runs.follow)
         self.spawn("budgets", self._starter.admission.budgets.follow)
+        self.spawn("redactions", self._starter.redactions.follow)
 
     async def drain(self, grace_s: float) -> None:
         await self.stop_consuming()

@@ -10,7 +10,6 @@ from typing import Any, Final
 from yaml.nodes import Node
 
 from penstock.budgets.model import Budget, BudgetsDocument
-from penstock.documents.fields import fits_any
 from penstock.documents.reading import Found, checked, digest_of, value_of
 from penstock.documents.store import Source
 from penstock.expressions import Budget as Steps
@@ -76,17 +75,8 @@ class Budgets:
         return [self._applying(budget, facts, now) for budget in self.document.budgets]
 
     def _applying(self, budget: Budget, facts: RunFacts, now: datetime) -> Applying:
-        match = budget.match
-        for name, value, patterns in (
-            ("agent", facts.agent, match.agent),
-            ("user", facts.user, match.user),
-            ("tenant", facts.tenant, match.tenant),
-        ):
-            if not fits_any(value, patterns):
-                reason = f"{name}: {value or '(none)'} is not {' or '.join(patterns)}"
-                return Applying(budget, False, reason)
-        if match.roles is not None and not set(match.roles) & set(facts.roles):
-            return Applying(budget, False, f"roles: the user has none of {', '.join(match.roles)}")
+        if (misfit := budget.match.misfit(facts)) is not None:
+            return Applying(budget, False, misfit)
         condition = self._conditions.get(budget.id)
         if condition is None:
             return Applying(budget, True, "it matches, and has no condition")

@@ -14,7 +14,7 @@ from penstock.documents.fields import (
     Duration,
     Id,
     Name,
-    Names,
+    RunMatch,
     Strict,
     Version,
     require_unique,
@@ -96,15 +96,6 @@ def _zone(name: str) -> str:
     return name
 
 
-class BudgetMatch(Strict):
-    """The runs to which a budget applies, by patterns in which `*` stands for any text."""
-
-    agent: Names = Field(["*"], description="Ids of agents.")
-    user: Names = Field(["*"], description="Users of runs.")
-    tenant: Names = Field(["*"], description="Tenants of runs.")
-    roles: Names | None = Field(None, description="The user has one of these roles.")
-
-
 class Limit(Strict):
     """What may be used. At least one field is set."""
 
@@ -170,7 +161,7 @@ class Budget(Strict):
     """A limit on what some runs use."""
 
     id: Id = Field(description="The budget's name in records and events.")
-    match: BudgetMatch = Field(BudgetMatch(), description="The runs to which it applies.")
+    match: RunMatch = Field(RunMatch(), description="The runs to which it applies.")
     when: str | None = Field(None, min_length=1, description="A condition in CEL.")
     per: Per = Field(description="What has its own account: each run, session, user, …")
     window: Window | None = Field(

@@ -127,6 +127,9 @@ class StartCommand(Record):
     depth: int | None = Field(
         None, description="For workflows: as in the run's record, for the run's children"
     )
+    redactions: dict[str, Any] | None = Field(
+        None, description="The `version` of the redactions, and those `rules` that apply to the run"
+    )
     created_at: str
 
     @property
@@ -140,6 +143,7 @@ class StartCommand(Record):
             "workflow_depth": self.workflow_depth,
             "forked_from": self.forked_from and self.forked_from.model_dump(),
             "tags": self.tags,
+            "redactions": self.redactions,
         }
         return {name: value for name, value in facts.items() if value is not None}
 
@@ -316,6 +320,11 @@ class RunRecord(Record):
     depth: int | None = Field(None, description="How many automation rules led to this run")
     budgets: list[str] | None = Field(
         None, description="The ids of the budgets that applied when the run was started"
+    )
+    redactions: int | None = Field(
+        None,
+        description="The version of the redactions that apply to the run's content; its source "
+        "frames are then shown to nobody",
     )
     ancestors: list[str] | None = Field(
         None, description="The workflows' runs around the run, the outermost one first"

@@ -115,6 +115,7 @@ class Draft:
     source: Source | None = None
     subrun: Subrun | None = None
     step_id: str | None = None
+    redactions: Sequence[JsonObject] = ()  # as in the event
 
 
 PauseKind = Literal[

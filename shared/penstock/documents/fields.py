@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -65,6 +65,44 @@ class DecidersOf(Strict):
     excluded: list[Name] = Field(
         [], alias="not", description="Who may not decide, such as `requester`."
     )
+
+
+class StartedRun(Protocol):
+    """The facts of a run by which rules choose runs; `tenant` is empty without one."""
+
+    @property
+    def agent(self) -> str: ...
+
+    @property
+    def user(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def roles(self) -> Sequence[str]: ...
+
+
+class RunMatch(Strict):
+    """The runs to which a rule or budget applies, by patterns in which `*` stands for any text."""
+
+    agent: Names = Field(["*"], description="Ids of agents.")
+    user: Names = Field(["*"], description="Users of runs.")
+    tenant: Names = Field(["*"], description="Tenants of runs.")
+    roles: Names | None = Field(None, description="The user has one of these roles.")
+
+    def misfit(self, run: StartedRun) -> str | None:
+        """Return why a run is not one of these; None if it is one."""
+        for name, value, patterns in (
+            ("agent", run.agent, self.agent),
+            ("user", run.user, self.user),
+            ("tenant", run.tenant, self.tenant),
+        ):
+            if not fits_any(value, patterns):
+                return f"{name}: {value or '(none)'} is not {' or '.join(patterns)}"
+        if self.roles is not None and not set(self.roles) & set(run.roles):
+            return f"roles: the user has none of {', '.join(self.roles)}"
+        return None
 
 
 def fits_any(text: str, patterns: Iterable[str]) -> bool:

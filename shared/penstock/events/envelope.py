@@ -46,6 +46,14 @@ class EventName(Model):
     action: Token = Field(description="What happened, within the category.")
 
 
+class Redacted(Model):
+    """What redactions took out of a field."""
+
+    field: str = Field(description="The field of `data`, such as `content`.")
+    kind: str = Field(description="`email`, `card`, …, or `pattern` for one of the operator's own.")
+    count: int = Field(ge=1, description="How many matches were taken out.")
+
+
 class Event(Model):
     """One canonical event. `data` is unchanged; `data_model()` returns it as a model."""
 
@@ -99,6 +107,10 @@ class Event(Model):
     )
     subrun: Subrun | None = Field(
         default=None, description="The inner run that the event belongs to."
+    )
+    redactions: list[Redacted] | None = Field(
+        default=None,
+        description="What the operator's redactions took out of `data`, where they did.",
     )
 
     @property

@@ -67,6 +67,10 @@ class Started(Data, title="Run started"):
     tags: dict[str, str] | None = Field(
         default=None, description="The tags that the start gave the run."
     )
+    redactions: int | None = Field(
+        default=None,
+        description="The version of the operator's redactions, where some apply to the run.",
+    )
 
 
 class Paused(Data, title="Run paused"):
@@ -226,7 +230,8 @@ class Cancelled(Data, title="Run cancelled"):
     )
     reason: str = Field(
         description="The reason: `user_stop`, `superseded` (a later start of the session "
-        "interrupted the run), `shutdown`, `approval_expired` or `budget`."
+        "interrupted the run), `shutdown`, `approval_expired`, `budget`, or `blocked` (by a "
+        "redaction)."
     )
     by: str | None = Field(default=None, description="The user who cancelled the run.")
     budget: BudgetReached | None = Field(

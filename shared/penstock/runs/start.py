@@ -41,6 +41,8 @@ from penstock.bus.shards import new_run_id
 from penstock.bus.state.run_trees import RunTrees, Stopped
 from penstock.bus.subjects import session_key
 from penstock.bus.write.objects import wrap
+from penstock.redactions.document import CurrentRedactions
+from penstock.redactions.scanner import redactor_of
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.workflows import check_start
@@ -65,6 +67,7 @@ async def list_run(bus: Bus, run_id: str, user_id: str, agent: str, session_id: 
     await bus.bucket("sessions").change(key, SessionRecord, add, new)
 
 
+BLOCKED = "blocked"  # the code of a start or run that a redaction has stopped
 SHOWN_CHARACTERS = 200  # the run's record keeps this many characters of the message
 TRIES = 3
 
@@ -124,6 +127,8 @@ class Start:
     # called with the run's id before the command is published
     prepare: Callable[[str], Awaitable[object]] | None = None
     when_busy: WhenBusy = "queue"
+    # whether the caller reads the agent server's own frames, which redactions do not reach
+    reads_frames: bool = False
     # The shard of the session, from `Starter.shard_for`. If the shard is None, the starter looks up
     # the shard.
     shard: int | None = None
@@ -172,6 +177,7 @@ class Starter:
         self._for_busy_session = for_busy_session
         self._bus = bus
         self.admission = Admission(bus)
+        self.redactions = CurrentRedactions(bus)
         self._trees = RunTrees(bus)
         self._max_runs_per_root = max_runs_per_root
         self._shards = shards
@@ -193,9 +199,10 @@ class Starter:
         """Start a new run, or return the run of an earlier request with the same key.
 
         Raises:
-            Problem: 409 if the key was used with another request before; 422 if an id cannot be
-                part of a path of the agent server, or the input does not fit the workflow; 404 if
-                there is no such workflow; 429 if the user has too many runs, or a budget has no
+            Problem: 409 if the key was used with another request before, or source frames are read
+                of a run with redactions; 422 if an id cannot be part of a path of the agent server,
+                the input does not fit the workflow, or a redaction blocks it; 404 if there is no
+                such workflow; 429 if the user has too many runs, or a budget has no
                 room; 508 if the root of the run has led to too many runs.
             AncestorStopped: a workflow that the run is inside of stops.
             OutcomeUnknown: the run may have been started; after any other BusError it was not.
@@ -260,7 +267,9 @@ class Starter:
             await self._shards.record(
                 command.user_id, command.session_id, subjects.shard_of(run_id)
             )
-        record, revision = await self._record(command, start)
+        record, revision, redactions = await self._record(command, start)
+        if record.redactions is not None:
+            command = command.model_copy(update={"redactions": redactions})
         # An earlier attempt may have failed before it published the command. So a repeated request
         # publishes the command again. A second command for one run does no harm, because a run is
         # claimed only once.
@@ -323,10 +332,12 @@ class Starter:
             raise Problem(409, "this idempotency key came with another request before")
         return str(first["run_id"])
 
-    async def _record(self, command: StartCommand, start: Start) -> tuple[RunRecord, int | None]:
+    async def _record(
+        self, command: StartCommand, start: Start
+    ) -> tuple[RunRecord, int | None, dict[str, Any] | None]:
         """Create the run's record, unless there is one already. Return it with its revision, which
-        is None if another request created the record. Raises Problem 429 if a budget refuses
-        the run."""
+        is None if another request created it, and with the redactions that apply to the run now.
+        Raises Problem 429 if a budget refuses the run, and as `_admitted`."""
         runs, origin = self._bus.bucket("runs"), start.origin
         facts = RunFacts(
             command.run_id,
@@ -337,10 +348,17 @@ class Starter:
             roles=start.user.roles,
             depth=origin.depth,
         )
-        if budgets := await self.admission.of(facts):
-            may_be_repeat = start.key is not None or start.run_id is not None
-            if may_be_repeat and (known := await runs.load(command.run_id, RunRecord)) is not None:
-                return known, None
+        budgets = await self.admission.of(facts)
+        redactions = (await self.redactions.in_force()).of(facts)
+        may_be_repeat = start.key is not None or start.run_id is not None
+        if (
+            may_be_repeat
+            and (budgets or redactions)
+            and (known := await runs.load(command.run_id, RunRecord)) is not None
+        ):
+            return known, None, redactions
+        message = _admitted(command, redactions, start) if redactions else command.message
+        if budgets:
             # A workflow that was admitted may run its steps, so their runs are never refused.
             await self.admission.enter(budgets, facts, always=origin.step_id is not None)
         record = RunRecord(
@@ -352,7 +370,7 @@ class Starter:
             roles=list(start.user.roles) or None,
             started_by=list(start.user.started_by) or None,
             target="workflows" if command.workflow is not None else None,
-            message=command.message[:SHOWN_CHARACTERS],
+            message=message[:SHOWN_CHARACTERS],
             created_at=command.created_at,
             updated_at=command.created_at,
             parent_run_id=start.origin.parent_run_id,
@@ -365,11 +383,12 @@ class Starter:
             ancestors=list(origin.ancestors) or None,
             forked_from=start.forked_from,
             tags=dict(start.tags) if start.tags else None,
+            redactions=redactions["version"] if redactions else None,
         )
         revision = await runs.create(command.run_id, record.dump())
         if revision is not None:
-            return record, revision
-        return await runs.load(command.run_id, RunRecord) or record, None
+            return record, revision, redactions
+        return await runs.load(command.run_id, RunRecord) or record, None, redactions
 
     async def _publish(self, command: StartCommand) -> None:
         payload = await wrap(self._bus, f"{command.run_id}.start", command.dump())
@@ -437,6 +456,33 @@ def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) 
                 f"the {name} id {id[:128]!r} has a slash, which no path of an ADK server can have; "
                 "use an id without one",
             )
+
+
+def _admitted(command: StartCommand, redactions: Mapping[str, Any], start: Start) -> str:
+    """Return the message as lists of runs may show it. Raises Problem."""
+    if start.reads_frames:
+        raise frames_refused(redactions["version"])
+    redactor = redactor_of(command.run_id, redactions)
+    message = redactor.text(command.message)
+    redactor.value([command.input, command.body])
+    if redactor.blocked is not None:
+        raise Problem(
+            422,
+            f"the input has a match of kind {redactor.blocked}, which the operator's redactions "
+            "block; start the run without it",
+            code=BLOCKED,
+        )
+    return message
+
+
+def frames_refused(version: int) -> Problem:
+    """Return the error for who wants to read what an agent server itself has sent."""
+    return Problem(
+        409,
+        f"redactions apply here (version {version}), and what the agent server itself has sent "
+        "has what they take out; use another dialect or path, or ask the operator",
+        code="redacted",
+    )
 
 
 def _key_of(start: Start) -> str:

@@ -253,11 +253,13 @@ HOW: dict[str, list[How]] = {
     "POST /v1/approvals/{approval_id}/remarks": [How(404)],
     "GET /v1/policy": [How()],
     "GET /v1/budgets": [How()],
+    "GET /v1/redactions": [How()],
     "GET /v1/budgets/accounts": [How()],
     "POST /v1/policy/try": [How()],
     # Alice's policy has a mistake, so it changes nothing for the tests that follow.
     "PUT /v1/policy": [How(good=422, body={"version": 0})],
     "PUT /v1/budgets": [How(good=422, body={"version": 0})],
+    "PUT /v1/redactions": [How(good=422, body={"version": 0})],
     # automations
     "GET /v1/automations": [How()],
     "POST /v1/automations": [How(good=201, body=RULE)],

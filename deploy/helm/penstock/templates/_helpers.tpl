@@ -176,6 +176,7 @@ readiness:
 /v1/approvals: approvals
 /v1/policy: approvals
 /v1/budgets: approvals
+/v1/redactions: approvals
 /d: approvals
 /v1/automations: automations
 /v1/hooks: automations

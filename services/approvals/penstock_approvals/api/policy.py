@@ -1,5 +1,5 @@
-"""Serve the HTTP routes of the policy and of the budgets: show the current document, and replace
-it."""
+"""Serve the HTTP routes of the policy, the budgets and the redactions: show the current document,
+and replace it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from penstock.budgets.model import BudgetsDocument
 from penstock.bus import BusError, Retry
 from penstock.documents.reading import MAX_BYTES, InvalidDocument
 from penstock.documents.store import Documents, InForceT, Source, VersionConflict
+from penstock.redactions.document import Redactions, RedactionsDocument
 from penstock.web.answers import json_answer, while_connected
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json, read_model
@@ -44,6 +45,12 @@ _BUDGETS_EXAMPLE: dict[str, Any] = {
             "at": [{"share": 1.0, "do": "refuse"}],
         }
     ],
+}
+
+
+_REDACTIONS_EXAMPLE: dict[str, Any] = {
+    "version": 1,
+    "redact": [{"id": "cards", "match": {"agent": "shop-*"}, "kinds": ["card", "iban"]}],
 }
 
 
@@ -79,6 +86,12 @@ class CurrentBudgets(_Current):
     """The current budgets."""
 
     budgets: dict[str, Any] = Field(description="The document itself")
+
+
+class CurrentRedactions(_Current):
+    """The current redactions."""
+
+    redactions: dict[str, Any] = Field(description="The document itself")
 
 
 class _DocumentApi(Generic[InForceT]):
@@ -220,4 +233,38 @@ class BudgetsApi(_DocumentApi[Budgets]):
         )
     )
     async def apply_budgets(self, request: Request) -> Response:
+        return await self._replace(request)
+
+
+class RedactionsApi(_DocumentApi[Redactions]):
+    """The handlers of the redactions' routes."""
+
+    name = "redactions"
+    shown = CurrentRedactions
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/redactions",
+            summary="What is taken out of the content of new runs",
+            answers={200: json("The redactions", CurrentRedactions)},
+            scopes=("administer",),
+        )
+    )
+    async def show_redactions(self, request: Request) -> Response:
+        return self._answer()
+
+    @serves(
+        _operation(
+            method="PUT",
+            path="/v1/redactions",
+            summary="Replace the redactions by a document with a higher version",
+            answers={200: json("The redactions that are in force now", CurrentRedactions)},
+            scopes=("administer",),
+            body=RedactionsDocument,
+            example=_REDACTIONS_EXAMPLE,
+            refusals=(409,),
+        )
+    )
+    async def apply_redactions(self, request: Request) -> Response:
         return await self._replace(request)

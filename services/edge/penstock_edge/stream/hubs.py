@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from penstock.bus import Bus, Loss
+from penstock.bus.records import RunRecord
+from penstock.runs.start import frames_refused
 from penstock.telemetry import CLIENTS, RESUMES
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.settings import EdgeSettings
@@ -38,6 +40,12 @@ class Hubs:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def join(self, view: View, start: StartPosition) -> Client:
+        """Return a new client of a view. Raises Problem 409 for the source frames of a run with
+        redactions: whoever reads them comes through here."""
+        if view.reads_frames:
+            record = await self._bus.bucket("runs").load(view.run_id, RunRecord)
+            if record is not None and record.redactions is not None:
+                raise frames_refused(record.redactions)
         if start.erased:
             # The hub of the run before its erasure has its content.
             view = replace(view, key=(*view.key, ERASED))

@@ -205,7 +205,8 @@ async def begin(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Star
     else:
         shard = await edge.starter.shard_for(start.user.user_id, start.session_id)
     position = await start_of_new_run(edge.bus, shard, frames=frames)
-    return await edge.starter.start(replace(start, shard=shard)), position
+    start = replace(start, shard=shard, reads_frames=frames)
+    return await edge.starter.start(start), position
 
 
 async def first_leg(edge: Edge, start: Start, *, frames: bool = False) -> tuple[Started, Leg]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
@@ -67,7 +68,9 @@ def budget_pause(ask: JsonObject) -> Pause:
     return Pause([item], {"kind": BUDGET, **ask})
 
 
-def approval_requested(approval_id: str, pause: Pause) -> Draft:
+def approval_requested(
+    approval_id: str, pause: Pause, redactions: Sequence[JsonObject] = ()
+) -> Draft:
     """Return the event that asks for a decision about every item of a pause.
 
     Each item has a digest of its content and the approval's id, and the request has a digest of
@@ -81,7 +84,7 @@ def approval_requested(approval_id: str, pause: Pause) -> Draft:
         "deciders_required": 1,
         "items": items,
     }
-    return Draft("approval.requested", data, pause.source)
+    return Draft("approval.requested", data, pause.source, redactions=redactions)
 
 
 def _item(approval_id: str, item: PauseItem) -> JsonObject:

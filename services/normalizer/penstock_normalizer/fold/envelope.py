@@ -63,6 +63,7 @@ class CanonicalEvent:
     data: JsonObject
     body: bytes
     unredacted: JsonObject | None = None  # `data` before redaction, if redaction changed it
+    redactions: Sequence[JsonObject] = ()  # what the run's redactions took out
 
 
 def canonical_event(
@@ -99,6 +100,8 @@ def canonical_event(
         body["step_id"] = draft.step_id
     if draft.subrun is not None:
         body["subrun"] = draft.subrun
+    if draft.redactions:
+        body["redactions"] = draft.redactions
     try:
         encoded = orjson.dumps(body)
     except orjson.JSONEncodeError as error:
@@ -107,7 +110,9 @@ def canonical_event(
         # The agent server's id of the session is replaced by the session id that clients know.
         encoded = encoded.replace(thread_id.encode(), _within_quotes(facts["session_id"]))
     unredacted = None if data is draft.data else draft.data
-    return CanonicalEvent(draft.type, sequence, timestamp, data, encoded, unredacted)
+    return CanonicalEvent(
+        draft.type, sequence, timestamp, data, encoded, unredacted, draft.redactions
+    )
 
 
 @lru_cache(maxsize=256)

@@ -33,6 +33,7 @@ from penstock_normalizer.fold.approval_request import (
     pending_approval,
 )
 from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, canonical_event
+from penstock_normalizer.fold.redacting import RunRedactions
 from penstock_normalizer.fold.service_events import is_allowed, is_of_workflow
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ CostOf = Callable[[str, JsonObject, JsonObject, str, str], JsonObject | None]
 # maps a protocol to the function that makes its decoder
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
+BLOCKED = "blocked"  # why a redaction has ended a run
 _CALLS = frozenset({USAGE, TOOL_RESULT})
 _SLICE_BYTES = 64 * 1024  # the size in bytes of the slices in which a body is parsed
 
@@ -91,6 +93,8 @@ class RunFold:
     pending: PendingApproval | None = None
     ended: str | None = None  # the terminal event's type
     broken_off: bool = False
+    # the kind of the match in the last frame for which a redaction has stopped the run
+    blocked: str | None = None
     error: Exception | None = None  # the exception that the decoder raised on the last frame
     _early: list[RawFrame] = field(default_factory=list)
     _decoder: Decoder | None = None
@@ -101,6 +105,7 @@ class RunFold:
     _parts: list[bytes] = field(default_factory=list)
     # the time of the leg's begin, or of its last call of a model or a tool
     _called_at: str = ""
+    _redactions: RunRedactions | None = None  # None for a run without
 
     @property
     def approval_id(self) -> str | None:
@@ -117,7 +122,7 @@ class RunFold:
     def events(self, frame: RawFrame) -> Iterator[CanonicalEvent]:
         """Yield this frame's events one by one. All events of a frame together can be a hundred
         times as large as the frame, so they are not returned as a list."""
-        self.error = None
+        self.error = self.blocked = None
         if frame.sequence <= self.raw_sequence or self.broken_off:
             return
         self.raw_sequence = frame.sequence
@@ -137,12 +142,30 @@ class RunFold:
                 break
             if draft is None:
                 return
-            if self._admits(draft):
+            if self._redactions is not None:
+                yield from self._redacted(self._redactions, draft)
+            elif self._admits(draft):
                 yield self._placed(draft)
         text = f"the frame cannot be read: {self.error!r}"
         failed = self._failed(code="internal", error=text)
-        if self._admits(failed):
+        if self._redactions is not None:
+            yield from self._redacted(self._redactions, failed)
+        elif self._admits(failed):
             yield self._placed(failed)
+
+    def _redacted(self, redactions: RunRedactions, draft: Draft) -> Iterator[CanonicalEvent]:
+        """Yield the events of a draft; end the run if something in it blocks the run."""
+        yield from map(self._placed, filter(self._admits, redactions.apply(draft)))
+        kind = redactions.take_blocked()
+        if kind is None or self.ended:
+            return
+        redactions.drop_open_texts()
+        self.blocked, self._response, self._pause = kind, None, None
+        closing = self._decoder.abort() if self._decoder is not None else ()
+        for each in self._decoded(closing):
+            yield from map(self._placed, filter(self._admits, redactions.apply(each)))
+            redactions.take_blocked()
+        yield from map(self._placed, filter(self._admits, _stopped_for(kind)))
 
     # The kinds of source frames
 
@@ -151,7 +174,15 @@ class RunFold:
         if frame.leg == 1 and not self.leg:
             self.leg = 1
             self.facts = opened
+            if "redactions" in opened:
+                self._take_redactions()
             yield self._started()
+            if self._redactions is not None and "message" in opened:
+                # The run's record shows it, too.
+                self.facts = {
+                    **opened,
+                    "message": self._redactions.redactor.text(opened["message"]),
+                }
             self._begin_response(frame)
             yield from self._decoded(self._the_decoder().open(1))
             early, self._early = self._early, []
@@ -278,6 +309,10 @@ class RunFold:
 
     # The state of the run
 
+    def _take_redactions(self) -> None:
+        redactions, is_workflow = self.facts["redactions"], self.is_workflow
+        self._redactions = RunRedactions.of(self.run_id, redactions, is_workflow=is_workflow)
+
     def _begin_response(self, frame: RawFrame) -> _Response:
         self._called_at = self.timestamp
         self._response = _Response(frame.connection, Parser(self.max_frame_bytes))
@@ -327,8 +362,11 @@ class RunFold:
         pause, self._pause = self._pause, None
         if pause is None or self.ended:
             return
+        found: list[JsonObject] = []
+        if self._redactions is not None:
+            pause, found = self._redactions.pause(pause)
         self.pending = pending_approval(self.run_id, self.leg, pause)
-        yield approval_requested(self.pending.approval_id, pause)
+        yield approval_requested(self.pending.approval_id, pause, found)
 
     def _failed(self, **facts: Any) -> Draft:
         source: Source | None = None
@@ -353,6 +391,7 @@ class RunFold:
                 idempotency_key=self.facts.get("idempotency_key"),
                 forked_from=self.facts.get("forked_from"),
                 tags=self.facts.get("tags"),
+                redactions=self._redactions and self._redactions.version,
             ),
         )
 
@@ -420,7 +459,7 @@ class RunFold:
     # events are kept.
 
     def snapshot(self) -> JsonObject:
-        decoder, approval = self._the_decoder(), self.pending
+        decoder, approval, redactions = self._the_decoder(), self.pending, self._redactions
         return {
             **{name: getattr(self, name) for name in _IN_SNAPSHOT},
             "approval_id": self.approval_id,
@@ -430,11 +469,16 @@ class RunFold:
             "escalated": approval.step if approval is not None else 0,
             "expired": approval is not None and approval.expiry_announced,
             "decoder": decoder.snapshot(),
+            "redacted": redactions.redactor.snapshot() if redactions is not None else None,
         }
 
     def restore(self, state: JsonObject) -> None:
         for name in _IN_SNAPSHOT:
             setattr(self, name, state[name])
+        if "redactions" in self.facts:
+            self._take_redactions()
+        if self._redactions is not None:
+            self._redactions.redactor.restore(state["redacted"])
         if state["approval_id"] is not None:
             self.pending = PendingApproval(
                 approval_id=state["approval_id"],
@@ -461,6 +505,15 @@ _HANDLERS: Mapping[str, Callable[[RunFold, RawFrame], Iterable[Draft]]] = {
     "lost": RunFold._on_lost,
     "event": RunFold._on_event,
 }
+
+
+def _stopped_for(kind: str) -> tuple[Draft, ...]:
+    text = f"the run was stopped: its content has a match of kind {kind}, which is blocked"
+    return (
+        Draft("system.warning", {"message": text, "code": BLOCKED}),
+        # The agent server is asked to stop only now, so nobody knows whether it does.
+        Draft("lifecycle.cancelled", {"reason": BLOCKED, "by": "policy", "confirmed": False}),
+    )
 
 
 def _present(**fields: Any) -> JsonObject:

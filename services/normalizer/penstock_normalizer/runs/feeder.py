@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
-from penstock.bus import Stored
+from penstock.bus import Message, Stored, subjects
+from penstock.bus.connection.retry import with_retries
 from penstock.bus.messages import RawFrame
+from penstock.bus.records import CancelCommand, Target
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
-from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.fold.run_fold import BLOCKED, RunFold
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
 from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
@@ -130,7 +133,8 @@ class Feeder:
 
         If the decoder raised an exception on the frame, the frame becomes a dead letter. If the run
         is paused, and the last events of `ready` are from this frame, the state of the fold is
-        stored; while the bus does not answer, this waits.
+        stored. If a redaction has stopped the run, the service that executes it is told so. While
+        the bus does not answer, this waits.
         """
         if fold.error is not None:
             log.error(
@@ -140,8 +144,22 @@ class Feeder:
                 exc_info=fold.error,
             )
             await self._context.give_up(stored, fold.error)
+        if fold.blocked is not None and ready.last_raw_sequence == stored.sequence:
+            await self._stop(fold)
         if fold.pending is not None and ready.last_raw_sequence == stored.sequence:
             await self._context.pauses.store(fold)
+
+    async def _stop(self, fold: RunFold) -> None:
+        """Command the service that executes the run to cancel it; a repeat changes nothing."""
+        run_id, bus = self._run_id, self._context.bus
+        log.warning("run %s: a redaction stops it for a match of kind %s", run_id, fold.blocked)
+        cancel = CancelCommand(run_id=run_id, by="policy", reason=BLOCKED)
+        target: Target = "workflows" if fold.is_workflow else "connector"
+        headers = {"Nats-Msg-Id": f"{run_id}.{BLOCKED}"}
+        message = Message(subjects.command(target, "cancel", run_id), cancel.dump(), headers)
+        await with_retries(
+            partial(bus.publisher.publish, message), f"run {run_id}: it is not stopped yet"
+        )
 
 
 def _writer(stored: Stored) -> str:

@@ -256,6 +256,8 @@ class RunOutput:
         self.first = self.first or last
         self.raw_first = fold.raw_first
         for each, _ in batch:
+            for found in each.redactions:
+                telemetry.REDACTIONS.labels(found["kind"]).inc(found["count"])
             if each.type == USAGE:
                 count_usage(fold.facts.get("agent", ""), each.data)
             elif each.type == TOOL_RESULT and each.data.get("cost") is not None:

@@ -281,7 +281,7 @@ USERS: Final = (
         _reads(EVENTS, RAW, AUDIT, SCHEDULES),
         _buckets("policies", "approvals", "pauses", "runs", "aliases", "tokens", "sent"),
         _keys("approvals.>", "policies.current", "aliases.*", "tokens.link.*"),
-        [*_buckets("budgets"), *_keys("budgets.>", "policies.budgets")],
+        [*_buckets("budgets"), *_keys("budgets.>", "policies.budgets", "policies.redactions")],
         _attempts("approvals"),
         _TOKENS,
         _KEEPS_OBJECTS,

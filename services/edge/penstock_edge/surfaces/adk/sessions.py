@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import start_fields
+from penstock.runs.start import frames_refused
 from penstock.web.auth import acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.operation import OBJECT, TEXT, Parameter, a_list, in_path, json, serves
@@ -64,7 +65,7 @@ class Sessions:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        named = readable_by(self._edge, request)
+        named = await readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id))
         return json_response(
@@ -80,7 +81,7 @@ class Sessions:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        named = readable_by(self._edge, request)
+        named = await readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
         return json_response(
@@ -139,9 +140,7 @@ class Sessions:
         """Change the state of an ADK session without a run, under the same keys as at the start of
         a run; respond with the session. During a pause this is 409, because an approved tool could
         run with another state than the person saw."""
-        named = session_named_by(self._edge, request)
-        if named.agent.protocol == ADK:
-            require(identity_of(request), "raw")
+        named = await readable_by(self._edge, request)
         document = await self._document(request)
         if named.agent.protocol != ADK:
             raise Problem(422, "only the sessions of ADK agents have a state")
@@ -212,11 +211,15 @@ def session_named_by(edge: Edge, request: Request) -> NamedSession:
     )
 
 
-def readable_by(edge: Edge, request: Request) -> NamedSession:
-    """Require `raw` to read the session of an ADK agent, which is relayed byte for byte."""
+async def readable_by(edge: Edge, request: Request) -> NamedSession:
+    """Require `raw` to read the session of an ADK agent, which is relayed byte for byte. Problem
+    409 if runs of the agent have redactions, since the ADK server knows nothing of these."""
     named = session_named_by(edge, request)
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")
+        redactions = await edge.starter.redactions.in_force()
+        if redactions.names(named.agent.id):
+            raise frames_refused(redactions.version)
     return named
 
 
@@ -269,7 +272,7 @@ class Artifacts:
         return await self._relay(request, path.split("/"))
 
     async def _relay(self, request: Request, below: list[str]) -> ASGIApp:
-        named = readable_by(self._edge, request)
+        named = await readable_by(self._edge, request)
         if named.agent.protocol != ADK:
             if not below or below[-1] == VERSIONS:
                 return json_response([])

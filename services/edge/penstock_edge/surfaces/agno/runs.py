@@ -116,7 +116,7 @@ class Runs(Handlers):
             body=RunRequest,
             body_types=(*FORMS, JSON),
             example={"message": "Hello", "stream": True},
-            refusals=(404,),
+            refusals=(404, 409),
         )
     )
     async def start(self, request: Request) -> ASGIApp:

@@ -321,7 +321,7 @@ class Runs(Handlers):
                 by.FROM,
                 by.limit(MAX_PAGE),
             ),
-            refusals=(404, 406, 410),
+            refusals=(404, 406, 409, 410),
         )
     )
     async def events(self, request: Request) -> ASGIApp:

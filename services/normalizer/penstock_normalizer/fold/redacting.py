@@ -1,0 +1,221 @@
+"""Applies a run's redactions to its events, before they are numbered. Pure.
+
+A text that comes in pieces, such as a message, is held back from where a match may have begun until
+its next pieces decide it, or until the text ends. All other events come whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NamedTuple, Protocol
+
+from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem, cut_off
+from penstock.events import TERMINAL
+from penstock.redactions.json_text import JsonScanner
+from penstock.redactions.scanner import Redactor, Scanner, redactor_of
+
+# The fields of `data` that say what an event is and what it belongs to. They are no content: ids
+# and names by which agents, tools and people are known, states, numbers and times. All other fields
+# are searched, also those that come to an event later.
+_NO_CONTENT_WORDS: Final = """
+    agent attempt attempts automatic automation budget by code confirmed content_type cost deciders
+    deciders_required delivery_id depth digest duration_s error_type execution expires_at
+    forked_from idempotency_key iteration kind media_type name on_behalf_of outcome pending policy
+    protocol provider redactions retryable role size_bytes status_code step subrun tags team_name
+    tenant to tool usage version worker_name workflow
+"""
+_NO_CONTENT: Final = frozenset(_NO_CONTENT_WORDS.split())
+# The types of events without content.
+_NO_CONTENT_TYPES: Final = frozenset({"llm.usage", "system.metrics"})
+# The keys of messages and of items of approvals whose values other events repeat.
+_IDS: Final = frozenset({"id", "item_id", "tool_call_id", "toolCallId", "role", "type", "digest"})
+_WITH_IDS: Final = frozenset({"items", "messages"})
+_MESSAGE_END: Final = "llm.message_completed"
+_REQUEST: Final = "approval.requested"
+_START: Final = "lifecycle.started"
+
+
+class _Pieces(NamedTuple):
+    """Says of events with a piece of a text which field has the piece, and whose text it is."""
+
+    text: str
+    owner: str
+
+
+_PIECES: Final[Mapping[str, _Pieces]] = {
+    "llm.stream": _Pieces("content", "message_id"),
+    "llm.reasoning": _Pieces("thought", "reasoning_id"),
+    "llm.tool_args": _Pieces("delta", "tool_call_id"),
+    "llm.tool_progress": _Pieces("delta", "tool_call_id"),
+}
+# By the type of an event that ends texts: the types of their pieces, and the field with their
+# owner's id.
+_ENDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    _MESSAGE_END: (("llm.stream",), "message_id"),
+    "llm.tool_call": (("llm.tool_args",), "tool_call_id"),
+    "llm.tool_result": (("llm.tool_args", "llm.tool_progress"), "tool_call_id"),
+}
+# A text is known by the type of its pieces, its owner, and the path of an argument.
+_Key = tuple[str, str, str]
+
+
+class _Searching(Protocol):
+    def feed(self, piece: str, *, last: bool = False) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(slots=True)
+class _OpenText:
+    """A text whose end has not come; `last` is the draft with its last piece in `field`."""
+
+    scanner: _Searching
+    last: Draft
+    field: str
+
+
+@dataclass(slots=True)
+class RunRedactions:
+    """The redactions of one run, and its texts that are open."""
+
+    redactor: Redactor
+    version: int  # of the operator's document
+    # whether requests for approvals come whole, as from a workflow; others are made by `pause`
+    _has_requests: bool
+    _open: dict[_Key, _OpenText] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run_id: str, redactions: Mapping[str, Any], *, is_workflow: bool) -> RunRedactions:
+        return cls(redactor_of(run_id, redactions), redactions["version"], is_workflow)
+
+    def apply(self, draft: Draft) -> Iterator[Draft]:
+        """Yield the drafts that come in place of this one: none while all its text is held back.
+
+        If something in it blocks the run, `take_blocked` says so afterwards. A message is then
+        yielded up to there, and any other draft not at all.
+        """
+        yield from self._texts_ended_by(draft)
+        if (kind := self.take_blocked()) is not None:
+            if draft.type == _MESSAGE_END:
+                yield self._cut(draft)
+            self.redactor.blocked = kind
+            return
+        pieces = _PIECES.get(draft.type)
+        if pieces is not None and isinstance(draft.data.get(pieces.text), str):
+            yield from self._piece(draft, pieces, "", pieces.text)
+        elif draft.type == "llm.tool_args" and isinstance(draft.data.get("value"), str):
+            yield from self._piece(draft, _PIECES[draft.type], draft.data["path"], "value")
+        elif draft.type in _NO_CONTENT_TYPES or (draft.type == _REQUEST and not self._has_requests):
+            yield draft
+        else:
+            yield from self._whole(draft)
+
+    def pause(self, pause: Pause) -> tuple[Pause, list[JsonObject]]:
+        """Return what people are asked, and what was taken out of it. The answer to an item that
+        was changed cannot change its arguments: the agent server would get what people see."""
+        items = [self._item(item) for item in pause.items]
+        return replace(pause, items=items), self._found("items")
+
+    def take_blocked(self) -> str | None:
+        kind, self.redactor.blocked = self.redactor.blocked, None
+        return kind
+
+    def drop_open_texts(self) -> None:
+        """Forget what is held back of texts, since the run is stopped."""
+        self._open.clear()
+
+    def _item(self, item: PauseItem) -> PauseItem:
+        changed = {
+            name: self.redactor.value(value)
+            for name, value in asdict(item).items()
+            if name in ("args", "description", "input_schema", "options")
+        }
+        return replace(item, **changed, editable=item.editable and changed["args"] == item.args)
+
+    def _texts_ended_by(self, draft: Draft) -> Iterator[Draft]:
+        if not self._open:
+            return
+        if draft.type in TERMINAL or draft.type == _REQUEST:
+            ended = list(self._open)
+        elif draft.type in _ENDS:
+            types, owner = _ENDS[draft.type]
+            ended = [
+                key for key in self._open if key[0] in types and key[1] == draft.data.get(owner)
+            ]
+        else:
+            return
+        for key in ended:
+            text = self._open.pop(key)
+            if rest := text.scanner.flush():
+                data = {**text.last.data, text.field: rest}
+                data.pop("title", None)
+                found = self._found(text.field)
+                yield replace(text.last, data=data, redactions=found)
+
+    def _piece(self, draft: Draft, pieces: _Pieces, path: str, name: str) -> Iterator[Draft]:
+        key = draft.type, str(draft.data[pieces.owner]), path
+        text = self._open.get(key)
+        if text is None:
+            is_json = draft.type == "llm.tool_args" and name == "delta"
+            scanner = (JsonScanner if is_json else Scanner)(self.redactor)
+            text = self._open[key] = _OpenText(scanner, draft, name)
+        text.last = draft
+        is_last = draft.data.get("final") is True
+        if is_last:
+            del self._open[key]
+        decided = text.scanner.feed(draft.data[name], last=is_last)
+        found = self._found(name)
+        if (title := draft.data.get("title")) is not None:
+            draft = replace(draft, data={**draft.data, "title": self.redactor.text(title)})
+            found += self._found("title")
+        if decided or is_last or title is not None:
+            yield replace(draft, data={**draft.data, name: decided}, redactions=found)
+
+    def _whole(self, draft: Draft) -> Iterator[Draft]:
+        found: list[JsonObject] = []
+        data = {}
+        for name, value in draft.data.items():
+            if name in _NO_CONTENT or name.endswith("_id") or value is None:
+                data[name] = value
+            elif name == "delta" and isinstance(value, list):
+                data[name] = [self._operation(each) for each in value]
+            else:
+                data[name] = self.redactor.value(value, _IDS if name in _WITH_IDS else frozenset())
+            found += self._found(name)
+            if self.redactor.blocked is not None:
+                if draft.type == _MESSAGE_END:
+                    yield self._cut(draft)
+                elif draft.type == _START:  # every run begins with this event
+                    yield replace(draft, data={**draft.data, name: data[name]}, redactions=found)
+                return
+        yield replace(draft, data=data, redactions=found)
+
+    def _operation(self, operation: Any) -> Any:
+        """Return an operation of a JSON Patch. Its paths name keys, which are searched, too."""
+        if not isinstance(operation, dict):
+            return self.redactor.value(operation)
+        return {
+            name: self._path(value)
+            if name in ("path", "from") and isinstance(value, str)
+            else self.redactor.value(value)
+            for name, value in operation.items()
+        }
+
+    def _path(self, path: str) -> str:
+        keys = (key.replace("~1", "/").replace("~0", "~") for key in path.split("/"))
+        clean = (self.redactor.text(key) for key in keys)
+        return "/".join(key.replace("~", "~0").replace("/", "~1") for key in clean)
+
+    def _cut(self, draft: Draft) -> Draft:
+        """Return a message up to what blocks the run."""
+        data = {name: draft.data[name] for name in ("message_id", "role")}
+        data["content"] = self.redactor.text(draft.data.get("content", ""))
+        data |= cut_off("a redaction has stopped the run")
+        return replace(draft, data=data, redactions=self._found("content"))
+
+    def _found(self, name: str) -> list[JsonObject]:
+        return [
+            {"field": name, "kind": kind, "count": count}
+            for kind, count in self.redactor.take_found().items()
+        ]

@@ -1,0 +1,137 @@
+"""Reads the document of redactions, and says which rules a run has.
+
+A run has the rules that are in force when it starts, as its record and its command say; a changed
+document applies to new runs. All but `CurrentRedactions` is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, model_validator
+from yaml.nodes import Node
+
+from penstock.bus import Bus, Retry
+from penstock.documents.fields import (
+    Id,
+    Listed,
+    RunMatch,
+    StartedRun,
+    Strict,
+    Version,
+    fits_any,
+    require_unique,
+)
+from penstock.documents.reading import Found, checked, digest_of, value_of
+from penstock.documents.store import Documents, Source
+from penstock.redactions.kinds import KINDS, OWN
+from penstock.redactions.patterns import MAX_PATTERN_CHARACTERS, InvalidPattern
+from penstock.redactions.scanner import Action, Rules
+from penstock.web.problems import Problem
+
+KEY: Final = "redactions"
+MAX_RULES: Final = 100
+_NAMES: Final = ", ".join(KINDS)
+KindName = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARACTERS + len(OWN))]
+
+
+class Redaction(Strict):
+    """What is taken out of the content of some runs."""
+
+    id: Id = Field(description="The rule's name.")
+    match: RunMatch = Field(RunMatch(), description="The runs to which it applies.")
+    kinds: Annotated[list[KindName], Listed, Field(min_length=1, max_length=50)] = Field(
+        description=f"What is taken out: {_NAMES}, or `re:` and a pattern of RE2 without `*` and "
+        "`+`, such as `re:\\bEMP-[0-9]{6}\\b`."
+    )
+    where: Literal["ingest"] = Field(
+        "ingest", description="`ingest`: before the events are stored, so that nobody sees it."
+    )
+    action: Action = Field(
+        "mask",
+        description="`mask` puts a name in its place, such as `[EMAIL_1]`, which is the same for "
+        "the same value in the run; `drop` puts nothing there; `block` stops the run.",
+    )
+
+
+class RedactionsDocument(Strict):
+    """All redactions. Where several name the same kind, the first that a run matches counts."""
+
+    version: Version = Field(description="A number that grows with every change.")
+    redact: list[Redaction] = Field([], max_length=MAX_RULES)
+
+    @model_validator(mode="after")
+    def _check_ids(self) -> RedactionsDocument:
+        require_unique([rule.id for rule in self.redact], "redact")
+        return self
+
+
+class Redactions:
+    """The redactions in force."""
+
+    def __init__(self, document: RedactionsDocument, source: Source = "kv") -> None:
+        self.document = document
+        self.source: Source = source
+        self.digest = digest_of(document)
+
+    @property
+    def version(self) -> int:
+        return self.document.version
+
+    def of(self, run: StartedRun) -> dict[str, Any] | None:
+        """Return what the run's record has about its rules: their version and the rules."""
+        rules = [
+            {"id": rule.id, "kinds": rule.kinds, "action": rule.action}
+            for rule in self.document.redact
+            if rule.match.misfit(run) is None
+        ]
+        return {"version": self.version, "rules": rules} if rules else None
+
+    def names(self, agent: str) -> bool:
+        """Return whether a run of this agent may have rules."""
+        return any(fits_any(agent, rule.match.agent) for rule in self.document.redact)
+
+
+NONE: Final = Redactions(RedactionsDocument.model_construct(version=0, redact=[]), "builtin")
+
+
+def parse(text: str) -> Redactions:
+    """Return the redactions that a text in YAML (or JSON) describes. Raises InvalidDocument."""
+    value, root = value_of(text)
+    return from_value(value, "file", root)
+
+
+def from_value(value: Any, source: Source, root: Node | None = None) -> Redactions:
+    return Redactions(checked(RedactionsDocument, value, _wrong_kinds, root), source)
+
+
+def _wrong_kinds(document: RedactionsDocument) -> Iterator[Found]:
+    for number, rule in enumerate(document.redact):
+        for index, kind in enumerate(rule.kinds):
+            try:
+                Rules([{"kinds": [kind], "action": rule.action}])
+            except KeyError:
+                reason = f"{kind!r} is none of {_NAMES}, and does not begin with {OWN}"
+                yield ("redact", number, "kinds", index), reason
+            except InvalidPattern as error:
+                yield ("redact", number, "kinds", index), str(error)
+
+
+class CurrentRedactions(Documents[Redactions]):
+    """Keeps the redactions in force up to date. They are stored over HTTP only, so that all
+    services that start runs have the same."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus, from_value, NONE, name="redactions", key=KEY)
+
+    async def in_force(self) -> Redactions:
+        """Return the redactions. Raises Problem 503 if the stored ones have a mistake, and none
+        were in force before; BusError if they were never read."""
+        await self.require_read()
+        try:
+            return self.current
+        except Retry:
+            reason = self.refused.get("kv")
+            text = f"no run starts, since the redactions have a mistake: {reason}"
+            raise Problem(503, text) from None

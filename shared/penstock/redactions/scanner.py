@@ -1,0 +1,226 @@
+"""Finds what rules name in the texts of a run, and puts something else in its place. Pure.
+
+Of all matches that begin first, the longest counts; the search then goes on behind it. A piece of a
+text is searched as far as further pieces cannot change the result: `Scanner` holds back the text
+from the first character on that may still be the beginning of a match. So the result is the same
+however the text was cut into pieces.
+
+RE2 takes time proportional to the text, whatever the pattern. Texts are searched as UTF-8, because
+RE2 counts in bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import orjson
+
+from penstock.redactions.kinds import Kind, kinds_of
+from penstock.redactions.patterns import InvalidPattern
+
+Action = Literal["mask", "drop", "block"]
+# From this number on, further values of a kind have no number of their own in a run.
+MAX_NUMBERED: Final = 10_000
+MAX_LEVELS: Final = 200  # a value that is nested deeper is taken out whole
+_UTF8: Final = ("utf-8", "surrogatepass")  # half of a surrogate pair must not raise an error here
+_MAX_MEMORY_BYTES: Final = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    kind: Kind
+    action: Action
+    pattern: Any  # an expression of RE2
+
+
+class Rules:
+    """The compiled rules of a run. The constructor raises InvalidPattern, and KeyError for an
+    unknown kind. Of rules that name the same kind, the first counts."""
+
+    def __init__(self, rules: Sequence[Mapping[str, Any]]) -> None:
+        actions: dict[str, Action] = {}
+        for rule in rules:
+            for name in rule["kinds"]:
+                actions.setdefault(name, rule["action"])
+        kinds = [(kind, action) for name, action in actions.items() for kind in kinds_of(name)]
+        self._searches = [
+            _Search(kind, action, compiled(kind.pattern.whole)) for kind, action in kinds
+        ]
+        self.first = compiled("|".join(kind.pattern.whole for kind, _ in kinds))
+        beginnings = "|".join(kind.pattern.beginnings for kind, _ in kinds)
+        # RE2 searches this from the end of the text, and stops where no match can have begun.
+        self.open_end = compiled(rf"(?:{beginnings})\z")
+
+    def at(self, text: bytes, start: int) -> tuple[_Search | None, int]:
+        """Return what begins at this place, and where it ends: the longest, and of equally long
+        ones that of the earliest rule; None if nothing that a pattern matches passes its check."""
+        found, end = None, start
+        for search in self._searches:
+            match = search.pattern.match(text, start)
+            if match is not None:
+                length = search.kind.check(match.group())
+                if start + length > end:
+                    found, end = search, start + length
+        return found, end
+
+
+@lru_cache(maxsize=64)
+def _rules_of(rules: bytes) -> Rules:
+    # Runs with the same rules share them.
+    return Rules(orjson.loads(rules))
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> Any:
+    """Return the expression of RE2. Raises InvalidPattern."""
+    import re2  # noqa: PLC0415 - it takes 3 MiB, and most processes have no rules
+
+    options = re2.Options()
+    options.longest_match = True
+    options.log_errors = False
+    options.max_mem = _MAX_MEMORY_BYTES
+    try:
+        return re2.compile(pattern.encode(), options)
+    except re2.error as error:
+        text = error.args[0] if error.args else error
+        reason = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        raise InvalidPattern(f"RE2 refuses it: {reason}") from None
+
+
+@dataclass(slots=True)
+class Redactor:
+    """Takes out of a run's texts what its rules name.
+
+    The same value has the same number in all texts of the run. `found` counts what was taken out,
+    by kind, and `blocked` is the kind of a match that stops the run: both are read and reset by the
+    caller. The text before such a match is returned, and nothing from it on.
+    """
+
+    rules: Rules
+    run_id: str
+    found: dict[str, int] = field(default_factory=dict)
+    blocked: str | None = None
+    # By label: the digests of the values, in the order of their numbers. They hold no value, since
+    # they are stored while the run waits.
+    _known: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def text(self, text: str) -> str:
+        return Scanner(self).feed(text, last=True)
+
+    def value(self, value: Any, skipped: frozenset[str] = frozenset()) -> Any:
+        """Return a JSON value with all its texts, keys and whole numbers searched. The values of
+        the keys `skipped` stay as they are."""
+        return self._value(value, skipped, MAX_LEVELS)
+
+    def _value(self, value: Any, skipped: frozenset[str], levels: int) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            text = str(value)
+            return value if (clean := self.text(text)) == text else clean
+        if not isinstance(value, dict | list):
+            return value
+        if not levels:
+            return None
+        if isinstance(value, list):
+            return [self._value(each, skipped, levels - 1) for each in value]
+        return {
+            self.text(key): inner if key in skipped else self._value(inner, skipped, levels - 1)
+            for key, inner in value.items()
+        }
+
+    def replace(self, search: _Search, match: bytes) -> bytes:
+        """Return what comes in place of a match, and count it."""
+        kind = search.kind
+        name = kind.label.lower()
+        self.found[name] = self.found.get(name, 0) + 1
+        if search.action == "block":
+            self.blocked = self.blocked or name
+        if search.action != "mask":
+            return b""
+        known = self._known.setdefault(kind.label, {})
+        same = kind.same(match.decode(*_UTF8))
+        digest = hashlib.sha256(f"{self.run_id} {kind.name} {same}".encode(*_UTF8)).hexdigest()[:24]
+        if (number := known.get(digest)) is None:
+            if len(known) >= MAX_NUMBERED:
+                return f"[{kind.label}]".encode()
+            number = known[digest] = len(known) + 1
+        return f"[{kind.label}_{number}]".encode()
+
+    def take_found(self) -> dict[str, int]:
+        found, self.found = self.found, {}
+        return found
+
+    def snapshot(self) -> dict[str, list[str]]:
+        return {label: list(known) for label, known in self._known.items()}
+
+    def restore(self, state: Mapping[str, Sequence[str]]) -> None:
+        self._known = {
+            label: {digest: number for number, digest in enumerate(digests, 1)}
+            for label, digests in state.items()
+        }
+
+
+def redactor_of(run_id: str, redactions: Mapping[str, Any]) -> Redactor:
+    """Return what searches the texts of a run; `redactions` is from the run's record."""
+    return Redactor(_rules_of(orjson.dumps(redactions["rules"])), run_id)
+
+
+@dataclass(slots=True)
+class Scanner:
+    """Searches one text that comes in pieces. After a match that blocks the run, it returns no
+    further text."""
+
+    redactor: Redactor
+    _held: bytes = b""  # the end of the text so far, of which nothing is decided yet
+    _before: bytes = b""  # the byte before it, by which RE2 knows where a word begins
+    # What all bytes belong to that follow the last match, as long as it matches them.
+    _rest: Any = None
+    _has_ended: bool = False
+
+    def feed(self, piece: str, *, last: bool = False) -> str:
+        """Return the text up to where further pieces may change it; with `last`, up to its end."""
+        if self._has_ended:
+            return ""
+        rules = self.redactor.rules
+        text = self._before + self._held + piece.encode(*_UTF8)
+        at = len(self._before)
+        decided: list[bytes] = []
+        while True:
+            if self._rest is not None:
+                at = self._rest.match(text, at).end()
+                if at == len(text):
+                    break
+                self._rest = None
+            match = rules.first.search(text, at)
+            end = len(text) if last else rules.open_end.search(text, at).start()
+            if match is None or match.start() >= end:
+                decided.append(text[at:end])
+                at = end
+                break
+            start = match.start()
+            search, stop = rules.at(text, start)
+            if search is None:
+                stop = start + _character_bytes(text[start])
+                decided.append(text[at:stop])
+            else:
+                decided += (text[at:start], self.redactor.replace(search, text[start:stop]))
+                if search.action == "block":
+                    self._has_ended = True
+                    return b"".join(decided).decode(*_UTF8)
+                self._rest = search.kind.rest
+            at = stop
+        self._held, self._before = text[at:], text[max(0, at - 1) : at]
+        return b"".join(decided).decode(*_UTF8)
+
+    def flush(self) -> str:
+        """Return what is held back, since the text has ended."""
+        return self.feed("", last=True)
+
+
+def _character_bytes(first: int) -> int:
+    return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4

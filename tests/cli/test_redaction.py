@@ -1,0 +1,52 @@
+"""`penstock redaction check` finds mistakes without a server, and shows what the rules do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from penstock_cli.main import app
+
+RULES = r"""
+version: 2
+redact:
+  - id: people
+    kinds: [email, card]
+  - id: staff
+    match: {agent: "hr-*"}
+    kinds: ['re:\bEMP-[0-9]{6}\b']
+    action: block
+"""
+
+
+def check(folder: Path, rules: str, *options: str, text: str = "") -> tuple[int, str]:
+    file = folder / "redactions.yaml"
+    file.write_text(rules)
+    result = CliRunner().invoke(app, ["redaction", "check", str(file), *options], input=text)
+    return result.exit_code, result.output
+
+
+def test_a_text_is_shown_as_the_rules_leave_it(tmp_path: Path) -> None:
+    text = "joe@example.com paid with 4111 1111 1111 1111"
+    code, said = check(tmp_path, RULES, "--text", text=text)
+    assert code == 0
+    assert "no mistake, rules: 2" in said
+    assert "[EMAIL_1] paid with [CARD_1]" in said
+
+
+def test_a_match_that_blocks_is_told_and_not_shown(tmp_path: Path) -> None:
+    code, said = check(tmp_path, RULES, "--text", text="I am EMP-123456.")
+    assert code == 0
+    assert "I am" in said
+    assert "EMP-" not in said
+    assert "a match of kind pattern blocks the run" in said
+
+
+def test_a_mistake_ends_with_2_and_its_line(tmp_path: Path) -> None:
+    code, said = check(tmp_path, RULES.replace("{6}", "+"))
+    assert code == 2
+    assert "redactions.yaml:8: redact[1].kinds[0]: `+` has no greatest number" in said
+    code, said = check(tmp_path, RULES.replace("email", "e-mail"))
+    assert code == 2
+    assert "'e-mail' is none of secret, email, iban, card, phone" in said

@@ -1,0 +1,260 @@
+"""What a run's redactions name is in no event, whatever the agent server does with it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.bus.messages import RawFrame
+from penstock.dialects.decoders import DECODERS
+from penstock.events import parse, typed_data
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
+from support.fakes.raw import RUN_ID, Frames, agno, agno_pause, agno_text
+
+MAIL, CARD = "joe@example.com", "4111 1111 1111 1111"
+ANSWER = f"Write to {MAIL} or pay with {CARD}, {MAIL}."
+CLEAN = "Write to [EMAIL_1] or pay with [CARD_1], [EMAIL_1]."
+
+
+def rules(*kinds: str, action: str = "mask") -> dict[str, Any]:
+    rule = {"id": "r", "kinds": kinds or ("email", "card"), "action": action}
+    return {"version": 3, "rules": [rule]}
+
+
+def frames(protocol: str = "agno", *, action: str = "mask", **facts: Any) -> Frames:
+    return Frames(protocol, redactions=rules(action=action), **facts)
+
+
+def fold_all(source: Iterable[RawFrame], into: RunFold | None = None) -> list[CanonicalEvent]:
+    into = into or RunFold(RUN_ID, DECODERS)
+    return [event for frame in source for event in into.feed(copy.copy(frame))]
+
+
+def said(events: Sequence[CanonicalEvent], type_: str = "llm.stream", name: str = "content") -> str:
+    return "".join(event.data[name] for event in events if event.type == type_)
+
+
+def check_clean(events: Sequence[CanonicalEvent], *secrets: str) -> None:
+    """Check that the events are valid, numbered without gaps, and have no secret."""
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    for event in events:
+        parse(event.body)
+        typed_data(event.type, event.data)
+        for secret in secrets or (MAIL, CARD):
+            assert secret not in event.body.decode(), event.body
+
+
+def agui(*events: dict[str, Any]) -> bytes:
+    return b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 100])
+def test_a_message_in_pieces_of_any_size_is_redacted_as_a_whole(size: int) -> None:
+    run = frames()
+    chunks = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
+    events = fold_all([run.open(), run.bytes(agno_text(*chunks)), run.end()])
+    check_clean(events)
+    assert said(events) == CLEAN
+    assert said(events, "llm.message_completed") == CLEAN
+    assert said(events, "lifecycle.completed", "summary") == CLEAN
+
+
+@given(st.lists(st.integers(1, len(ANSWER)), max_size=10))
+@settings(max_examples=60)
+def test_every_way_to_cut_a_message_gives_the_same_text(places: list[int]) -> None:
+    run, ends = frames(), sorted({*places, len(ANSWER)})
+    chunks = [ANSWER[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    assert said(fold_all([run.open(), run.bytes(agno_text(*chunks)), run.end()])) == CLEAN
+
+
+def test_each_event_says_what_was_taken_out_of_which_field() -> None:
+    run = frames()
+    events = fold_all([run.open(), run.bytes(agno_text(ANSWER)), run.end()])
+    [completed] = [event for event in events if event.type == "llm.message_completed"]
+    assert orjson.loads(completed.body)["redactions"] == [
+        {"field": "content", "kind": "email", "count": 2},
+        {"field": "content", "kind": "card", "count": 1},
+    ]
+    assert "redactions" not in orjson.loads(events[0].body)
+
+
+def test_a_run_without_redactions_has_the_same_events_as_before() -> None:
+    run = Frames()
+    events = fold_all([run.open(), run.bytes(agno_text(ANSWER)), run.end()])
+    assert said(events) == ANSWER
+    assert all("redactions" not in orjson.loads(event.body) for event in events)
+
+
+def test_the_message_that_starts_a_run_is_redacted_in_its_event_and_its_record() -> None:
+    run, fold = frames(message=f"I am {MAIL}"), RunFold(RUN_ID, DECODERS)
+    [started] = fold_all([run.open()], fold)
+    assert started.data["message"] == fold.facts["message"] == "I am [EMAIL_1]"
+
+
+TOOL_ARGS = {"to": MAIL, "n": [4111111111111111], "note": f'é "{CARD}"\n'}
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 1000])
+def test_the_arguments_of_a_call_are_redacted_in_their_pieces_and_as_a_whole(size: int) -> None:
+    text = json.dumps(TOOL_ARGS)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    run = frames("agui")
+    call = {"toolCallId": "c1"}
+    body = agui(
+        {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+        {"type": "TOOL_CALL_START", "toolCallName": "send", **call},
+        *({"type": "TOOL_CALL_ARGS", "delta": piece, **call} for piece in pieces),
+        {"type": "TOOL_CALL_END", **call},
+        {
+            **{"type": "TOOL_CALL_RESULT", "messageId": "m2", "role": "tool"},
+            **{"content": json.dumps({"sent": [MAIL]}), **call},
+        },
+        {"type": "RUN_FINISHED", "threadId": "t", "runId": "r"},
+    )
+    events = fold_all([run.open(), run.bytes(body), run.end()])
+    check_clean(events, MAIL, CARD, "4111111111111111")
+    clean = {"to": "[EMAIL_1]", "n": ["[CARD_1]"], "note": 'é "[CARD_1]"\n'}
+    assert json.loads(said(events, "llm.tool_args", "delta")) == clean
+    [called] = [event for event in events if event.type == "llm.tool_call"]
+    assert called.data["args"] == clean
+    types = [event.type for event in events]
+    assert types.index("llm.tool_call") > max(
+        at for at, type_ in enumerate(types) if type_ == "llm.tool_args"
+    )
+    [result] = [event for event in events if event.type == "llm.tool_result"]
+    assert "[EMAIL_1]" in json.dumps(result.data["result"])
+
+
+def test_thoughts_states_patches_messages_and_unknown_events_are_redacted() -> None:
+    run = frames("agui")
+    user = {"id": MAIL, "role": "user", "content": MAIL}
+    body = agui(
+        {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+        {"type": "REASONING_MESSAGE_START", "messageId": "r1", "role": "reasoning"},
+        {"type": "REASONING_MESSAGE_CONTENT", "messageId": "r1", "delta": "Ask joe@exam"},
+        {"type": "REASONING_MESSAGE_CONTENT", "messageId": "r1", "delta": "ple.com"},
+        {"type": "REASONING_MESSAGE_END", "messageId": "r1"},
+        {"type": "STATE_SNAPSHOT", "snapshot": {MAIL: {"card": CARD}}},
+        {
+            "type": "STATE_DELTA",
+            "delta": [{"op": "replace", "path": f"/{MAIL}/card", "value": [CARD]}],
+        },
+        {"type": "MESSAGES_SNAPSHOT", "messages": [user]},
+        {"type": "CUSTOM", "name": "note", "value": {"mail": MAIL}},
+        {"type": "RUN_ERROR", "message": f"no mail to {MAIL}"},
+    )
+    events = fold_all([run.open(), run.bytes(body), run.end()])
+    assert said(events, "llm.reasoning", "thought") == "Ask [EMAIL_1]"
+    by_type = {event.type: event.data for event in events}
+    assert by_type["state.snapshot"]["snapshot"] == {"[EMAIL_1]": {"card": "[CARD_1]"}}
+    [patch] = by_type["state.delta"]["delta"]
+    assert patch == {"op": "replace", "path": "/[EMAIL_1]/card", "value": ["[CARD_1]"]}
+    [message] = by_type["state.messages"]["messages"]
+    assert message == {**user, "content": "[EMAIL_1]"}  # other events repeat the id
+    assert by_type["lifecycle.failed"]["error"] == "no mail to [EMAIL_1]"
+    assert MAIL not in said(events, "custom.event", "name") + str(by_type.get("custom.event"))
+
+
+def test_who_decides_sees_no_secret_and_cannot_change_the_arguments_that_lack_it() -> None:
+    run, fold = frames(), RunFold(RUN_ID, DECODERS)
+    events = fold_all([run.open(), run.bytes(agno_pause(path=MAIL)), run.end()], fold)
+    check_clean(events)
+    [item] = events[-1].data["items"]
+    assert item["args"] == {"path": "[EMAIL_1]"}
+    assert item["editable"] is False
+    assert orjson.loads(events[-1].body)["redactions"][0]["field"] == "items"
+    assert fold.pending is not None
+    assert MAIL in json.dumps(fold.pending.resume), "the agent server gets what it has sent"
+
+
+def test_a_run_that_continues_from_its_stored_pause_gives_the_same_bytes() -> None:
+    run, fold = frames(), RunFold(RUN_ID, DECODERS)
+    before = [run.open(), run.bytes(agno("RunContent", content=MAIL)), run.bytes(agno_pause())]
+    fold_all([*before, run.end()], fold)
+    stored = orjson.loads(orjson.dumps(fold.snapshot()))
+    restored = RunFold(RUN_ID, DECODERS)
+    restored.restore(stored)
+    assert fold.approval_id is not None
+    rest = [run.open_next(fold.approval_id, t1="approve"), run.bytes(agno_text(f"{CARD}, ", MAIL))]
+    rest.append(run.end())
+    once = [event.body for event in fold_all(rest, fold)]
+    again = [event.body for event in fold_all(rest, restored)]
+    assert once == again
+    assert b"[CARD_1]" in b"".join(again)
+    assert b"[EMAIL_1]" in b"".join(again)
+
+
+# Blocking
+
+WORDS = ["I ", "will ", "write ", "to ", "jo", "e@exam", "ple", ".com", " now", "."]
+
+
+@pytest.mark.parametrize("size", [1, 3, len(WORDS)])
+def test_a_match_that_blocks_ends_the_message_before_it_and_the_run(size: int) -> None:
+    run, fold = frames(action="block"), RunFold(RUN_ID, DECODERS)
+    body = [agno("RunStarted"), *(agno("RunContent", content=word) for word in WORDS)]
+    sent = [run.open()]
+    sent += [run.bytes(b"".join(body[at : at + size])) for at in range(0, len(body), size)]
+    events = fold_all(sent, fold)
+    check_clean(events, "joe", "exam", "ple.com")
+    assert said(events) == said(events, "llm.message_completed") == "I will write to "
+    *_, completed, warning, ended = events
+    assert completed.type == "llm.message_completed"
+    assert completed.data["status"] == "failed"
+    assert (warning.type, warning.data["code"]) == ("system.warning", "blocked")
+    assert ended.type == "lifecycle.cancelled"
+    assert ended.data == {"reason": "blocked", "by": "policy", "confirmed": False}
+    after = [run.bytes(agno("RunContent", content=MAIL)), run.end("cancelled")]
+    assert fold_all(after, fold) == []
+
+
+def test_the_command_to_stop_belongs_to_the_frame_with_the_match_only() -> None:
+    run, fold = frames(action="block"), RunFold(RUN_ID, DECODERS)
+    fold_all([run.open()], fold)
+    assert fold.blocked is None
+    fold_all([run.bytes(agno_text(ANSWER))], fold)
+    assert fold.blocked == "email"
+    fold_all([run.end()], fold)
+    assert fold.blocked is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        agno("RunStarted") + agno("RunError", content=f"no {MAIL}"),
+        agno("RunStarted") + agno("RunCompleted", content=MAIL),
+        agno_pause(path=MAIL),
+        agno("RunStarted") + agno("CustomEvent", content={"x": MAIL}),
+    ],
+    ids=["an error", "an answer in one piece", "a question", "an unknown event"],
+)
+def test_a_match_that_blocks_is_in_no_event_of_any_type(body: bytes) -> None:
+    run, fold = frames(action="block"), RunFold(RUN_ID, DECODERS)
+    events = fold_all([run.open(), run.bytes(body), run.end()], fold)
+    check_clean(events, MAIL, "joe")
+    assert events[-1].type == "lifecycle.cancelled"
+    assert fold.pending is None
+
+
+def test_a_note_of_a_person_and_the_events_of_services_are_redacted() -> None:
+    run, fold = frames(), RunFold(RUN_ID, DECODERS)
+    fold_all([run.open(), run.bytes(agno_pause()), run.end()], fold)
+    assert fold.approval_id is not None
+    items = [{"item_id": "t1", "decision": "approve", "note": MAIL}]
+    decided: dict[str, Any] = {
+        "approval_id": fold.approval_id,
+        "outcome": "approved",
+        "by": MAIL,
+        "items": items,
+    }
+    [event] = fold_all([run.event("approval.decided", **decided, automatic=False)], fold)
+    assert event.data["items"] == [{**items[0], "note": "[EMAIL_1]"}]
+    assert event.data["by"] == MAIL, "a name by which a person is known"
