@@ -452,6 +452,8 @@ def _invalid(dialect: Dialect, hostile: Hostile) -> Iterator[str]:
 
 
 def _survives(dialect: Dialect, hostile: Hostile) -> Iterator[str]:
+    if 400 <= hostile.afterwards.status < 500:
+        raise NotShown(f"a proper request is refused, too: {hostile.afterwards}")
     if not of(dialect.read(hostile.afterwards), What.END):
         yield f"afterwards, a proper request gets {hostile.afterwards}"
 

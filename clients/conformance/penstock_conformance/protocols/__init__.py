@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock_conformance.dialect import Dialect
-from penstock_conformance.protocols import agui, vercel
+from penstock_conformance.protocols import a2a, adk, agno, agui, executions, openai, unified, vercel
 from penstock_conformance.statements import Statement
 
 
@@ -23,4 +23,10 @@ class Protocol:
 PROTOCOLS: Final[Mapping[str, Protocol]] = {
     "agui": Protocol(agui.Agui, agui.STATEMENTS, "/"),
     "vercel": Protocol(vercel.Vercel, vercel.STATEMENTS, "/api/chat"),
+    "openai": Protocol(openai.OpenAi, openai.STATEMENTS, "/v1"),
+    "executions": Protocol(executions.Executions, executions.STATEMENTS, ""),
+    "unified": Protocol(unified.Unified, unified.STATEMENTS, ""),
+    "adk": Protocol(adk.Adk, adk.STATEMENTS, ""),
+    "agno": Protocol(agno.Agno, agno.STATEMENTS, "/agents/{agent}"),
+    "a2a": Protocol(a2a.A2a, a2a.STATEMENTS, "/a2a/{agent}"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest_asyncio
 from penstock.bus import subjects
 from penstock.bus.records import ApprovalRecord
 from penstock.dialects.openai import RequestId
+from penstock_edge.surfaces.openai.request import message_of
 from support.attacks import openai_answers
 from support.attacks.openai_answers import CHAT, RESPONSES
 from support.attacks.smuggled import ATTACKS, Target
@@ -217,3 +219,13 @@ async def test_the_secret_of_a_link_does_not_reach_the_agent(penstock: Secured) 
     assert got.is_success, got.text
     [command] = [each for each in heard if "Title of this?" in each]
     assert "Decide: (a link) (once)" in command
+
+
+def test_links_are_looked_for_in_a_word_of_a_megabyte_without_delay() -> None:
+    word = "x" * 1_000_000
+    began = time.process_time()
+    found = message_of(
+        [{"role": "user", "content": f"{word} y/d/pln_s z"}], "input", in_session=True
+    )
+    assert found == f"{word} (a link) z"
+    assert time.process_time() - began < 5  # a search that is quadratic takes minutes

@@ -22,8 +22,9 @@ from penstock_edge.surfaces.legs import ClientAnswer
 JsonObject = dict[str, Any]
 ANSWERS: Final = {"mcp_approval_response": "approval_request_id", "function_call_output": "call_id"}
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
-# The secret of a one-time link must not reach an agent, which could decide with it.
-_SECRET: Final = re.compile(r"\S*/d/pln_\S*")
+# The secret of a one-time link must not reach an agent, which could decide with it. A match begins
+# where a word begins: tried at each letter of a word of 2 MB, it would take minutes.
+_SECRET: Final = re.compile(r"(?<!\S)\S*/d/pln_\S*")
 _REFERENCE: Final = re.compile(r"\(reference (resp_[0-9a-f.-]+)\)\s*$")
 
 
