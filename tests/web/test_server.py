@@ -268,7 +268,10 @@ async def test_where_nobody_is_asked_every_caller_is_anonymous_and_may_act_for_o
         response = await guarded.http.post("/v1/runs", headers=headers)
         assert response.json() == {
             "user_id": "anonymous",
-            "scopes": ["act-as", "automate", "decide", "raw", "read", "start", "workflow"],
+            "scopes": [
+                *("act-as", "automate", "decide", "erase", "raw", "read", "start"),
+                "workflow",
+            ],
             "kind": "anonymous",
         }
 
