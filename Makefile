@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench console-check pictures chaos chaos-long rolling faults mutations lock format clean
+.PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older compare bench-peers node agui-client run test test-fast lint types imports contract docs bench console-check pictures chaos chaos-long rolling faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared clients/conformance clients/python services/approvals services/automations services/cli \
@@ -9,6 +9,7 @@ MEMBERS := shared clients/conformance clients/python services/approvals services
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph openai a2a
 OLDER_UPSTREAMS := agno_older adk_older a2a_older
+COMPARED := langgraph_dev aegra
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -178,6 +179,14 @@ faults: setup upstreams ## One fault after another, each at its full length
 	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s \
 		--ignore tests/chaos --ignore tests/fuzz --ignore tests/alerts
 
+# aegra needs Python 3.12. What cannot be installed is "not shown" on the page.
+compare: setup upstreams ## Kill Penstock and other servers by the same seeds, and write docs/compared.md (ARGS="agno adk")
+	@for name in $(COMPARED); do \
+		PYTHON="python3.12 python3.13" deploy/venv.sh .penstock/venvs/$$name deploy/upstreams/$$name.txt \
+			|| echo "comparing without $$name"; \
+	done
+	@PYTHONPATH=tests $(BIN)/python -m compare $(ARGS)
+
 mutations: setup ## Make faults in a copy of the code, one by one: the tests must catch each
 	@PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
 
@@ -189,7 +198,7 @@ lock: setup ## Resolve the locks again, with hashes (ARGS=--upgrade for newer ve
 	@cd deploy && $(COMPILE) $(ARGS) requirements-dev.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-build.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-run.in
-	@for name in $(UPSTREAMS) $(OLDER_UPSTREAMS) bench_naive; do \
+	@for name in $(UPSTREAMS) $(OLDER_UPSTREAMS) langgraph_dev bench_naive; do \
 		(cd deploy && $(COMPILE) $(ARGS) upstreams/$$name.in) || exit 1; \
 	done
 

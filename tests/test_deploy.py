@@ -38,6 +38,8 @@ LOCKS = [
     "deploy/upstreams/agno_older.txt",
     "deploy/upstreams/adk_older.txt",
     "deploy/upstreams/a2a_older.txt",
+    "deploy/upstreams/langgraph_dev.txt",
+    "deploy/upstreams/aegra.txt",
 ]
 LAYERS = ("", "-run", "-dev")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -6,8 +6,8 @@ A document requests a part by a pair of comments, and `make docs` writes the par
     <!-- end of settings -->
 
 `metrics: penstock` is the table of the metrics, `fields: <model>` is the table of a part of a
-workflow's definition, and `bench: edge` is the table of that piece of `make bench`, from the
-results published last.
+workflow's definition, `bench: edge` is the table of that piece of `make bench`, from the results
+published last, and `compared: table` is the table of `make compare`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from bench import published
+from compare import page
 from readmes import fields_table, metrics_table
 from readmes.settings_table import table
 from support.drive.repository import ROOT, files
@@ -90,6 +91,7 @@ _KINDS: dict[str, Part] = {
     "settings": _settings,
     "fields": _fields,
     "bench": published.table,
+    "compared": page.part,
 }
 
 

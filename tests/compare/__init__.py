@@ -1,0 +1,1 @@
+"""`make compare`: put servers to the same tests, and write docs/compared.md."""

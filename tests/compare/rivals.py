@@ -1,0 +1,209 @@
+"""The servers that are compared, each with its environment, its command and its own design."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from support.drive.repository import ROOT
+
+VENVS: Final = ROOT / ".penstock" / "venvs"
+Protocol = Literal["adk", "agno", "agui", "langgraph", "penstock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A server that runs beside the one that is killed, and is not killed."""
+
+    command: str
+    ready: str
+    environment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """One row. Commands are of a shell, with the placeholders of `compare.commands`.
+
+    `design` says how the server's own design explains its figures.
+    """
+
+    id: str
+    name: str
+    packages: tuple[str, ...]  # whose versions are shown
+    environment: str  # in .penstock/venvs, from deploy/upstreams
+    command: str
+    protocol: Protocol
+    design: str
+    agent: str = "chaos"
+    ready: str = "/"
+    goes_on: bool = False
+    patience_s: float = 15.0  # that a run has after a restart
+    beside: Beside | None = None
+    url_of_beside: bool = False  # whether the clients use the server beside
+    conformance: tuple[str, ...] = ()  # of penstock-conformance, where it knows the protocol
+
+
+_AGNO: Final = "CHAOS_DATA={data} PYTHONPATH={agents} {bin}/uvicorn agno_app:app --port {port}"
+_ADK: Final = (
+    "PYTHONPATH={agents} {bin}/adk api_server --port {port} "
+    "--session_service_uri sqlite:///{data}/adk.sqlite --artifact_service_uri memory:// "
+    "{agents}/adk"
+)
+_PENSTOCK: Final = (
+    "{penstock} up --config {config} --port {port} --probe-port 0 --data {data}/penstock"
+)
+_AGNO_DESIGN: Final = (
+    "A background run is a task of the process, and its events are buffered in memory. The "
+    "database gets the run's state at certain points, so a run whose process was killed stays "
+    "RUNNING there."
+)
+
+RIVALS: Final = (
+    Rival(
+        id="penstock",
+        name="Penstock, in front of AgentOS",
+        packages=("agno",),
+        environment="agno",
+        command=_PENSTOCK,
+        protocol="penstock",
+        ready="/v1/agents",
+        conformance=("--protocol", "agui", "--path", "/agui/chaos"),
+        beside=Beside(
+            "PENSTOCK_CHAOS_COUNTER=http://127.0.0.1:{counter_port} "
+            + _AGNO.replace("{port}", "{beside_port}").replace("{data}", "{data}/beside"),
+            "/health",
+            "agno",
+        ),
+        design=(
+            "All services and NATS are killed; AgentOS lives on, and its background runs with it. "
+            "Every frame is stored before it is shown. After the restart, the connector continues "
+            "each run with AgentOS's `/resume`. A start goes to AgentOS at most once: where its "
+            "outcome cannot be known, the run fails with `outcome_unknown`."
+        ),
+    ),
+    Rival(
+        id="penstock-agno-killed",
+        name="the same, AgentOS is killed",
+        packages=("agno",),
+        environment="agno",
+        command=_AGNO,
+        protocol="penstock",
+        ready="/health",
+        beside=Beside(_PENSTOCK.replace("{port}", "{beside_port}"), "/v1/agents"),
+        url_of_beside=True,
+        design=(
+            "AgentOS loses its runs, as below. Penstock tries `/resume` for some seconds, and then "
+            "ends each run with `upstream_lost`. It starts nothing again."
+        ),
+    ),
+    Rival(
+        id="agno",
+        name="Agno AgentOS",
+        packages=("agno",),
+        environment="agno",
+        command=_AGNO,
+        protocol="agno",
+        ready="/health",
+        design=_AGNO_DESIGN,
+    ),
+    Rival(
+        id="agno-go-on",
+        name="Agno AgentOS, with `continue`",
+        packages=("agno",),
+        environment="agno",
+        command=_AGNO,
+        protocol="agno",
+        ready="/health",
+        goes_on=True,
+        design=(
+            f"{_AGNO_DESIGN} `continue` is documented to resume such a run from its last stored "
+            "state. Here this state had no messages yet, so the model was asked without the user's "
+            "message, which the scripted one refuses, as providers do; the run then ends as ERROR."
+        ),
+    ),
+    Rival(
+        id="adk",
+        name="ADK `api_server`",
+        packages=("google-adk",),
+        environment="adk",
+        command=_ADK,
+        protocol="adk",
+        ready="/list-apps",
+        design=(
+            "ADK's API has sessions and no runs: an invocation belongs to its request, and ends "
+            "with its connection. Each whole event is stored in the session; the pieces of a text "
+            "before its end are not."
+        ),
+    ),
+    Rival(
+        id="adk-go-on",
+        name="ADK `api_server`, a resumable app, resumed",
+        packages=("google-adk",),
+        environment="adk",
+        command=_ADK,
+        protocol="adk",
+        agent="chaos_resumable",
+        ready="/list-apps",
+        goes_on=True,
+        design=(
+            "A resumable app goes on after the last stored event when a client sends the "
+            "`invocationId`. ADK documents that a tool then runs at least once: a call without a "
+            "stored result is made again. A turn of the model that was not whole is asked for "
+            "again, so its words come again."
+        ),
+    ),
+    Rival(
+        id="pydantic-ai",
+        name="pydantic-ai's AG-UI app",
+        packages=("pydantic-ai-slim", "ag-ui-protocol"),
+        environment="pydantic_ai",
+        command="PYTHONPATH={agents} {bin}/uvicorn pydantic_ai_app:app --port {port}",
+        protocol="agui",
+        agent="agui",
+        ready="/openapi.json",
+        conformance=("--protocol", "agui", "--path", "/agui"),
+        design=(
+            "The adapter carries out a run within its request and stores nothing, and AG-UI has no "
+            "request that enters a run again."
+        ),
+    ),
+    Rival(
+        id="langgraph",
+        name="LangGraph's dev server",
+        packages=("langgraph-api", "langgraph-cli", "langgraph"),
+        environment="langgraph_dev",
+        command=(
+            "cd {data} && cp -R {agents}/graphs/. . && PYTHONPATH={agents} {bin}/langgraph dev "
+            "--port {port} --no-browser --no-reload --n-jobs-per-worker 8"
+        ),
+        protocol="langgraph",
+        ready="/ok",
+        design=(
+            "The development server keeps threads and runs in memory, and saves them to files "
+            "every 10 s. After a kill, a run that began later is no longer known. A saved one is "
+            "carried out again: in a trial by hand, with a server killed right after a save, the "
+            "three effects of a run happened twice. LangGraph's platform uses Postgres and Redis "
+            "instead, and was not tried."
+        ),
+    ),
+    Rival(
+        id="aegra",
+        name="aegra",
+        packages=("aegra-api", "langgraph"),
+        environment="aegra",
+        command=(
+            "cd {data} && cp -R {agents}/graphs/. . && PYTHONPATH={agents} "
+            "DATABASE_URL=postgresql://postgres@127.0.0.1:{database_port}/postgres "
+            "AEGRA_CONFIG=aegra.json {bin}/aegra serve --host 127.0.0.1 --port {port}"
+        ),
+        protocol="langgraph",
+        ready="/health",
+        beside=Beside("{bin}/python {here}/database.py {database_port} {beside_port}", "/"),
+        design=(
+            "Postgres lives on, with the graph's checkpoints. Without Redis, a run is a task of "
+            "the process: after a kill, it stays `running`. aegra's documentation says that crash "
+            "recovery needs Redis, with which a run's lease expires after 30 s and another worker "
+            "goes on; that was not tried."
+        ),
+    ),
+)
