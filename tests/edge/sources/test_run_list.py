@@ -195,6 +195,17 @@ def test_who_sees_all_runs_waits_for_no_search_through_those_that_do_not_fit(
     assert steps(others=400) < 2 * steps(others=4)
 
 
+def test_texts_are_searched_by_no_index_that_lacks_them() -> None:
+    """To look each row up would take three times as long."""
+    rows, sent = RunRows(), list[str]()
+    rows.db.set_trace_callback(sent.append)
+    rows.slice(None, {"agent": "helper"}, b"\xff" * 16, 10, b"", Contained("a text"))
+    rows.db.set_trace_callback(None)
+    plans = [each[3] for sql in sent for each in rows.rows(f"EXPLAIN QUERY PLAN {sql}")]
+    assert plans
+    assert not [plan for plan in plans if "INDEX runs_by" in plan]
+
+
 @pytest.mark.parametrize("rows_at_once", [8, 20_000])
 async def test_runs_are_found_by_their_tags_their_text_and_their_tenant(
     bus: Bus, listed: RunList, rows_at_once: int, monkeypatch: pytest.MonkeyPatch

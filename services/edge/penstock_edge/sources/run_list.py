@@ -162,7 +162,8 @@ class RunRows(IndexRows):
             at = self.rows(f"{sql} LIMIT 1 OFFSET {most - 1}", (*given, before))
             next_before = at[0][0] if at and at[0][0] > first else None
         conditions = " ".join(
-            [f"AND {_COLUMNS[name]} = ?" for name in others]
+            # Without the plus, SQLite may choose an index that does not cover the texts.
+            [f"AND +{_COLUMNS[name]} = ?" for name in others]
             + [f"AND instr({column}, ?)" for column, _ in texts]
         )
         found = self.rows(
