@@ -246,7 +246,9 @@ async def test_a_vote_is_taken_back_where_it_is_shown_and_that_of_another_is_not
     ):
         assert (await http.put("/v1/policy", json=policy, headers=admin)).is_success
         http.headers.update({"authorization": f"Bearer {tom}"})
-        _, approval_id = await waiting(http, "for two")
+        run_id, approval_id = await waiting(http, "for two")
+        link = f"/v1/approvals/{approval_id}/links"
+        assert (await http.post(link, json={"user": "grace"}, headers=admin)).is_success
         await page.resize(1280)
         await sign_in(page, tom)
         await chosen(page, asking, approval_id)
@@ -274,6 +276,13 @@ async def test_a_vote_is_taken_back_where_it_is_shown_and_that_of_another_is_not
         assert (await http.post(f"{path}/decision", json=yes, headers=of_grace)).is_success
         await page.until("document.querySelector('.chosen').innerText.includes('grace has voted')")
         assert await page.value(f"{takes_back}.length") == 0
+        await page.go(f"{asking}/console/runs/{run_id}?tab=links")
+        await page.until("!!document.querySelector('.asked')")
+        await page.value("document.querySelector('.asked summary').click()")
+        await page.until("!!document.querySelector('.audit')")
+        told = " ".join((await page.text(".audit")).split())
+        assert "linked by root to grace through the API" in told
+        assert "remarked by tom-two to grace through this console" in told
         is_clean(page, asking)
 
 

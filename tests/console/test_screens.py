@@ -56,7 +56,7 @@ async def test_an_administrator_sees_the_checks_and_what_waits_and_others_are_to
         row = f"tr[data-letter='{letter.number}']"
         await page.until(f"!!document.querySelector({json.dumps(row)})")
         assert "<script>alert(1)</script>" in await page.text(row)
-        assert "there are 1 dead letters" in await page.text("main")
+        assert "there is a dead letter" in await page.text("main")
         await is_accessible(page, "system")
         await page.click(f"{row} button")
         await page.until(
@@ -210,9 +210,6 @@ async def test_what_left_penstock_for_a_run_is_beside_it(
     rule |= {"retry_delays_s": []}
     assert (await http.post("/v1/automations", json=rule)).status_code == 201
     run_id = await started(http, f"confirm {HOSTILE}")
-    approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
-    link = await http.post(f"/v1/approvals/{approval_id}/links", json={"user": "anonymous"})
-    assert link.status_code == 201
     await decided(http, run_id)
     await has_status(http, run_id, "completed")
     async with page_at(f"{demo}/console/runs/{run_id}?tab=links") as page:
@@ -233,7 +230,6 @@ async def test_what_left_penstock_for_a_run_is_beside_it(
         await page.until("document.querySelectorAll('.audit li').length >= 3")
         audit = await page.text(".audit")
         assert audit.index("requested") < audit.index("decided") < audit.index("ran")
-        assert "linked by anonymous to anonymous through the API" in " ".join(audit.split())
         await is_accessible(page, "links")
         is_clean(page, demo)
     assert (await http.delete("/v1/automations/links")).status_code == 200

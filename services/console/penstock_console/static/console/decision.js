@@ -311,6 +311,7 @@ function Asked({ item, id, isOpen, ruling, previous, edit, setValue, setEdit }) 
     <p class="tool"><${Exact} text=${item.tool ?? item.kind} /></p>
     ${item.description && html`<p class="said"><${Exact} text=${item.description} /></p>`}
     ${Object.keys(shown).length || before ? html`<${Tree} value=${shown} ...${compared} />` : html`<p class="dim">no arguments</p>`}
+    <span class="end"></span>
     ${about && html`<p class="dim compared">${about}</p>`}
     ${ruling?.rule_id && html`<p class="dim">${ruling.rule_id === "default" ? "No rule of the policy decides this" : html`The policy's rule <code>${ruling.rule_id}</code> asks`}${ruling.note ? `: ${ruling.note}` : "."}</p>`}
     ${isOpen && TAKES_VALUE.has(item.kind) && html`<div class="answer"><${Answer} id=${id} schema=${item.input_schema ?? {}} options=${item.options} set=${setValue} /></div>`}
@@ -319,7 +320,6 @@ function Asked({ item, id, isOpen, ruling, previous, edit, setValue, setEdit }) 
       : html`<label class="tall edit" for=${`${id}-args`}>Arguments, as JSON${changesOf(ruling)}
           <textarea id=${`${id}-args`} rows="5" spellcheck="false" value=${edit} aria-invalid=${edited === null} onInput=${(event) => setEdit(event.target.value)}></textarea>
           ${edited === null && html`<span class="bad">This is no JSON object.</span>`}</label>`)}
-    <span class="end"></span>
   </div>`;
 }
 

@@ -20,7 +20,7 @@ import { StepPanel } from "./step.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
 import { UsageTable } from "./usage.js";
-import { Component, Id, Status, Time, duration, html, keepEnd, money, named } from "./view.js";
+import { Component, Id, Status, Time, duration, html, keepEnd, money, named, showEnd } from "./view.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const TABS = ["transcript", "timeline", "events", "raw", "state", "costs", "links"];
@@ -96,7 +96,7 @@ export class Run extends Component {
     if (this.panel !== this.watched) {
       this.watcher?.disconnect();
       this.watched = this.panel;
-      this.watcher = this.panel && keepEnd(document.documentElement, this.panel, () => this.followsEnd());
+      this.watcher = this.panel && keepEnd(this.panel, null, () => this.followsEnd() && !this.isElsewhere());
     }
     if (before.runId !== this.props.runId) this.begin();
     else if (this.lacksEvents()) this.readAll();
@@ -241,10 +241,15 @@ export class Run extends Component {
     return this.state.follows && !this.transcript.end && this.tab() === "transcript";
   }
 
+  /** Whether the reader uses something outside of the panel, which must stay in view. */
+  isElsewhere() {
+    const { activeElement: used } = document;
+    return Boolean(used?.matches("a, button, input, select, textarea, summary")) && !this.panel.contains(used);
+  }
+
   /** Keep the end of the transcript in view. */
   scroll() {
-    if (!this.followsEnd()) return;
-    window.scrollTo({ top: document.documentElement.scrollHeight });
+    if (this.followsEnd() && this.panel) showEnd(this.panel);
   }
 
   /** How many events the transcript has, where it is watched again; null for all of them. */

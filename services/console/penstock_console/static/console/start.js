@@ -47,7 +47,7 @@ class Trial extends Component {
     if (this.told === this.watched) return;
     this.watcher?.disconnect();
     this.watched = this.told;
-    this.watcher = this.told && keepEnd(this.told.parentElement, this.told);
+    this.watcher = this.told && keepEnd(this.told, this.told.parentElement);
   }
 
   componentWillUnmount() {

@@ -123,17 +123,28 @@ export class Growing extends Component {
 }
 
 const NEAR_PX = 60;
+const BELOW_PX = 16; // room below the end
+
+/** Scroll the box, or the page if there is none, so far that the end of the content is in view. */
+export function showEnd(content, box = null) {
+  const hidden = content.getBoundingClientRect().bottom + BELOW_PX - viewEnd(box);
+  if (hidden > 0) (box ?? window).scrollBy({ top: hidden });
+}
+
+const viewEnd = (box) => (box ? box.getBoundingClientRect().bottom : innerHeight);
 
 /**
- * Keep the end of `content` in view in the scrolled `box` while the reader is there, whatever makes
- * the content grow: an event, or the answer for which a decision waits. Return the watcher.
+ * Keep the end of `content` in view in the scrolled `box`, or on the page, while the reader is there,
+ * whatever makes the content grow: an event, or the answer for which a decision waits. Return the
+ * watcher.
  */
-export function keepEnd(box, content, isWanted = () => true) {
+export function keepEnd(content, box = null, isWanted = () => true) {
   let height = 0; // at first, the reader is at the end
   const watcher = new ResizeObserver(() => {
-    const wasAtEnd = height - box.scrollTop - box.clientHeight < NEAR_PX;
-    height = box.scrollHeight;
-    if (wasAtEnd && isWanted()) box.scrollTop = height;
+    const wasAtEnd = content.getBoundingClientRect().top + height - viewEnd(box) < NEAR_PX;
+    const hasGrown = content.offsetHeight > height;
+    height = content.offsetHeight;
+    if (wasAtEnd && hasGrown && isWanted()) showEnd(content, box);
   });
   watcher.observe(content);
   return watcher;
