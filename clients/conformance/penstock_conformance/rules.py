@@ -383,14 +383,18 @@ def _rejects(dialect: Dialect, rejected: Answered) -> Iterator[str]:
 
 
 def _decides_once(dialect: Dialect, answered: Answered) -> Iterator[str]:
+    # A server may let its model talk about the result once more: only another result counts.
     if answered.again.status >= 500:
         yield f"the second answer is answered with {answered.again.status}"
-    first, second = (
-        [frame.id for frame in each.frames] for each in (answered.answered, answered.again)
-    )
+    first, second = ([frame.id for frame in each.frames] for each in _both(answered))
     is_replay = first == second and None not in first
-    if _has(answered.again, answered.ran) and not is_replay:
-        yield f"the tool ran again, by the look of it: {answered.again}"
+    for result in of(dialect.read(answered.again), What.RESULT):
+        if answered.ran in result.text and not is_replay:
+            yield f"frame {result.frame} of the second answer has a result: {result.text[:80]}"
+
+
+def _both(answered: Answered) -> tuple[Exchange, Exchange]:
+    return answered.answered, answered.again
 
 
 def _only_answers(dialect: Dialect, forged: Forged) -> Iterator[str]:

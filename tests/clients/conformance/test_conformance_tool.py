@@ -12,10 +12,13 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from penstock_conformance import rules
 from penstock_conformance.__main__ import main
 from penstock_conformance.dialect import Options
-from penstock_conformance.exchange import Frames, User
+from penstock_conformance.exchange import Exchange, Frame, Frames, Request, User
 from penstock_conformance.protocols import PROTOCOLS
+from penstock_conformance.protocols.agui import Agui
+from penstock_conformance.scenarios import Answered
 from penstock_conformance.statements import Group, Result, Verdict, judge
 from penstock_conformance.trial import Trial
 from penstock_conformance.wire import Wire
@@ -194,3 +197,14 @@ def test_frames_are_read_the_same_in_any_pieces(size: int) -> None:
     first, second = [frame for piece in pieces for frame in parser.feed(piece)]
     assert (first.value, first.id, first.event) == ({"a": 1}, "1", None)
     assert (second.data, second.event, second.id) == ("\u2028", "x", None)
+
+
+@pytest.mark.parametrize(("kind", "faults"), [("TEXT_MESSAGE_CONTENT", 0), ("TOOL_CALL_RESULT", 1)])
+def test_a_model_that_talks_about_a_result_again_has_not_run_the_tool_again(
+    kind: str, faults: int
+) -> None:
+    event = {"type": kind, "delta": "it ran", "content": "it ran", "toolCallId": "c"}
+    again = Exchange(Request("POST", "/"), 200, frames=(Frame("", value=event),))
+    answered = Answered(again, Exchange(Request("POST", "/"), 200), again, "ran")
+    found = [*rules.DECIDES_ONCE.faults(Agui(Options()), answered)]
+    assert len(found) == faults, found
