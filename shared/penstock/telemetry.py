@@ -313,8 +313,12 @@ CLOCK_OFFSET = Gauge(
 )
 NATS_REFUSED = Counter(
     "penstock_nats_refused_total",
-    "Refusals of NATS, by kind (full, denied, unheard, away, lost) and place",
+    "Refusals of NATS, by kind (full, denied, unheard, away, lost, sealed) and place",
     ["why", "where"],
+)
+CONTENT_REFUSED = Counter(
+    "penstock_content_refused_total",
+    "Sealed messages that were changed, or stand where they do not belong",
 )
 NATS_LOST = Gauge(
     "penstock_nats_lost_messages",

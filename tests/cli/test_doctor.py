@@ -78,6 +78,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "streams": ({"streams": [replace(EVENTS, exists=False)]}, "no stream EVENTS"),
     "schema": ({"streams": [replace(EVENTS, schema=4)]}, "EVENTS has schema 4"),
     "settings": ({"streams": [replace(EVENTS, differs=["max_age is 1, not 2"])]}, "max_age is 1"),
+    "content": ({"content": "sealed with the master key 1a2b3c4d"}, "the master key 1a2b3c4d"),
     "lag": ({"consumers": [ConsumerFact("EVENTS", "a", 10_000, 0, True)]}, "10000 messages"),
     "readers": ({"consumers": [ConsumerFact("EVENTS", "a", 1, 0, False)]}, "no process"),
     "normalizer": ({"partitions": [PartitionFact("RAW_2", 3, 5_000, True)]}, "3 of RAW_2 is 5000"),

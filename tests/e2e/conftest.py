@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from support.real.deployment import Deployment, deployment
+from support.real.deployment import CONTENT_KEY, Deployment, deployment
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
+
+
+@pytest.fixture(scope="package")
+def penstocks_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    nats = NatsServer(tmp_path_factory.mktemp("penstocks-nats"))
+    nats.start()
+    yield nats
+    nats.remove()
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def penstock(
     tmp_path_factory: pytest.TempPathFactory,
+    penstocks_nats: NatsServer,
     agno_server: Upstream,
     adk_server: Upstream,
 ) -> AsyncIterator[Deployment]:
@@ -39,11 +48,13 @@ async def penstock(
         {"id": "runaway-adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
         {"id": "nobody", "protocol": "adk", "url": "http://127.0.0.1:1", "agent": "gone"},
     ]
-    folder = tmp_path_factory.mktemp("penstock")
-    nats = NatsServer(folder / "nats")
-    nats.start()
-    try:
-        async with deployment(nats.url, folder, agents, 2, log_format="json") as running:
-            yield running
-    finally:
-        nats.remove()
+    # The content of the runs is sealed in NATS. No test of a client notices.
+    async with deployment(
+        penstocks_nats.url,
+        tmp_path_factory.mktemp("penstock"),
+        agents,
+        2,
+        log_format="json",
+        content_keys=CONTENT_KEY,
+    ) as running:
+        yield running

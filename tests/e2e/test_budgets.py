@@ -16,7 +16,7 @@ from support.drive.budgets import put_in_force
 from support.drive.bus import connected
 from support.drive.figures import report
 from support.drive.short import in_short
-from support.real.deployment import Deployment, Event, deployment
+from support.real.deployment import CONTENT_KEY, Deployment, Event, deployment
 from support.real.nats import NatsServer
 
 pytestmark = [
@@ -41,7 +41,7 @@ LEAD = LinkRequest(maker=Decider(name="root", scopes=["administer"]), user="grac
 
 async def raise_on_the_page(penstock: Deployment, approval_id: str, amount: str) -> None:
     """Let a lead raise the limit on the page of a one-time link."""
-    async with connected(penstock.nats_url) as bus:
+    async with connected(penstock.nats_url, content_keys=("none", CONTENT_KEY)) as bus:
         made = await request_link(bus, approval_id, LEAD)
     assert made.url is not None, made.detail
     url = f"{penstock.approvals}{made.url}"

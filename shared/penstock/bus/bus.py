@@ -10,6 +10,7 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
+from penstock.bus import subjects
 from penstock.bus.admin.ensure import ensure as ensure_streams
 from penstock.bus.connection.clock import Clock
 from penstock.bus.connection.dialing import Dialer
@@ -18,6 +19,7 @@ from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.nats_client import Connection
 from penstock.bus.connection.settings import BusSettings
 from penstock.bus.connection.supervision import LeaderProbe, Refusals
+from penstock.bus.errors import BusError, NotPermitted, StartUpError, refusal
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
 from penstock.bus.shards import Shards
@@ -45,9 +47,16 @@ class Bus:
         self.settings = settings
         self.client = Connection()
         self.health = Health()
-        self.jetstream = JetStream(self.client, self.health, settings.publish_timeout_s)
+        self.jetstream = JetStream(
+            self.client, self.health, settings.publish_timeout_s, settings.content_keys
+        )
+        self.content = self.jetstream.content
         self.publisher = Publisher(
-            self.client, settings.publish_timeout_s, settings.max_unacked_bytes, self.health
+            self.client,
+            settings.publish_timeout_s,
+            settings.max_unacked_bytes,
+            self.health,
+            self.content,
         )
         self.api, self.request = self.jetstream.api, self.jetstream.request
         self.subscribe, self.listen = self.jetstream.subscribe, self.jetstream.listen
@@ -79,6 +88,7 @@ class Bus:
             if ensure:
                 ensured = await ensure_streams(bus, settings.retention)
                 await bus._recovery.begin({name: each.created for name, each in ensured.items()})
+                await bus._begin_content()
             await bus.clock.begin()
         except BaseException:
             await bus.client.close()
@@ -101,6 +111,22 @@ class Bus:
         except NatsError:
             log.warning("NATS did not take the last messages before the connection was closed")
         await self.client.close()
+
+    async def _begin_content(self) -> None:
+        try:
+            if self.content.masters:
+                await self.listen(subjects.key_notice("*"), self.content.on_notice)
+            reason = await self.content.check()
+        except NotPermitted as error:
+            if self.content.masters:
+                raise StartUpError(f"cannot read the keys of runs: {error}") from error
+            # The permissions are of an earlier version, in which nothing is sealed.
+            log.warning("cannot find out whether content is sealed: %s", error)
+            return
+        except BusError as error:
+            raise refusal(error)(f"cannot find out whether content is sealed: {error}") from error
+        if reason:
+            raise StartUpError(reason)
 
     # state
 
@@ -193,5 +219,6 @@ class Bus:
             self._dialer.record_disconnect()
             self._recovery.disconnected()
             log.warning("disconnected from NATS; reconnecting")
+        self.content.forget()  # notices that a key was destroyed are lost now
         self.client.connection_lost()
         self.publisher.connection_lost()

@@ -68,6 +68,14 @@ class ObjectGone(LookupError):
     """The bus answers, but a payload that was stored by reference is gone: do not retry."""
 
 
+class ContentErased(ObjectGone, ValueError):
+    """The content of a message is gone for good, because the key of its run was destroyed."""
+
+
+class ContentRefused(ObjectGone, ValueError):
+    """Sealed content was changed, or stands where it does not belong."""
+
+
 # The err_codes of a cluster without a leader, or with fewer servers than replicas.
 _FORMING = frozenset({10005, 10008})
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from penstock.bus.errors import ContentErased, ContentRefused
+
 KIND = "Penstock-Kind"
 LEG = "Penstock-Leg"
 CONNECTION = "Penstock-Connection"
@@ -26,12 +28,22 @@ RAW_POSITION = "Penstock-Raw"
 FIRST = "Penstock-First"
 RAW_FIRST = "Penstock-Raw-First"
 COST = "Penstock-Cost"  # of an `llm.tool_result` that has a cost
+# The header with which a write names the sequence of the last message of its subject.
+EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 # Headers of an edge's answer to a subscriber's request for a large event.
 LARGE_PARTS = "Penstock-Parts"
-LARGE_ERROR = "Penstock-Error"  # its values: gone, invalid, unavailable
+LARGE_ERROR = "Penstock-Error"  # its values: gone, invalid, sealed, unavailable
 
 _NAME = re.compile(r"[!-9;-~]+")  # printable ASCII without blanks and without the colon
 _LINE_ENDS = str.maketrans("\r\n", "  ")
+
+
+class Unreadable(bytes):
+    """Stands for the payload of a message that is `sealed` and cannot be opened, for the reason
+    `error`. It looks like a reference to an object, so `objects.unwrap` raises the error."""
+
+    error: ContentErased | ContentRefused
+    sealed: bytes
 
 
 @dataclass(slots=True)
@@ -109,8 +121,10 @@ class RawFrame:
 
 def raw_frame(stored: Stored) -> RawFrame:
     """Return the source frame that a message of RAW carries. Raises KeyError or ValueError if a
-    header of Penstock is missing or malformed."""
+    header of Penstock is missing or malformed, ContentErased and ContentRefused."""
     headers = stored.headers
+    if isinstance(stored.payload, Unreadable):
+        raise stored.payload.error
     _, _, run_id, writer = stored.subject.split(".")
     part = headers.get(PART)
     number, _, count = part.partition("/") if part else ("", "", "")

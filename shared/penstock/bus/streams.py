@@ -23,7 +23,7 @@ from nats.js.api import (
 from penstock.bus import subjects
 from penstock.bus.subjects import CATEGORIES, PARTITIONS, SHARD, shard_of
 
-COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT, JOURNAL = (
+COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT, JOURNAL, KEYS = (
     "COMMANDS",
     "RAW",
     "EVENTS",
@@ -33,6 +33,7 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT, JO
     "ADVISORIES",
     "AUDIT",
     "JOURNAL",
+    "KEYS",
 )
 
 # The most shards that RAW and EVENTS may have. The number is limited, because each process looks
@@ -45,7 +46,7 @@ DAY_S = 24 * HOUR_S
 
 # The version of the declarations below. Increase the version by one with every change of the
 # declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
-SCHEMA = 7
+SCHEMA = 8
 # The oldest schema whose services can work on streams of the schema `SCHEMA`.
 OLDEST = 1
 # The oldest schema whose services know shards. Services of an older schema would write the frames
@@ -168,6 +169,15 @@ def streams(retention: Retention) -> list[StreamConfig]:
             # ago.
             discard=DiscardPolicy.NEW,
             allow_atomic=True,
+        ),
+        stream(
+            name=KEYS,
+            description="The key of each run's content, wrapped by the operator's key",
+            # A key outlives all that it seals, so there is no age limit. A bucket, or a limit of
+            # one message for each subject, would drop an earlier message without overwriting its
+            # bytes on the disk. Only the deletion of a single message overwrites them.
+            subjects=["key.*"],
+            discard=DiscardPolicy.NEW,
         ),
     ]
 

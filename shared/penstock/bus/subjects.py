@@ -152,6 +152,16 @@ def journal_value(run_id: str, digest: str) -> str:
     return f"journal.{run_id}.{digest}"
 
 
+def content_key(run_id: str) -> str:
+    """Return the subject of the key that seals the content of a run."""
+    return f"key.{run_id}"
+
+
+def key_notice(run_id: str) -> str:
+    """Return the subject of the notice that the key of a run was destroyed."""
+    return f"keygone.{run_id}"
+
+
 def alive(pod: str) -> str:
     return f"alive.{pod}"
 

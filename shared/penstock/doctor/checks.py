@@ -88,6 +88,10 @@ def _settings(facts: Facts) -> list[str]:
     return [f"{each.name}: {text}" for each in facts.streams for text in each.differs]
 
 
+def _content(facts: Facts) -> list[str]:
+    return [facts.content] if facts.content else []
+
+
 def _waiting(facts: Facts) -> list[str]:
     return [
         f"{each.name} of {each.stream} has {each.waiting} messages to deliver"
@@ -271,6 +275,12 @@ CHECKS: Final = (
         "set the variables as the services have them, or run `penstock streams migrate` (careful: "
         "to a shorter age, it deletes all older messages)",
         _settings,
+    ),
+    Check(
+        "content",
+        "the newest content is not sealed, or is sealed with a key of PENSTOCK_CONTENT_KEYS",
+        "give every service and this command the same keys (docs/privacy.md)",
+        _content,
     ),
     Check(
         "lag",

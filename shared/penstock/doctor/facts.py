@@ -92,6 +92,7 @@ class Facts:
     # The greatest number of bytes that the account may store; -1 means no limit.
     max_stored_bytes: int = -1
     clock_ahead_s: float = 0.0  # How far this machine's clock is ahead of NATS's clock.
+    content: str = ""  # Why content cannot be opened with the keys of this command.
     schema: int = 0  # The schema of this version of `penstock`.
     shards: int = 1
     streams: Sequence[StreamFact] = ()

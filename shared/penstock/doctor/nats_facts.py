@@ -59,6 +59,7 @@ async def in_nats(bus: Bus) -> Facts:
         if state.get("consumer_count"):
             consumers += await _consumers(bus, name)
     there = {each.name for each in found if each.exists}
+    content = await bus.content.check() if streams.KEYS in there else ""
     partitions = []
     if {"KV_checkpoints", "KV_leases"} <= there:
         for shard in range(shards):
@@ -74,6 +75,7 @@ async def in_nats(bus: Bus) -> Facts:
         stored_bytes=account["storage"],
         max_stored_bytes=account["limits"]["max_storage"],
         clock_ahead_s=bus.clock.offset_s,
+        content=content,
         schema=streams.SCHEMA,
         shards=shards,
         streams=found,

@@ -121,8 +121,10 @@ class Event(Model):
         """Return `data` as the model of its type; None for a type that this version does not know.
 
         Raise `InvalidEvent` with the field (`data.content`) where `data` is not what its type
-        asks for: the executions dialect leaves fields out.
+        asks for: the executions dialect leaves fields out. On the bus it may be sealed.
         """
+        if self.model_extra and "sealed" in self.model_extra:
+            raise InvalidEvent("data", "it is sealed, and this reader has no key")
         return typed_data(self.type, self.data)
 
     def dump(self) -> bytes:

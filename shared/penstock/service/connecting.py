@@ -55,6 +55,7 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
             costs_max_age_s=settings.costs_max_age_s,
             shards=settings.shards,
         ),
+        content_keys=settings.content_keys,
         repairs=repairs,
     )
 
@@ -114,4 +115,5 @@ def _measure(service: str, bus: Bus) -> None:
     telemetry.NATS_TROUBLES.labels(service).set_function(lambda: len(bus.not_ready))
     telemetry.CLOCK_OFFSET.labels(service).set_function(lambda: bus.clock.offset_s)
     bus.on_reconnect(telemetry.NATS_RECONNECTS.inc)
+    bus.content.refused = telemetry.CONTENT_REFUSED.inc
     bus.health.count = lambda why, where: telemetry.NATS_REFUSED.labels(why, where).inc()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from penstock.settings.auth import AuthSettings
+from penstock.settings.auth import AuthSettings, Words
 from penstock.settings.environment import ConfigurationError, EnvironmentSettings
+
+FILE: Final = "file:"
+MIN_KEY_BYTES: Final = 32
 
 
 class Settings(EnvironmentSettings):
@@ -56,6 +59,13 @@ class Settings(EnvironmentSettings):
     )
     nats_tls_key: str | None = Field(
         None, description="A PEM file with the key of the client certificate."
+    )
+    content_keys: Words = Field(
+        (),
+        repr=False,
+        description="Keys that seal the content of runs in NATS, separated by commas, each of at "
+        "least 32 characters, or `file:<path>` of a file with such keys. The first seals, all "
+        "open. `none` as the first seals nothing. Every service needs the same keys.",
     )
     replicas: int = Field(1, ge=1, le=5, description="The number of replicas of each stream.")
     raw_max_age_s: float = Field(
@@ -139,11 +149,36 @@ class Settings(EnvironmentSettings):
     def _empty_is_unset(cls, value: object) -> object:
         return value or None  # Compose files and charts write an unset variable as an empty text
 
+    @field_validator("content_keys")
+    @classmethod
+    def _are_content_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return content_keys(value)
+
     @model_validator(mode="after")
     def _password_has_user(self) -> Settings:
         if self.nats_password and not self.nats_user:
             raise ValueError("PENSTOCK_NATS_PASSWORD: set PENSTOCK_NATS_USER, too")
         return self
+
+
+def content_keys(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys, with those of files in place of the files. Raises ValueError, without any
+    key in its text."""
+    found: list[str] = []
+    for word in words:
+        if not word.startswith(FILE):
+            found.append(word)
+            continue
+        path = Path(word.removeprefix(FILE))
+        try:
+            found += path.read_text().split()
+        except (OSError, UnicodeError) as error:
+            raise ValueError(f"cannot read the keys in {path}: {error}") from None
+    if any(len(key.encode()) < MIN_KEY_BYTES for key in found[found[:1] == ["none"] :]):
+        raise ValueError(f"each key must have at least {MIN_KEY_BYTES} bytes")
+    if found == ["none"]:
+        raise ValueError("`none` needs a key after it: without keys, leave the variable empty")
+    return tuple(found)
 
 
 def nats_login(

@@ -8,14 +8,14 @@ from typing import Any
 from penstock.budgets.admission import CurrentBudgets
 from support.drive.bus import connected
 from support.drive.waiting import eventually
-from support.real.deployment import Deployment
+from support.real.deployment import CONTENT_KEY, Deployment
 
 FOLLOWERS = ("edge", "approvals", "workflows", "automations")
 
 
 async def put_in_force(penstock: Deployment, *budgets: dict[str, Any]) -> None:
     """Replace the budgets, and wait until all services that read them have them."""
-    async with connected(penstock.nats_url) as bus:
+    async with connected(penstock.nats_url, content_keys=("none", CONTENT_KEY)) as bus:
         stored = CurrentBudgets(bus)
         await stored.load()
         version = stored.current.version + 1

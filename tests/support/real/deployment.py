@@ -24,6 +24,8 @@ from support.real.ports import free_port
 from support.real.processes import pid_of
 
 SERVICES = ("normalizer", "approvals", "connector", "edge")
+# The key with which a deployment seals content, if its test asks for that.
+CONTENT_KEY = "the-key-with-which-the-tests-seal-content"
 
 
 @dataclass(slots=True)

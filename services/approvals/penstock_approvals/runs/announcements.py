@@ -111,7 +111,7 @@ class Announcements:
             event={"type": type_, "data": dict(data)},
             items=record.decided_items() if type_ == "approval.decided" else None,
         )
-        payload = await objects.wrap(self._bus, name, report.dump())
+        payload = await objects.wrap(self._bus, name, report.dump(), record.run_id)
         subject = command(WORKFLOWS, "continue", record.run_id)
         await self._bus.publisher.publish(Message(subject, payload, {"Nats-Msg-Id": name}))
 

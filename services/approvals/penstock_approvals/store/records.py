@@ -101,7 +101,8 @@ class ApprovalRecords:
         value = record.dump()
         # The object's name is a hash of its content, so that two decisions at the same time do not
         # overwrite each other's object.
-        return await objects.wrap(self._bus, f"approval.{sha256(value).hexdigest()}", value)
+        name = f"approval.{sha256(value).hexdigest()}"
+        return await objects.wrap(self._bus, name, value, record.run_id)
 
 
 def first_fault(error: ValidationError) -> str:

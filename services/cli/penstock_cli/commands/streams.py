@@ -17,6 +17,7 @@ from penstock.bus.admin.configuration import Difference
 from penstock.bus.admin.ensure import ensure, shards_of
 from penstock.bus.admin.migrate import partitions as partitions_now
 from penstock.bus.admin.migrate import repartition, reshard
+from penstock.bus.admin.rewrap import rewrap
 from penstock.bus.errors import ApiError
 from penstock.bus.streams import EVENTS, kind_and_shard
 from penstock_cli.commands.options import operator
@@ -222,6 +223,23 @@ async def restore_streams(
             f"restored the backup of {begun}; now start the services. It does not know what was "
             "erased since then: erase these runs again (docs/privacy.md)"
         )
+    return DONE
+
+
+@app.command("rewrap")
+@operator()
+async def rewrap_keys(bus: Bus, output: Output) -> int:
+    """Wrap the key of each run's content with the first of PENSTOCK_CONTENT_KEYS.
+
+    Services may run meanwhile. Afterwards an earlier key can be removed (docs/operate/rotate.md).
+    """
+    if not bus.content.seals:
+        raise StartUpError("set PENSTOCK_CONTENT_KEYS as the services have it, the new key first")
+    done = await rewrap(bus)
+    output.result(
+        {"keys": done.keys, "rewrapped": done.changed},
+        f"{done.changed} of {done.keys} keys were wrapped with the first key",
+    )
     return DONE
 
 

@@ -41,7 +41,7 @@ class Inputs:
         key, value = _key(start.run_id), orjson.dumps(again)
 
         async def write() -> None:
-            await self._bucket.put(key, await objects.wrap(self._bus, key, value))
+            await self._bucket.put(key, await objects.wrap(self._bus, key, value, start.run_id))
 
         await with_retries(write)
 

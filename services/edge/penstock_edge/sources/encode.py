@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
-from penstock.bus.messages import SEQUENCE
+from penstock.bus.messages import SEQUENCE, Unreadable
 from penstock.bus.streams import events_for
 from penstock.bus.write.objects import is_reference, unwrap
 from penstock.log_fields import run_of
@@ -29,7 +29,7 @@ FOLD_RETRY_S: Final = 0.05
 def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
     """Encode one message; None if `encode` must first read something from NATS. Nearly all messages
     need no such read, and are saved the cost of a coroutine."""
-    if is_reference(stored.payload) and not is_raw(stored):
+    if _must_unwrap(stored):
         return None
     try:
         return encoding.feed(stored) if encoding.is_ready(stored) else None
@@ -41,7 +41,7 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
     """Read from NATS what the encoding needs, then encode. If the message cannot be read, the item
     is a notice, so that a client sees that one is missing."""
     try:
-        if not is_raw(stored):
+        if _must_unwrap(stored):
             stored = await with_object(bus, stored)
         if (start := encoding.missing_from(stored)) is not None:
             await _fold(bus, encoding, stored, start)
@@ -54,6 +54,14 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
         return Item(stored.sequence, [view.notice("payload_lost", str(error))])
     except Exception as error:
         return _unreadable(view, stored, error)
+
+
+def _must_unwrap(stored: Stored) -> bool:
+    """Return whether the payload is elsewhere or cannot be opened. A source frame may look like a
+    reference, and is none."""
+    if is_raw(stored):
+        return isinstance(stored.payload, Unreadable)
+    return is_reference(stored.payload)
 
 
 def _unreadable(view: View, stored: Stored, error: Exception) -> Item:

@@ -76,6 +76,10 @@ class LargeEvents:
         body, headers = b"", {}
         if not (is_run_id(run_id) and sequence.isdecimal() and part.isdecimal()):
             headers = {LARGE_ERROR: "invalid"}
+        elif self._bus.content.masters:
+            # Where content is sealed, subscribers get envelopes only. A large event would come with
+            # its content.
+            headers = {LARGE_ERROR: "sealed"}
         else:
             try:
                 if int(sequence) < self._withheld.get(run_id, 0):

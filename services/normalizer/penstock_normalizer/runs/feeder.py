@@ -7,10 +7,9 @@ from functools import partial
 
 from penstock.bus import Message, Stored, subjects
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.messages import RawFrame
+from penstock.bus.messages import EXPECTED_SEQUENCE, RawFrame
 from penstock.bus.records import CancelCommand, Target
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
-from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span

@@ -49,7 +49,7 @@ class Pauses:
         name, pause = f"{fold.pending.approval_id}.pause", _record(fold).dump()
 
         async def store() -> None:
-            value = await objects.wrap(self._bus, name, pause)
+            value = await objects.wrap(self._bus, name, pause, fold.run_id)
             while not await self._put(fold.run_id, fold.sequence, value):
                 pass
 

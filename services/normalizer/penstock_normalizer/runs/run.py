@@ -23,6 +23,7 @@ from functools import partial
 
 from penstock import telemetry
 from penstock.bus import RETRY_S, BusError, MessageTooLarge, Stored
+from penstock.bus.errors import ContentErased
 from penstock.bus.messages import raw_frame
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import Backlog
@@ -367,7 +368,8 @@ class Run:
             try:
                 frame = raw_frame(stored)
             except (KeyError, ValueError) as error:
-                await self._context.give_up(stored, error)
+                if not isinstance(error, ContentErased):
+                    await self._context.give_up(stored, error)
                 self._feeder.skip(stored)
                 continue
             if stored is self.backlog.remnant:

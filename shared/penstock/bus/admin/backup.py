@@ -31,8 +31,12 @@ NOT_COPIED: Final = frozenset({"KV_leases"})
 # The streams that are copied first, in this order.
 _FIRST: Final = (f"KV_{BUCKET}", streams.EVENTS, streams.JOURNAL, streams.RAW)
 # The streams that are copied late, in this order. COMMANDS and SCHEDULES are copied after all other
-# streams that are no buckets. The last three are copied after all other buckets.
-_LAST: Final = (streams.COMMANDS, streams.SCHEDULES, "KV_claims", "KV_sent", "OBJ_payloads")
+# streams that are no buckets. The others are copied after all other buckets. KEYS is the last, so
+# that it has the key of everything that was copied.
+_LAST: Final = (
+    *(streams.COMMANDS, streams.SCHEDULES, "KV_claims", "KV_sent", "OBJ_payloads"),
+    streams.KEYS,
+)
 
 
 def in_order(names: Iterable[str]) -> list[str]:

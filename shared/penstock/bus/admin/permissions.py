@@ -30,6 +30,7 @@ from penstock.bus.streams import (
     DELIVERIES,
     EVENTS,
     JOURNAL,
+    KEYS,
     MAX_SHARDS,
     RAW,
     SCHEDULES,
@@ -40,6 +41,8 @@ from penstock.bus.subjects import (
     CATEGORIES,
     NORMALIZER,
     command,
+    content_key,
+    key_notice,
     large_event,
     replay_letter,
     replay_of,
@@ -128,6 +131,12 @@ _READS_OBJECTS = [*_reads(_OBJECTS), f"{_API}.DIRECT.GET.{_OBJECTS}.>"]
 _KEEPS_OBJECTS = [*_READS_OBJECTS, "$O.payloads.>", f"{_API}.STREAM.PURGE.{_OBJECTS}"]
 # The subjects of the requests with which processes detect that another process has ended.
 _ALIVE = ["alive.>"]
+# The permissions to read the keys of runs, which every service checks at its start, and to be told
+# that a key was destroyed.
+_OPENS = [f"{_API}.STREAM.MSG.GET.{KEYS}"]
+_KEY_NOTICES = [key_notice("*")]
+# The permission to make the key of a run.
+_SEALS = [content_key("*")]
 # The permissions with which every service records how far the streams reach, so that the loss of a
 # stream's end is detected.
 _MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
@@ -163,10 +172,13 @@ def _service(
         purpose,
         tuple(
             dict.fromkeys(
-                [*_STREAM_CHECKS, *_ALIVE, *_MARKS, *(each for part in publish for each in part)]
+                [
+                    *(*_STREAM_CHECKS, *_ALIVE, *_MARKS, *_OPENS),
+                    *(each for part in publish for each in part),
+                ]
             )
         ),
-        (*own, *_ALIVE, *hears),
+        (*own, *_ALIVE, *_KEY_NOTICES, *hears),
         responds,
     )
 
@@ -191,6 +203,7 @@ USERS: Final = (
         _keys("claims.>", "sent.*", "sessions.*", "threads.>"),
         _keys("leases.pod.*", "leases.watchdog"),
         _KEEPS_OBJECTS,
+        _SEALS,
         hears=["control.*", "handover.leg", "turn.*"],
         responds=True,
     ),
@@ -219,10 +232,11 @@ USERS: Final = (
         [*_takes(COMMANDS, "normalizer-erase"), command(NORMALIZER, "erase", "*")],
         [
             f"{_API}.STREAM.MSG.DELETE.{stream}"
-            for stream in (COMMANDS, EVENTS, RAW, JOURNAL, DEADLETTERS, _OBJECTS)
+            for stream in (COMMANDS, EVENTS, RAW, JOURNAL, DEADLETTERS, _OBJECTS, KEYS)
         ],
         [*_reads(JOURNAL, AUDIT), *_buckets("approvals", "deliveries", "threads")],
         _keys("approvals.*", "deliveries.*.*", "threads.*.*"),
+        _KEY_NOTICES,
         # The normalizer measures the lag of all readers, also of readers that have ended.
         [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
         _buckets("runs", "pauses", "leases", "aliases", "costs"),
@@ -230,6 +244,7 @@ USERS: Final = (
         _keys("runs.*", "pauses.*", "checkpoints.>", "leases.normalizer.>"),
         _attempts("normalizer"),
         _KEEPS_OBJECTS,
+        _SEALS,
         hears=[replay_letter("*")],
         responds=True,
     ),
@@ -253,6 +268,7 @@ USERS: Final = (
         _buckets("costs"),
         _TOKENS,
         _KEEPS_OBJECTS,
+        _SEALS,
         hears=["live.>", "frames.>", "turn.*", LARGE_EVENTS],
         responds=True,
     ),
@@ -285,6 +301,7 @@ USERS: Final = (
         _attempts("approvals"),
         _TOKENS,
         _KEEPS_OBJECTS,
+        _SEALS,
         hears=["decide.*", "link.*", "$KV.approvals.*"],
         responds=True,
     ),
@@ -322,6 +339,7 @@ USERS: Final = (
         _keys("letters.automations.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
+        _SEALS,
         hears=["push.*"],
         responds=True,
     ),
@@ -361,6 +379,7 @@ USERS: Final = (
         [*_buckets("listens"), *_keys("listens.>", "leases.workflows.consumers")],
         _TOKENS,
         _KEEPS_OBJECTS,
+        _SEALS,
     ),
 )
 READERS: Final = (

@@ -83,7 +83,7 @@ async def _message(bus: Buckets, letter: DeadLetter) -> Message:
     if is_for_service and letter.service in TAKE_BACK:
         # An event cannot be published again, so a command asks the service to process the event
         # again.
-        body = await objects.wrap(bus, f"replay.{letter.key}", letter.dump())
+        body = await objects.wrap(bus, f"replay.{letter.key}", letter.dump(), letter.run_id)
         return Message(subjects.replay_of(letter.service, letter.run_id), body, _headers(letter))
     raise CannotReplay(
         f"it came from {letter.subject or 'an unknown subject'} and was given up by "

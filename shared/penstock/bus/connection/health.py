@@ -17,7 +17,7 @@ from penstock.bus.subjects import CATEGORIES, SHARD
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["full", "denied", "unheard", "away", "lost"]
+Kind = Literal["full", "denied", "unheard", "away", "lost", "sealed"]
 
 FORGOTTEN_S = 15.0  # seconds without a new attempt, after which a refusal no longer counts
 # The seconds after which a missing connection is reported. An election takes up to nine seconds and
@@ -35,6 +35,7 @@ _STREAMS: Mapping[str, str] = {
     "due": "SCHEDULES",
     "audit": "AUDIT",
     "journal": "JOURNAL",
+    "key": "KEYS",
     **dict.fromkeys(CATEGORIES, "EVENTS"),
 }
 _PREFIXES = {"$KV": "KV_", "$O": "OBJ_"}
@@ -51,6 +52,7 @@ _WORDS: Mapping[Kind, str] = {
     "away": "{where} has not answered for {seconds:.0f} s ({words}). Do NATS's servers have a "
     "quorum, and room on their disks? See their logs; after a full disk they must be restarted",
     "lost": "{words}",
+    "sealed": "{words}",
 }
 # A refusal of these kinds no longer counts when it has not been repeated for `FORGOTTEN_S`. Only a
 # successful attempt can show that such a refusal has ended, and there may be no further attempt.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -14,6 +14,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
+from penstock.bus.connection.content import Content
 from penstock.bus.connection.health import Health, stream_of
 from penstock.bus.connection.incoming import Incoming, Listener
 from penstock.bus.connection.nats_client import Connection
@@ -26,6 +27,7 @@ from penstock.bus.errors import (
     NotPermitted,
     OutcomeUnknown,
 )
+from penstock.bus.sealing import MasterKeys
 
 READS_AT_ONCE = 64  # the most histories that are read at once
 
@@ -38,10 +40,18 @@ class JetStream:
     read their histories at the same time after a reconnect.
     """
 
-    def __init__(self, connection: Connection, health: Health, timeout_s: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        health: Health,
+        timeout_s: float,
+        content_keys: Sequence[str] = (),
+    ) -> None:
         self.connection = connection
         self.health = health
         self.timeout_s = timeout_s
+        # seals what is published, and opens what is read, as the operator's keys say
+        self.content = Content(self, MasterKeys(content_keys), health)
         self.reading = asyncio.Semaphore(READS_AT_ONCE)
         # nats-py's own JetStream object, which has the object store
         self.nats = connection.jetstream(timeout=timeout_s)
@@ -102,7 +112,14 @@ class JetStream:
             if not listed or len(found) >= page["total"]:
                 return found
 
-    async def request(self, subject: str, payload: bytes, timeout_s: float | None = None) -> Msg:
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout_s: float | None = None,
+        *,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
         """Make a core request, and return the first answer.
 
         Raises:
@@ -113,7 +130,9 @@ class JetStream:
         timeout_s = timeout_s or self.timeout_s
         await self.connection.wait_usable(timeout_s)
         try:
-            return await self.connection.request(subject, payload, timeout=timeout_s)
+            return await self.connection.request(
+                subject, payload, timeout=timeout_s, headers=headers
+            )
         except NoRespondersError as error:
             raise BusUnavailable(f"nobody answers {subject}") from error
         except NatsTimeout as error:

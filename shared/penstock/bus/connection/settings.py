@@ -68,7 +68,7 @@ class BusSettings:
     `state.continuity`). Only normalizers do this. `clock_limit_s`: the limit of the difference
     between this machine's clock and NATS's clock. `password`: the password, or a function that is
     called for each connection. `inbox_prefix`: the prefix of reply subjects; other NATS users may
-    not subscribe to it.
+    not subscribe to it. `content_keys`: the operator's keys (see `sealing.MasterKeys`).
     """
 
     url: str = "nats://127.0.0.1:4222"
@@ -83,4 +83,5 @@ class BusSettings:
     max_unacked_bytes: int = 64 * 1024 * 1024
     clock_limit_s: float = LIMIT_S
     retention: Retention = field(default_factory=Retention)
+    content_keys: tuple[str, ...] = field(default=(), repr=False)
     repairs: bool = False

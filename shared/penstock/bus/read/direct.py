@@ -141,7 +141,9 @@ async def _batch(
         BusUnavailable, OutcomeUnknown: as `read` does.
     """
     found, pending = await _raw_batch(bus, stream, request)
-    return [message.stored() for message in found], pending
+    messages = [message.stored() for message in found]
+    await bus.jetstream.content.open(*messages)
+    return messages, pending
 
 
 async def _raw_batch(
@@ -222,7 +224,9 @@ async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
         return None
     if status is not None:
         raise BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
-    return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, answer.data)
+    stored = Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, answer.data)
+    await jetstream.content.open(stored)
+    return stored
 
 
 async def replay(

@@ -23,6 +23,7 @@ from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import last, read
 from penstock.bus.read.run_histories import histories
+from penstock.bus.sealing import FIRST_BYTES, SEALED
 from penstock.log_fields import run_of
 
 log = logging.getLogger(__name__)
@@ -192,12 +193,18 @@ class Follow:
         stream, stored = msg.republished()
         if stream != self._followed.stream:
             return  # `live.>` and `frames.>` have the messages of all shards
-        if self._repair is None and (number := self._number_if_next(stored)) is not None:
+        number = self._number_if_next(stored) if self._repair is None else None
+        if number is not None and (
+            stored.payload[:FIRST_BYTES] not in SEALED
+            or self._bus.jetstream.content.open_now(stored)
+        ):
             self._accept([stored], number)
         elif stored.sequence >= self._next:
             self._buffer_early(stored)
-            # The first message after an empty history is no gap: nothing before it is missing.
-            self._bus.jetstream.gaps += self._repair is None and self._last_number is not None
+            # The first message after an empty history is no gap: nothing before it is missing. Nor
+            # is one whose key the repair must read.
+            is_gap = self._repair is None and self._last_number is not None and number is None
+            self._bus.jetstream.gaps += is_gap
             self._begin_repair()
 
     def _buffer_early(self, stored: Stored) -> None:
@@ -279,7 +286,7 @@ class Follow:
                 extra=run_of(followed.pattern),
             )
             return  # the next probe or reconnect asks again
-        self._accept_early()
+        await self._accept_early()
         behind = newest is not None and newest.sequence >= self._next
         if behind or self._early or self._left_out:
             await self._catch_up()
@@ -295,7 +302,7 @@ class Follow:
                 continue
             if found:
                 self._accept_found(found)
-            self._accept_early()
+            await self._accept_early()
             if pending or self._left_out:
                 self._left_out = False
                 continue
@@ -353,11 +360,18 @@ class Follow:
         ends = _ends_run(stored.subject) and not _ends_run(self._last_subject)
         return self._followed.numbers(stored)[0] <= self._last_number and not ends
 
-    def _accept_early(self) -> None:
+    async def _accept_early(self) -> None:
+        try:
+            # Further messages may arrive meanwhile. They have the same key, or come again.
+            await self._bus.jetstream.content.open(*self._early)
+        except BusError as error:
+            pattern = self._followed.pattern
+            log.warning("reading %s: %s", pattern, error, extra=run_of(pattern))
+            await asyncio.sleep(RETRY_S * 10)
         early, self._early, self._early_bytes = self._early, [], 0
         for stored in early:
             number = None if self._early else self._number_if_next(stored)
-            if number is not None:
+            if number is not None and self._bus.jetstream.content.open_now(stored):
                 self._accept([stored], number)
             elif stored.sequence >= self._next:
                 self._buffer_early(stored)

@@ -61,7 +61,9 @@ async def _message(bus: HasJetStream, stream: str, which: dict[str, Any]) -> Sto
         if error.code == MESSAGE_NOT_FOUND:
             return None
         raise
-    return stored_of(answer["message"])
+    stored = stored_of(answer["message"])
+    await bus.jetstream.content.open(stored)
+    return stored
 
 
 def stored_of(message: dict[str, Any]) -> Stored:

@@ -12,6 +12,7 @@ from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.messages import Stored
 from penstock.bus.read.pull import HEARTBEAT_S, NANO, Delivery, PullLoop
+from penstock.bus.sealing import FIRST_BYTES, SEALED
 
 
 class Reader:
@@ -90,8 +91,11 @@ class Reader:
         return self._batch
 
     def on_message(self, delivery: Delivery) -> None:
+        stored = delivery.stored
         waits = self._pending or self._is_handling or delivery.consumer_sequence != self._expected
-        if not waits and self._take(delivery.stored):
+        if not waits and stored.payload[:FIRST_BYTES] in SEALED:
+            waits = not self._jetstream.content.open_now(stored)  # its key must be read first
+        if not waits and self._take(stored):
             self._advance(delivery)
             self._pull.request_more()
             return
@@ -110,6 +114,7 @@ class Reader:
 
     async def _handle_pending(self) -> None:
         batch, self._pending = self._pending, []
+        await self._jetstream.content.open(*(delivery.stored for delivery in batch))
         for delivery in batch:
             if delivery.consumer_sequence != self._expected:
                 self._pull.restart()  # a new consumer starts with the lost message

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from penstock.bus.connection.incoming import Headers, Incoming
 from penstock.bus.connection.jetstream import HasJetStream
-from penstock.bus.errors import BusUnavailable, OutcomeUnknown
+from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import BATCH, read_raw
 
@@ -136,8 +136,10 @@ class Histories:
                 self._waiting.append(each)
                 continue
             try:
-                _set_result(each, kept.of_run(each.run, each.start))
-            except (KeyError, ValueError) as error:
+                found = kept.of_run(each.run, each.start)
+                await self._bus.jetstream.content.open(*found[0])
+                _set_result(each, found)
+            except (KeyError, ValueError, BusError) as error:
                 _fail(each, error)
             if number % ANSWERS_AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -16,8 +16,14 @@ from nats.errors import Error as NatsError
 from penstock import log_fields
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.retry import first_answer
-from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError, BusError, MessageTooLarge
-from penstock.bus.messages import Stored
+from penstock.bus.errors import (
+    CONSUMER_NOT_FOUND,
+    ApiError,
+    BusError,
+    ContentErased,
+    MessageTooLarge,
+)
+from penstock.bus.messages import Stored, Unreadable
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.read.pull import HEARTBEAT_S, NANO, Delivery, PullLoop
@@ -346,6 +352,9 @@ class WorkQueue:
         has_waited = False
         while not self._stopped.is_set():
             try:
+                await self._bus.jetstream.content.open(stored)
+                if isinstance(stored.payload, Unreadable):
+                    return await self._without_content(stored, stored.payload.error)
                 await self._attempt(stored)
             except Retry as retry:
                 await self._pause(retry.delay_s)
@@ -373,6 +382,13 @@ class WorkQueue:
                 self._failed.discard(stored.sequence)
                 return DONE
         return again_after(0)
+
+    async def _without_content(self, stored: Stored, error: Exception) -> bytes:
+        if isinstance(error, ContentErased):
+            log.info("%s: not handled: %s", stored.subject, error)
+            return DONE
+        await self._give_up(stored, error)
+        return NEVER_AGAIN
 
     async def _attempt(self, stored: Stored) -> None:
         if self._attempts is None:

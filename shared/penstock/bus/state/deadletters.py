@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from penstock.bus import messages, streams, subjects
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import ObjectGone
-from penstock.bus.messages import Message, Stored
+from penstock.bus.messages import Message, Stored, Unreadable
 from penstock.bus.read import direct, leader
 from penstock.bus.records import Record
 from penstock.bus.state.kv import Buckets, Entry
@@ -102,6 +102,9 @@ class Letter:
 
 
 def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> DeadLetter:
+    payload = stored.payload
+    if isinstance(payload, Unreadable):
+        payload = payload.sealed
     return DeadLetter(
         service=service,
         pod=pod,
@@ -113,21 +116,28 @@ def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> De
         subject=stored.subject,
         sequence=stored.sequence,
         headers=stored.headers,
-        payload_base64=base64.b64encode(stored.payload).decode(),
+        payload_base64=base64.b64encode(payload).decode(),
     )
 
 
 async def store_dead_letter(bus: Writes, letter: DeadLetter) -> None:
     """Store a dead letter. The server discards a second dead letter with the same key."""
-    kept = await objects.wrap(bus, f"deadletter.{letter.key}", letter.dump())
+    kept = await objects.wrap(bus, f"deadletter.{letter.key}", letter.dump(), letter.run_id)
     headers = {
         "Nats-Msg-Id": letter.key,
-        REASON: letter.reason.encode("ascii", "backslashreplace").decode()[:MAX_REASON_CHARACTERS],
+        REASON: _reason(bus, letter).encode("ascii", "backslashreplace").decode(),
         FROM: f"{letter.subject} {letter.sequence}",
         TRACEBACK: letter.traceback_id,
     }
     subject = subjects.deadletter(letter.service, letter.run_id)
     await bus.publisher.publish(Message(subject, kept, headers))
+
+
+def _reason(bus: Writes, letter: DeadLetter) -> str:
+    """Return the reason for the header. Where content is sealed, it is the name of the error only:
+    an error's text may quote the message."""
+    name = letter.reason.partition("(")[0]
+    return (name if bus.jetstream.content.seals else letter.reason)[:MAX_REASON_CHARACTERS]
 
 
 async def letters(

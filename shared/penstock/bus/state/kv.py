@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from penstock.bus.errors import FenceConflict, OutcomeUnknown
-from penstock.bus.messages import Message, Stored
+from penstock.bus.messages import EXPECTED_SEQUENCE, Message, Stored
 from penstock.bus.read import leader
 from penstock.bus.read.direct import STORED_AT, last_of_each, replay
 from penstock.bus.records import Record
 from penstock.bus.write.fence import Writes
 from penstock.bus.write.objects import unwrap
-from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 
 MARKER_S = 60  # seconds after which the marker of a deletion expires
 # The most keys that one request reads. The process handles the answer without a break: a hundred

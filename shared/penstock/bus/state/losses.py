@@ -27,6 +27,7 @@ _OTHERS = (
     *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
     streams.AUDIT,
     streams.JOURNAL,
+    streams.KEYS,
 )
 
 

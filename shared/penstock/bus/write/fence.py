@@ -15,9 +15,9 @@ from penstock.bus.connection.clock import Clock
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
-from penstock.bus.messages import Message, Stored
+from penstock.bus.messages import EXPECTED_SEQUENCE, Message, Stored
 from penstock.bus.read import leader
-from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Publisher
+from penstock.bus.write.publisher import EXPECTED_SUBJECT, Publisher
 
 MAX_MESSAGE_BYTES = 512 * 1024  # the most payload bytes in one message
 # Seconds to wait for the acknowledgement of an append. After the leader was killed, no server

@@ -16,6 +16,7 @@ from nats.errors import Error as NatsError
 
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusUnavailable, ObjectGone
+from penstock.bus.messages import Unreadable
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
@@ -25,15 +26,17 @@ STREAM = f"OBJ_{_BUCKET}"
 _MARK = b'{"penstock_object":"'
 
 
-async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
+async def wrap(bus: HasJetStream, name: str, payload: bytes, run_id: str = "") -> bytes:
     """Return a small payload unchanged; store a payload over 512 KiB, and return a reference.
 
     A large payload is stored as an object with the name `name`. The name must be the same for the
-    same payload, so that a repeated call finds the object and writes nothing.
+    same payload, so that a repeated call finds the object and writes nothing. The key of the run
+    `run_id` seals the object; by default the run is that with whose id the name begins.
     """
     if len(payload) <= MAX_MESSAGE_BYTES:
         return payload
     jetstream = bus.jetstream
+    payload = await jetstream.content.sealed_object(name, run_id, payload)
     info = await _info(bus, name)
     if info is None or info["digest"] != _digest(payload):
         await jetstream.connection.wait_usable(jetstream.timeout_s)
@@ -66,9 +69,11 @@ def name_in(payload: bytes) -> str:
 
 async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     """Return the payload that was passed to `wrap`. Raises ObjectGone if the object, or a part of
-    the object, no longer exists."""
+    the object, no longer exists, or if its content cannot be opened."""
     if not is_reference(payload):
         return payload
+    if isinstance(payload, Unreadable):
+        raise payload.error
     name = name_in(payload)
     info = await _info(bus, name)
     if info is None:
@@ -76,7 +81,7 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     subject = f"$O.{_BUCKET}.C.{info['nuid']}"
     content = b"".join([chunk.payload async for chunk in replay(bus, STREAM, subject)])
     if _digest(content) == info["digest"]:
-        return content
+        return await bus.jetstream.content.opened_object(name, content)
     # The content that was read is incomplete or old, but the stored object may be complete: a
     # lagging replica may have answered, or another process may have just rewritten the object.
     filtered = {"subjects_filter": subject}

@@ -20,6 +20,7 @@ from nats.errors import (
 )
 
 from penstock.bus.budget import Gate, counted_bytes
+from penstock.bus.connection.content import Content
 from penstock.bus.connection.health import Health, Kind, stream_of
 from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.nats_client import Connection
@@ -35,7 +36,6 @@ from penstock.bus.errors import (
 )
 from penstock.bus.messages import Message
 
-EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
@@ -100,10 +100,13 @@ class Publisher:
         timeout_s: float,
         max_unacked_bytes: int,
         health: Health | None = None,
+        content: Content | None = None,
     ) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._health = health if health is not None else Health()
+        # None where nothing is sealed, so that a publish costs nothing more
+        self._content = content if content is not None and content.seals else None
         self._gate = Gate(max_unacked_bytes)
         self._inbox = ""  # the prefix of the reply subjects; empty before `start`
         self._waiting: dict[str, _Unacknowledged] = {}  # by the reply subject of the publish
@@ -141,6 +144,8 @@ class Publisher:
             BusUnavailable, StreamFull, MessageTooLarge: nothing was stored.
             OutcomeUnknown: no acknowledgement came in time.
         """
+        if self._content is not None:
+            message = await self._content.sealed(message)
         size_bytes = counted_bytes(message.payload)
         await self._gate.enter(size_bytes)
         try:
@@ -171,9 +176,15 @@ class Publisher:
 
         `settled` is called once, and never before `post` returns, with the stream sequence or the
         error. Returns False, and sends nothing, if the message cannot be sent now: there is no
-        connection, too many bytes are unsent or unacknowledged, or the message is too large.
-        In such a case, `publish` would wait, or raise an error.
+        connection, too many bytes are unsent or unacknowledged, the message is too large, or the
+        key that seals it must be read first. In such a case, `publish` would wait, or raise an
+        error.
         """
+        if self._content is not None:
+            sealed = self._content.seal_now(message)
+            if sealed is None:
+                return False
+            message = sealed
         size_bytes = counted_bytes(message.payload)
         if (
             not self._client.is_usable
@@ -209,6 +220,8 @@ class Publisher:
         Only the first message may have fence headers. A batch takes 4 to 7 ms on one replica,
         whatever the size of the batch.
         """
+        if self._content is not None:
+            messages = [await self._content.sealed(message) for message in messages]
         size_bytes = sum(counted_bytes(message.payload) for message in messages)
         await self._gate.enter(size_bytes)
         try:

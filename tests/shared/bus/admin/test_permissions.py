@@ -26,6 +26,7 @@ RUN = "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d"
 DEPLOY = ROOT / "deploy" / "nats"
 
 WITH_ROUTES = {"edge", "approvals", "automations", "workflows", "console"}
+SERVICES = WITH_ROUTES | {"connector", "normalizer"}
 
 # Subjects to publish on, each with the users that may publish there besides the operator.
 PUBLISH: Mapping[str, set[str]] = {
@@ -137,6 +138,11 @@ PUBLISH: Mapping[str, set[str]] = {
     "$JS.API.STREAM.MSG.DELETE.SCHEDULES": {"automations", "approvals", "workflows"},
     "$JS.API.STREAM.PURGE.SCHEDULES": {"approvals", "workflows"},
     "$JS.API.STREAM.MSG.DELETE.EVENTS": set(),
+    "$JS.API.STREAM.MSG.DELETE.KEYS": {"normalizer"},
+    "$JS.API.STREAM.MSG.GET.KEYS": SERVICES,
+    "$JS.API.DIRECT.GET.KEYS": set(),
+    f"key.{RUN}": SERVICES - {"console"},
+    f"keygone.{RUN}": {"normalizer"},
     "$JS.API.STREAM.SNAPSHOT.KV_approvals": set(),
     "$JS.API.STREAM.RESTORE.KV_approvals": set(),
     "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.EVENTS.approvals": set(),
@@ -158,6 +164,7 @@ SUBSCRIBE: Mapping[str, set[str]] = {
     "control.*": {"connector"},
     "handover.leg": {"connector"},
     "turn.*": {"connector", "edge"},
+    "keygone.*": SERVICES,
     "large.*.*.*": {"edge"},
     "raw.>": set(),
     "command.>": set(),

@@ -41,7 +41,15 @@ async def configs(bus: Bus) -> dict[str, dict[str, Any]]:
 async def test_a_start_makes_every_stream_and_bucket(own_bus: Bus) -> None:
     names = {
         *["COMMANDS", "RAW", "EVENTS", "SCHEDULES", "DEADLETTERS", "AUDIT", "OBJ_payloads"],
-        *["ADVISORIES", "DELIVERIES", "JOURNAL", "KV_deliveries", "KV_endpoints", "KV_letters"],
+        *[
+            "ADVISORIES",
+            "DELIVERIES",
+            "JOURNAL",
+            "KEYS",
+            "KV_deliveries",
+            "KV_endpoints",
+            "KV_letters",
+        ],
         *["KV_runs", "KV_sessions", "KV_aliases", "KV_idempotency", "KV_claims", "KV_sent"],
         *["KV_approvals", "KV_policies", "KV_pauses", "KV_threads", "KV_rules", "KV_tokens"],
         *["KV_workflows", "KV_costs", "KV_budgets"],
@@ -80,6 +88,10 @@ async def test_the_streams_are_what_the_design_says(own_bus: Bus) -> None:
     # A record that is dropped would be lost to its run, whatever its age.
     assert (journal["subjects"], journal["max_age"]) == (["journal.*", "journal.*.*"], 0)
     assert (journal["discard"], journal["allow_atomic"]) == ("new", True)
+    # A limit for each subject would leave the bytes of a replaced key on the disk.
+    keys = found["KEYS"]
+    assert (keys["subjects"], keys["max_msgs_per_subject"], keys["max_age"]) == (["key.*"], -1, 0)
+    assert (keys["discard"], keys.get("deny_delete", False)) == ("new", False)
     letters, advisories = found["DEADLETTERS"], found["ADVISORIES"]
     assert letters["subjects"] == ["deadletter.*.*"]
     assert letters["duplicate_window"] == letters["max_age"] == 30 * DAY_NS
@@ -113,7 +125,7 @@ async def test_many_starts_at_once_agree(fresh_nats: NatsServer) -> None:
         async with connected(fresh_nats.url) as bus:
             return len(await configs(bus))
 
-    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {33}
+    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {34}
 
 
 async def test_what_is_kept_is_not_changed_by_a_start_with_other_settings(

@@ -8,9 +8,10 @@ from collections.abc import Awaitable
 import pytest
 
 from penstock.bus import Bus, FenceConflict, Message, streams, subjects
+from penstock.bus.messages import EXPECTED_SEQUENCE
 from penstock.bus.read import direct
 from penstock.bus.write import fence
-from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, error_of
+from penstock.bus.write.publisher import EXPECTED_SUBJECT, error_of
 from support.drive.bus import connected, event, new_run_id
 from support.real.nats import NatsServer
 

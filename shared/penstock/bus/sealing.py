@@ -1,0 +1,405 @@
+"""Seals the content of messages with the key of their run, and opens it. Pure, except for random
+numbers.
+
+The subject of a message says whether the message is sealed, and for which run (`place_of`). A
+sealed message has one of these forms:
+
+- An event stays JSON. Its envelope is readable, and its `data` is `{"sealed": "<base64>"}`. So a
+  reader without keys sees what happened and when, and not what was said.
+- A record that lists read keeps its other fields (see `envelopes`), and has the whole record as
+  `content`. If its key is destroyed, the other fields are the record.
+- Any other payload becomes `_WHOLE` and ciphertext.
+- An object of the object store becomes `_OBJECT`, the id of its run, and ciphertext.
+
+Ciphertext is the id of the run's key, a nonce, and what AES-256-GCM makes of the content. The
+subject, the headers that give a message its place, and an event's envelope are authenticated. So
+content that was changed, or was put into another message, is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import orjson
+
+from penstock.bus import messages
+from penstock.bus.envelopes import ENVELOPES, Fields
+from penstock.bus.errors import BusUnavailable, ContentErased, ContentRefused
+from penstock.bus.messages import Message, Stored, Unreadable
+from penstock.bus.subjects import CATEGORIES, SHARD, is_run_id, run_id_of
+
+if TYPE_CHECKING:  # at run time only where there are keys
+    from penstock.bus.ciphers import Cipher
+
+SETTING: Final = "PENSTOCK_CONTENT_KEYS"
+OPEN_ONLY: Final = "none"  # as the first key: this process seals nothing, and opens what is sealed
+KEY_BYTES: Final = 32
+_KEY_ID_BYTES: Final = 8
+_RUN_ID_BYTES: Final = 36
+
+# The beginnings of sealed payloads, with the version of their form. JSON never begins with a zero.
+_WHOLE: Final = b"\x00PSC\x01"
+_OBJECT: Final = b"\x00PSO\x01"
+_EVENT: Final = b'{"sealed":1,'
+_MARKS: Final = (_EVENT, _WHOLE)
+# The first bytes of sealed messages. A reader compares them before it calls anything, so that clear
+# messages cost next to nothing.
+FIRST_BYTES: Final = 5
+SEALED: Final = frozenset(mark[:FIRST_BYTES] for mark in _MARKS)
+
+# Where `data` begins and ends in an event (see the normalizer's `canonical_event`). A quotation
+# mark within a text is escaped, so these bytes are no part of a text.
+_DATA: Final = b',"data":'
+_AFTER_DATA: Final = b',"session_id":'
+_SEALED_DATA: Final = b',"data":{"sealed":"'
+_SEQUENCE_LINE: Final = b"%b: " % messages.SEQUENCE.encode()
+# The headers that give a message its place among the messages of its subject. NATS keeps them.
+_PLACING: Final = (
+    *(messages.KIND, messages.LEG, messages.CONNECTION, messages.INDEX, messages.RECEIVED),
+    *(messages.PART, messages.WHOLE, messages.SEQUENCE, "Penstock-Record"),
+)
+
+
+class Place(NamedTuple):
+    """Where a message belongs: its run, its name, which is authenticated, and its form."""
+
+    run_id: str
+    name: bytes
+    is_event: bool = False
+    envelope: Callable[[Fields], Fields] | None = None  # of a record that lists read
+
+
+def _event(subject: str, rest: str) -> Place:
+    return Place(rest.rpartition(".")[2], subject.encode(), is_event=True)
+
+
+def _frame(_: str, rest: str) -> Place:
+    # RAW stores `raw.<run>.<writer>` as `rawp.<partition>.<run>.<writer>`.
+    run_id, writer = rest.split(".")[-2:]
+    return Place(run_id, f"raw.{run_id}.{writer}".encode())
+
+
+def _message(subject: str, _: str) -> Place:
+    return Place(run_id_of(subject), subject.encode())
+
+
+def _scheduled(_: str, rest: str) -> Place:
+    # The server publishes the payload of `schedule.<rest>` to `due.<rest>`.
+    return Place(run_id_of(f"due.{rest}"), f"due.{rest}".encode())
+
+
+def _record(subject: str, payload: bytes) -> Place | None:
+    if subject.startswith(_RECORDS):
+        return Place(subject.rpartition(".")[2], subject.encode())
+    _, bucket, key = subject.split(".", 2)
+    envelope = ENVELOPES.get(bucket)
+    if envelope is None or key.count(".") != (bucket == "deliveries"):
+        return None  # other kinds of keys have no content
+    named = _RUN_OF_RECORD.search(payload)
+    run_id = named[1].decode() if named is not None else ""
+    return Place(run_id, subject.encode(), envelope=envelope)
+
+
+_RUN_OF_RECORD: Final = re.compile(rb'"run_id":"([0-9a-f-]{36})"')
+_BUCKETS: Final = "$KV."
+# The records that are sealed as a whole: the beginnings of their subjects, which end in the run.
+_RECORDS: Final = ("$KV.pauses.", "$KV.threads.input.", "$KV.claims.active.")
+# What is sealed, by the first token of the subject.
+_PLACES: Final[Mapping[str, Callable[[str, str], Place]]] = {
+    **dict.fromkeys(CATEGORIES, _event),
+    "raw": _frame,
+    "rawp": _frame,
+    "command": _message,
+    "journal": _message,
+    "deadletter": _message,
+    "delivery": _message,
+    "schedule": _scheduled,
+    "due": _scheduled,
+}
+
+
+def is_sealed(payload: bytes) -> bool:
+    return payload.startswith(_MARKS)
+
+
+def place_of(subject: str, payload: bytes) -> Place | None:
+    """Return where a message belongs; None if it is not sealed, because messages of this subject
+    have no content or belong to no run."""
+    if subject.startswith(_BUCKETS):
+        place = _record(subject, payload)
+        return place if place is not None and is_run_id(place.run_id) else None
+    return _place_in_stream(subject)
+
+
+# Kept, since a run has many messages of few subjects.
+@lru_cache(maxsize=8192)
+def _place_in_stream(subject: str) -> Place | None:
+    first, _, rest = subject.partition(".")
+    if first == SHARD:
+        subject = rest.partition(".")[2]
+        first, _, rest = subject.partition(".")
+    find = _PLACES.get(first)
+    place = find(subject, rest) if find is not None else None
+    return place if place is not None and is_run_id(place.run_id) else None
+
+
+class RunKey:
+    """The key of one run's content."""
+
+    __slots__ = ("_cipher", "id", "secret")
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+        self._cipher = _cipher(secret)
+        self.id = _fingerprint(secret, _KEY_ID_BYTES)
+
+    def seal(self, content: bytes, name: bytes, nonce: bytes = b"") -> bytes:
+        return self.id + self._cipher.encrypt(content, name, nonce)
+
+    def open(self, sealed: bytes, name: bytes) -> bytes:
+        """Return what `seal` has sealed under this name. Raises ValueError if it is something
+        else."""
+        return self._cipher.decrypt(sealed[_KEY_ID_BYTES:], name)
+
+    def fixed_nonce(self, content: bytes, name: bytes) -> bytes:
+        """Return a nonce that is the same for the same content and name, and for no other."""
+        parts = (self.secret, len(name).to_bytes(8, "big"), name, content)
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+class RunKeys(NamedTuple):
+    """The present key of a run, if it has one, and the ids of its keys that were destroyed."""
+
+    key: RunKey | None = None
+    destroyed: frozenset[bytes] = frozenset()
+
+    def open(self, sealed: bytes, name: bytes) -> bytes:
+        """Return the content that was sealed under this name. Raises ContentErased if its key was
+        destroyed, and ContentRefused if it was changed or is from another place."""
+        key_id = sealed[:_KEY_ID_BYTES]
+        if key_id in self.destroyed:
+            raise ContentErased("the content was erased: its key is destroyed")
+        if self.key is None or key_id != self.key.id:
+            raise ContentRefused(
+                f"the content is sealed with the key {key_id.hex()}, which is no key of its run: "
+                "it was put here from another run, or NATS has lost the key"
+            )
+        try:
+            return self.key.open(sealed, name)
+        except ValueError:
+            raise ContentRefused(
+                "the sealed content was changed, or was sealed for another message"
+            ) from None
+
+
+def sealed_message(key: RunKey, place: Place, message: Message) -> Message:
+    payload, headers = message.payload, _parsed(message.headers)
+    if place.is_event:
+        begin, end = payload.find(_DATA), payload.rfind(_AFTER_DATA)
+        if 0 < begin < end:
+            before, after = payload[:begin], payload[end:]
+            name = _event_name(place, headers.get(messages.SEQUENCE, ""), before, after)
+            data = base64.b64encode(key.seal(payload[begin + len(_DATA) : end], name))
+            sealed = b'%b%b,"data":{"sealed":"%b"}%b' % (_EVENT, before[1:], data, after)
+            return Message(message.subject, sealed, message.headers)
+    if place.envelope is not None:
+        return Message(message.subject, _sealed_record(key, place, payload), message.headers)
+    sealed = _WHOLE + key.seal(payload, _name(place, headers))
+    return Message(message.subject, sealed, message.headers)
+
+
+def _sealed_record(key: RunKey, place: Place, payload: bytes) -> bytes:
+    assert place.envelope is not None
+    fields = orjson.loads(payload)
+    shown = place.envelope(fields)
+    if shown == fields:
+        return payload  # it has no content
+    content = base64.b64encode(key.seal(payload, _name(place, {}))).decode()
+    return orjson.dumps({"sealed": 1, **shown, "content": content})
+
+
+def _open_record(keys: RunKeys, place: Place, payload: bytes) -> bytes:
+    try:
+        fields = orjson.loads(payload)
+        content = binascii.a2b_base64(fields.pop("content"))
+    except (ValueError, TypeError, KeyError):
+        raise ContentRefused("the sealed record is no record") from None
+    try:
+        return keys.open(content, _name(place, {}))
+    except ContentErased:
+        return orjson.dumps(_without_mark(fields))
+
+
+def _without_mark(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if name != "sealed"}
+
+
+def open_message(keys: RunKeys, place: Place, stored: Stored) -> bytes:
+    """Return the content of a sealed message. Raises ContentErased and ContentRefused."""
+    payload = stored.payload
+    if payload.startswith(_WHOLE):
+        return keys.open(payload[len(_WHOLE) :], _name(place, stored.headers))
+    if place.envelope is not None:
+        return _open_record(keys, place, payload)
+    begin = payload.find(_SEALED_DATA)
+    end = payload.find(b'"}', begin + len(_SEALED_DATA))
+    if not 0 < begin < end:
+        raise ContentRefused("the sealed event is no event")
+    before, after = b"{" + payload[len(_EVENT) : begin], payload[end + 2 :]
+    name = _event_name(place, stored.headers.get(messages.SEQUENCE, ""), before, after)
+    try:
+        data = keys.open(binascii.a2b_base64(payload[begin + len(_SEALED_DATA) : end]), name)
+    except binascii.Error:
+        raise ContentRefused("the sealed event is not base64") from None
+    return b"%b%b%b%b" % (before, _DATA, data, after)
+
+
+def _name(place: Place, headers: Mapping[str, str]) -> bytes:
+    placing = [f"\n{name}={headers[name]}" for name in _PLACING if name in headers]
+    return place.name + "".join(placing).encode()
+
+
+def _event_name(place: Place, sequence: str, before: bytes, after: bytes) -> bytes:
+    return b"%b\n%b\n%b\n%b" % (place.name, sequence.encode(), before, after)
+
+
+def _parsed(headers: Mapping[str, str] | bytes) -> Mapping[str, str]:
+    """Return the headers of a message; of encoded ones, only the sequence, which events have."""
+    if not isinstance(headers, bytes):
+        return headers
+    begin = headers.find(_SEQUENCE_LINE)
+    if begin < 0:
+        return {}
+    begin += len(_SEQUENCE_LINE)
+    return {messages.SEQUENCE: headers[begin : headers.find(b"\r\n", begin)].decode()}
+
+
+def seal_object(key: RunKey, run_id: str, name: str, content: bytes) -> bytes:
+    """Return the sealed form of an object, which is the same for the same content, so that a writer
+    that repeats itself finds the object."""
+    bound = name.encode()
+    sealed = key.seal(content, bound, key.fixed_nonce(content, bound))
+    return _OBJECT + run_id.encode() + sealed
+
+
+def run_of_object(content: bytes) -> str | None:
+    """Return the run of a sealed object; None for an object that is not sealed."""
+    if not content.startswith(_OBJECT):
+        return None
+    return content[len(_OBJECT) : len(_OBJECT) + _RUN_ID_BYTES].decode("ascii", "replace")
+
+
+def open_object(keys: RunKeys, name: str, content: bytes) -> bytes:
+    return keys.open(content[len(_OBJECT) + _RUN_ID_BYTES :], name.encode())
+
+
+def unreadable(stored: Stored, error: ContentErased | ContentRefused) -> None:
+    """Let every reader of the payload get the error, in place of content."""
+    payload = Unreadable(b'{"penstock_object":"unreadable"}')
+    payload.error, payload.sealed = error, stored.payload
+    stored.payload = payload
+
+
+class KeyMissing(BusUnavailable):
+    """Content is sealed, and this process lacks the master key of its run's key. Nothing is wrong
+    with the message: it can be read when the operator has added the master key."""
+
+
+class MasterKeys:
+    """The operator's keys, which wrap the keys of runs: the first wraps, all unwrap."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        texts = tuple(texts)
+        self.seals = bool(texts) and texts[0] != OPEN_ONLY
+        secrets = [
+            hashlib.sha256(b"penstock content " + text.encode()).digest()
+            for text in texts
+            if text != OPEN_ONLY
+        ]
+        self._keys = {_fingerprint(secret, 4).hex(): _cipher(secret) for secret in secrets}
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def wrap(self, run_id: str, keys: RunKeys) -> bytes:
+        """Return what KEYS stores for a run, whose key is wrapped by the first of these keys."""
+        assert keys.key is not None
+        master, wrapping = next(iter(self._keys.items()))
+        wrapped = wrapping.encrypt(keys.key.secret, run_id.encode())
+        return orjson.dumps(
+            {
+                **{"id": keys.key.id.hex(), "master": master},
+                "key": base64.b64encode(wrapped).decode(),
+                "destroyed": sorted(each.hex() for each in keys.destroyed),
+            }
+        )
+
+    def unwrap(self, run_id: str, value: bytes) -> RunKeys:
+        """Return the keys of a run. Raises KeyMissing, and ContentRefused if the value is not what
+        `wrap` or `destruction` has made for this run."""
+        try:
+            fields = orjson.loads(value)
+            destroyed = frozenset(map(bytes.fromhex, fields["destroyed"]))
+            if "key" not in fields:
+                return RunKeys(None, destroyed)
+            master, wrapped = str(fields["master"]), base64.b64decode(fields["key"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ContentRefused(f"the key of run {run_id} is not what was stored") from error
+        if (key := self._keys.get(master)) is None:
+            raise KeyMissing(missing_text(master, bool(self)))
+        try:
+            secret = key.decrypt(wrapped, run_id.encode())
+        except ValueError:
+            raise ContentRefused(f"the key of run {run_id} is not what was stored") from None
+        return RunKeys(RunKey(secret), destroyed)
+
+    def is_current(self, value: bytes) -> bool:
+        """Return whether a stored key needs no rewrap."""
+        return master_of(value) in ("", next(iter(self._keys), ""))
+
+    def has_master_of(self, value: bytes) -> bool:
+        master = master_of(value)
+        return not master or master in self._keys
+
+
+def master_of(value: bytes) -> str:
+    """Return the id of the operator's key that has wrapped a key; empty without a wrapped key."""
+    try:
+        return str(orjson.loads(value).get("master", ""))
+    except (ValueError, AttributeError):
+        return ""
+
+
+def destruction(value: bytes) -> bytes | None:
+    """Return what replaces a stored key that is destroyed; None if it was destroyed before."""
+    try:
+        fields = orjson.loads(value)
+        if "key" not in fields:
+            return None
+        return orjson.dumps({"destroyed": sorted({*fields["destroyed"], str(fields["id"])})})
+    except (ValueError, TypeError, KeyError):
+        return orjson.dumps({"destroyed": []})  # somebody wrote over the key
+
+
+def missing_text(master: str, has_keys: bool) -> str:
+    has = "does not have" if has_keys else "is not set to"
+    return (
+        f"the content of this installation is sealed with the master key {master[:8]}, which "
+        f"{SETTING} {has}: give every service the same keys (docs/privacy.md)"
+    )
+
+
+def _cipher(secret: bytes) -> Cipher:
+    from penstock.bus.ciphers import Cipher  # noqa: PLC0415
+
+    return Cipher(secret)
+
+
+def _fingerprint(secret: bytes, size: int) -> bytes:
+    return hashlib.sha256(b"penstock key id " + secret).digest()[:size]
