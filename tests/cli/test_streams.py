@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import app
-from support.drive.bus import connected
+from support.drive.bus import connected, event, new_run_id
 from support.real.nats import NatsServer
 
 
@@ -60,3 +60,27 @@ def test_the_runs_are_divided_anew(nats: NatsServer) -> None:
 def test_what_cannot_be_is_refused(nats: NatsServer) -> None:
     arguments = ["streams", "migrate", "--partitions", "0", "--nats", nats.url]
     assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+async def sealed(nats: NatsServer) -> NatsServer:
+    """Return a NATS server with an event whose content is sealed with the first key."""
+    async with connected(nats.url, content_keys=(FIRST,)) as bus:
+        await bus.publisher.publish(event(new_run_id(), 1))
+        return nats
+
+
+def test_keys_of_runs_are_wrapped_with_the_first_key(
+    sealed: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", f"{SECOND},{FIRST}")
+    assert said(sealed, "rewrap") == [{"keys": 1, "rewrapped": 1}]
+    monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", SECOND)
+    assert said(sealed, "rewrap") == [{"keys": 1, "rewrapped": 0}]
+    monkeypatch.delenv("PENSTOCK_CONTENT_KEYS")
+    result = CliRunner().invoke(app, ["streams", "rewrap", "--nats", sealed.url])
+    assert result.exit_code != 0
+    assert "set PENSTOCK_CONTENT_KEYS" in result.output

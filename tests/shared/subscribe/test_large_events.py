@@ -25,9 +25,9 @@ LETTERS = "äöü" * 300_000  # 1.8 MB, so the event comes in four parts
 
 
 @asynccontextmanager
-async def answering(system: System) -> AsyncIterator[None]:
+async def answering(system: System, **settings: tuple[str, ...]) -> AsyncIterator[None]:
     """Answer requests for large events, as an edge does and with an edge's rights."""
-    async with connected(system.server.url, **login("edge")) as bus:
+    async with connected(system.server.url, **login("edge"), **settings) as bus:
         large_events = LargeEvents(bus)
         await large_events.start()
         try:
@@ -61,6 +61,25 @@ async def test_a_large_event_is_given_to_the_handler_whole(system: System, run_i
         await system.settled()
     assert seen[0] == large
     assert seen[1].sequence == 2
+
+
+async def test_an_edge_that_has_keys_gives_no_large_event_away(system: System, run_id: str) -> None:
+    subscriber = system.subscriber()
+    seen: list[Event] = []
+
+    @subscriber.on("llm.*")
+    async def take(event: Event) -> None:
+        seen.append(event)
+
+    await store_large(system, event(run_id, 1, "llm.stream", content=LETTERS, message_id="m1"))
+    await system.publish(event(run_id, 2))
+    keys = ("k" * 32,)
+    async with burying(system.bus), answering(system, content_keys=keys), running(subscriber):
+        await came(seen, 1)
+        found = await the_letter(system.bus, "subscriber", run_id)
+        await system.settled()
+    assert seen[0].sequence == 2
+    assert f"the payload of {run_id}.1 is sealed" in found.letter.reason
 
 
 async def test_a_large_event_waits_while_no_edge_answers(system: System, run_id: str) -> None:

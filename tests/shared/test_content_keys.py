@@ -1,0 +1,43 @@
+"""The keys that seal content come from a variable or a file; an error shows none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.settings import ConfigurationError, Settings, read_settings
+
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+def test_keys_come_from_the_variable_and_from_files_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{SECOND}\n")
+    monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", f"none,{FIRST} file:{file}")
+    settings = read_settings(Settings)
+    assert settings.content_keys == ("none", FIRST, SECOND)
+    assert FIRST not in repr(settings)
+    # A service reads its own settings from those that were read for all.
+    assert Settings(**settings.model_dump()).content_keys == settings.content_keys
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("too-short", "at least 32 bytes"),
+        (f"{FIRST},none", "at least 32 bytes"),
+        ("none", "needs a key after it"),
+        ("file:/nowhere/keys", "cannot read the keys in /nowhere/keys"),
+    ],
+)
+def test_what_is_no_key_is_refused_by_the_name_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch, value: str, reason: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", value)
+    with pytest.raises(ConfigurationError, match=f"PENSTOCK_CONTENT_KEYS: .*{reason}") as refused:
+        read_settings(Settings)
+    assert FIRST not in str(refused.value)
+    assert "too-short" not in str(refused.value)
