@@ -103,6 +103,35 @@ async def values_with(bus: Bus, secret: str) -> list[str]:
     return found
 
 
+async def test_a_sealed_run_is_in_no_file_and_what_is_left_of_its_key_opens_nothing(
+    fresh_nats: NatsServer,
+) -> None:
+    secret, keys = f"secret-{uuid4().hex}", ("k" * 32,)
+    async with (
+        bus_to(fresh_nats.url, content_keys=keys) as bus,
+        normalizer(fresh_nats.url, content_keys=keys),
+    ):
+        run = Run(bus)
+        await completed(run, secret, 600_000)
+        approval_id = await plant(bus, run, secret)
+        key = await bus.tail(streams.KEYS, subjects.content_key(run.run_id))
+        assert key is not None
+        await ask(bus, run.run_id)
+        record = await erased(bus, run.run_id)
+        # Conversations belong to a session and are not sealed: see docs/privacy.md.
+        assert streams_with(fresh_nats, secret) <= {"KV_threads"}
+        assert streams_with(fresh_nats, key.payload.decode()) == set()
+        left = await bus.tail(streams.KEYS, subjects.content_key(run.run_id))
+        assert left is not None
+        assert bus.content.masters.unwrap(run.run_id, left.payload).key is None
+        [event] = await run.events()
+        assert orjson.loads(event.payload)["data"]["by"] == "officer"
+        assert (record.status, record.message) == ("completed", "")
+        approval = await bus.bucket("approvals").load(approval_id, ApprovalRecord)
+        assert approval is not None
+        assert approval.digest == "digest-of-items"
+
+
 async def test_no_byte_of_an_erased_run_is_left_in_the_streams_nor_in_a_value_of_a_bucket(
     fresh_nats: NatsServer,
 ) -> None:

@@ -17,7 +17,7 @@ _OF_ATTEMPT: Final = frozenset({"number", "replay", "at", "seconds", "status", "
 
 
 def _without(fields: Fields, names: frozenset[str]) -> Fields:
-    return {name: value for name, value in fields.items() if name not in names}
+    return {name: value for name, value in fields.items() if name not in names or not value}
 
 
 def _only(items: Any, names: frozenset[str]) -> list[Fields]:

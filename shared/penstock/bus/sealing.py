@@ -75,7 +75,10 @@ class Place(NamedTuple):
     envelope: Callable[[Fields], Fields] | None = None  # of a record that lists read
 
 
-def _event(subject: str, rest: str) -> Place:
+def _event(subject: str, rest: str) -> Place | None:
+    # What is left of a run whose key is destroyed is no content.
+    if subject.startswith("system.erased."):
+        return None
     return Place(rest.rpartition(".")[2], subject.encode(), is_event=True)
 
 
@@ -85,7 +88,10 @@ def _frame(_: str, rest: str) -> Place:
     return Place(run_id, f"raw.{run_id}.{writer}".encode())
 
 
-def _message(subject: str, _: str) -> Place:
+def _message(subject: str, _: str) -> Place | None:
+    # An erasure that is repeated after a kill is read when the key of its run is destroyed.
+    if subject.startswith("command.normalizer.erase."):
+        return None
     return Place(run_id_of(subject), subject.encode())
 
 
@@ -101,8 +107,11 @@ def _record(subject: str, payload: bytes) -> Place | None:
     envelope = ENVELOPES.get(bucket)
     if envelope is None or key.count(".") != (bucket == "deliveries"):
         return None  # other kinds of keys have no content
-    named = _RUN_OF_RECORD.search(payload)
-    run_id = named[1].decode() if named is not None else ""
+    if bucket == "deliveries":
+        run_id = run_id_of(f"delivery.{key}")
+    else:
+        named = _RUN_OF_RECORD.search(payload)
+        run_id = named[1].decode() if named is not None else ""
     return Place(run_id, subject.encode(), envelope=envelope)
 
 
@@ -111,7 +120,7 @@ _BUCKETS: Final = "$KV."
 # The records that are sealed as a whole: the beginnings of their subjects, which end in the run.
 _RECORDS: Final = ("$KV.pauses.", "$KV.threads.input.", "$KV.claims.active.")
 # What is sealed, by the first token of the subject.
-_PLACES: Final[Mapping[str, Callable[[str, str], Place]]] = {
+_PLACES: Final[Mapping[str, Callable[[str, str], Place | None]]] = {
     **dict.fromkeys(CATEGORIES, _event),
     "raw": _frame,
     "rawp": _frame,
@@ -126,6 +135,15 @@ _PLACES: Final[Mapping[str, Callable[[str, str], Place]]] = {
 
 def is_sealed(payload: bytes) -> bool:
     return payload.startswith(_MARKS)
+
+
+def has_content(place: Place, payload: bytes) -> bool:
+    """Return whether a payload must be sealed. A record without content is stored as it is, so that
+    the record of an erased run gets no new key."""
+    if place.envelope is None:
+        return True
+    fields = orjson.loads(payload)
+    return place.envelope(fields) != fields
 
 
 def place_of(subject: str, payload: bytes) -> Place | None:
@@ -173,6 +191,10 @@ class RunKey:
         return hashlib.sha256(b"".join(parts)).digest()
 
 
+class KeyUnknown(ContentRefused):
+    """The content is sealed with a key that is none of its run, as far as this process knows."""
+
+
 class RunKeys(NamedTuple):
     """The present key of a run, if it has one, and the ids of its keys that were destroyed."""
 
@@ -186,7 +208,7 @@ class RunKeys(NamedTuple):
         if key_id in self.destroyed:
             raise ContentErased("the content was erased: its key is destroyed")
         if self.key is None or key_id != self.key.id:
-            raise ContentRefused(
+            raise KeyUnknown(
                 f"the content is sealed with the key {key_id.hex()}, which is no key of its run: "
                 "it was put here from another run, or NATS has lost the key"
             )
@@ -218,8 +240,6 @@ def _sealed_record(key: RunKey, place: Place, payload: bytes) -> bytes:
     assert place.envelope is not None
     fields = orjson.loads(payload)
     shown = place.envelope(fields)
-    if shown == fields:
-        return payload  # it has no content
     content = base64.b64encode(key.seal(payload, _name(place, {}))).decode()
     return orjson.dumps({"sealed": 1, **shown, "content": content})
 

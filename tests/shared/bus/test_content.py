@@ -321,6 +321,10 @@ async def test_content_after_an_erasure_has_a_key_of_its_own(
 ) -> None:
     await bus.publisher.publish(event(run_id, 1))
     await bus.content.destroy(run_id)
+    pattern = subjects.events_of_run(run_id)
+    erased = await other.tail(streams.events_for(run_id), pattern)
+    assert erased is not None
+    assert isinstance(erased.payload, Unreadable)  # so the other process knows that there is no key
     await bus.publisher.publish(event(run_id, 2))
     found, _ = await direct.read(other, streams.events_for(run_id), subjects.events_of_run(run_id))
     assert isinstance(found[0].payload, Unreadable)

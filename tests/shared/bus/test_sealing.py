@@ -69,7 +69,7 @@ def test_an_event_is_opened_byte_for_byte(data: dict[str, Any]) -> None:
     assert opened(sealed(message)) == message.payload
 
 
-@pytest.mark.parametrize("type_", CATALOGUE)
+@pytest.mark.parametrize("type_", sorted(CATALOGUE.keys() - {"system.erased"}))
 def test_the_envelope_of_a_sealed_event_is_readable_and_its_data_is_not(type_: str) -> None:
     body = example(type_)
     headers = {messages.SEQUENCE: f"{body.sequence}"}
@@ -125,6 +125,7 @@ def test_a_scheduled_message_is_opened_when_it_is_due() -> None:
         *("audit.{}", "key.{}", "control.{}", "$KV.runs.{}", "$KV.threads.{}", "$JS.API.INFO"),
         *("deadletter.automations.hook-1", "delivery.rule.hook-1", "schedule.approvals.{}"),
         "command.penstock.skipped.nobody",
+        *("system.erased.{}", "command.normalizer.erase.{}"),
     ],
 )
 def test_what_has_no_content_or_no_run_is_not_sealed(subject: str) -> None:
@@ -245,7 +246,7 @@ def test_a_record_keeps_what_lists_need_and_an_erased_one_is_still_a_record(subj
     again = Message(subject, orjson.dumps(erased), {})
     place = sealing.place_of(subject, again.payload)
     assert place is not None
-    assert sealing.sealed_message(KEY, place, again).payload == again.payload
+    assert not sealing.has_content(place, again.payload)
 
 
 def test_a_record_is_refused_under_another_key() -> None:

@@ -44,7 +44,8 @@ async def bus_to(url: str, **login: Any) -> AsyncIterator[Bus]:
 @asynccontextmanager
 async def normalizer(url: str, **settings: Any) -> AsyncIterator[NormalizerService]:
     await make_streams_once(url)
-    async with bus_to(url, **login("normalizer")) as bus:
+    keys = settings.get("content_keys", ())
+    async with bus_to(url, content_keys=keys, **login("normalizer")) as bus:
         own = NormalizerSettings(nats_url=url, **{**FAST, **settings})
         service = NormalizerService(Context(Config(), own, bus, pod_name("normalizer")))
         await service.start()

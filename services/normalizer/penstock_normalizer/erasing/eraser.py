@@ -253,6 +253,10 @@ class Eraser:
         events, first = streams.events_for(run_id), record.first_event or 1
         if erased is not None:
             await self._until_counted(events, erased.sequence)
+        # What is sealed with the run's key is unreadable from here on, also where it is a copy or
+        # an earlier version. The loops below would find the messages of this run one by one.
+        await self._bus.content.destroy(run_id)
+        if erased is not None:
             pattern = subjects.events_of_run(run_id)
             await overwrite(self._bus, events, pattern, first, erased.sequence)
         await overwrite(self._bus, streams.raw_for(run_id), raw, raw_first)

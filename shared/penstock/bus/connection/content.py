@@ -36,8 +36,8 @@ from penstock.bus.sealing import (
     KEY_BYTES,
     SEALED,
     KeyMissing,
+    KeyUnknown,
     MasterKeys,
-    Place,
     RunKey,
     RunKeys,
 )
@@ -87,7 +87,7 @@ class Content:
     def seal_now(self, message: Message) -> Message | None:
         """Return the message sealed; None if the key of its run must be read or made first."""
         place = sealing.place_of(message.subject, message.payload) if message.payload else None
-        if place is None:
+        if place is None or not sealing.has_content(place, message.payload):
             return message
         key = self._kept(place.run_id)
         return None if key is None else sealing.sealed_message(key, place, message)
@@ -114,10 +114,11 @@ class Content:
 
     # reading
 
-    def open_now(self, stored: Stored) -> bool:
+    def open_now(self, stored: Stored, *, is_fresh: bool = False) -> bool:
         """Open a message in place; return False if the key of its run must be read first.
 
-        Content that cannot be opened becomes `Unreadable`, whose error every reader gets.
+        Content that cannot be opened becomes `Unreadable`, whose error every reader gets. With
+        `is_fresh`, the key was just read. Otherwise a new key may have been made meanwhile.
         """
         if not sealing.is_sealed(stored.payload):
             return True
@@ -126,7 +127,15 @@ class Content:
             return True  # no message of such a subject is sealed, so its payload only looks so
         if not self._is_known(place.run_id):
             return False
-        self._open(place, stored)
+        try:
+            stored.payload = sealing.open_message(self._keys[place.run_id][0], place, stored)
+        except ContentErased as error:
+            sealing.unreadable(stored, error)
+        except ContentRefused as error:
+            if isinstance(error, KeyUnknown) and not is_fresh:
+                return False
+            self.refused()
+            sealing.unreadable(stored, error)
         return True
 
     async def open(self, *messages: Stored) -> None:
@@ -145,29 +154,19 @@ class Content:
             places = (sealing.place_of(stored.subject, stored.payload) for stored in waiting)
             runs = {place.run_id for place in places if place is not None}
             await asyncio.gather(*map(self._read_key, runs))
-            waiting = [stored for stored in waiting if not self.open_now(stored)]
+            waiting = [stored for stored in waiting if not self.open_now(stored, is_fresh=True)]
 
     async def opened_object(self, name: str, content: bytes) -> bytes:
         """Return the content of an object. Raises ContentErased, ContentRefused, and BusError."""
         run_id = sealing.run_of_object(content)
         if run_id is None:
             return content
-        while not self._is_known(run_id):
-            await self._read_key(run_id)
+        await self._read_key(run_id)
         try:
             return sealing.open_object(self._keys[run_id][0], name, content)
         except ContentRefused:
             self.refused()
             raise
-
-    def _open(self, place: Place, stored: Stored) -> None:
-        try:
-            stored.payload = sealing.open_message(self._keys[place.run_id][0], place, stored)
-        except ContentErased as error:
-            sealing.unreadable(stored, error)
-        except ContentRefused as error:
-            self.refused()
-            sealing.unreadable(stored, error)
 
     # the keys of runs
 
