@@ -142,8 +142,8 @@ def has_content(place: Place, payload: bytes) -> bool:
     the record of an erased run gets no new key."""
     if place.envelope is None:
         return True
-    fields = orjson.loads(payload)
-    return place.envelope(fields) != fields
+    fields: Fields = orjson.loads(payload)
+    return bool(place.envelope(fields) != fields)
 
 
 def place_of(subject: str, payload: bytes) -> Place | None:
