@@ -290,14 +290,15 @@ async def test_nothing_brings_the_content_of_an_erased_run_back(fresh_nats: Nats
 
 
 @pytest.mark.chaos
-async def test_a_second_user_does_not_wait_while_ten_thousand_events_are_erased(
+@pytest.mark.timeout(900)
+async def test_a_second_user_does_not_wait_while_two_thousand_events_are_erased(
     fresh_nats: NatsServer,
 ) -> None:
     async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
         run, second = Run(bus), Run(bus)
         await run.open()
         await run.bytes(agno("RunStarted"))
-        for _ in range(200):
+        for _ in range(40):
             await run.bytes(b"".join(agno("RunContent", content=f"{n} ") for n in range(50)))
         await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
         await run.end()
