@@ -143,14 +143,21 @@ def function_of(handler: Handler) -> Handler:
 
 
 @contextmanager
-def talker(kind: str, count: int, per_s: int | None = None) -> Iterator[str]:
+def talker(
+    kind: str, count: int, per_s: int | None = None, *, is_erased: bool = False
+) -> Iterator[str]:
     """Serve the console, and an API with one run of so many events, which come at once, or so many
-    in a second."""
+    in a second. With `is_erased`, pages of them are those of a run whose content was erased after
+    its stream was read."""
 
     async def stream(request: Request) -> Response:
         first = first_of(request, count)
         if "application/json" in request.headers["accept"]:
             some = [*events(kind, count, first, first + int(request.query_params["limit"]) - 1)]
+            if is_erased:
+                begun = event(1, "lifecycle", "started", agent="talker", user_id="alice")
+                end = event(count + 2, "lifecycle", "completed", summary="")
+                some = [begun, event(count + 1, "system", "erased", by="alice"), end]
             return JSONResponse({"events": some, "next": None})
 
         async def body() -> AsyncIterator[bytes]:
@@ -280,6 +287,20 @@ async def test_words_are_found_among_all_events_of_a_run_with_very_many() -> Non
             counted = "document.querySelector('.events .dim').textContent"
             await page.until(f"{counted} === '1 of 5000 events'")
             assert "tool0" in await page.text(".event")
+            assert page.logged == []
+
+
+async def test_a_page_whose_run_is_erased_meanwhile_says_that_events_are_gone() -> None:
+    with talker("tools", 5000, is_erased=True) as url:
+        async with page_at(f"{url}/console/runs/{RUN_ID}") as page:
+            await page.until("!!document.querySelector('.item-end')")
+            await page.click("#tab-events")
+            await page.value("document.querySelector('.events .list').scrollTop = 0")
+            gone = "Events of this run are not there any more. Load the page again."
+            said = "document.querySelector('.events .notice')?.textContent"
+            await page.until(f"{said}?.startsWith({json.dumps(gone)})")
+            await page.click("#tab-timeline")
+            await page.until(f"document.querySelector('.notice')?.textContent === '{gone}'")
             assert page.logged == []
 
 

@@ -67,5 +67,9 @@ export class RunEvents {
       }
       at = stored.at(-1).sequence;
     }
+    // Of a run whose content was erased meanwhile, the answer has other events.
+    for (let place = Math.max(begin, this.gone); place < end; place += 1) {
+      if (!this.all[place]) throw new Error("Events of this run are not there any more. Load the page again.");
+    }
   }
 }
