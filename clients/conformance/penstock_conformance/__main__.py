@@ -6,14 +6,16 @@ import argparse
 import asyncio
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from penstock_conformance import reports
 from penstock_conformance.chaos import command as chaos
-from penstock_conformance.dialect import Options
+from penstock_conformance.dialect import Options, filled
 from penstock_conformance.exchange import User
 from penstock_conformance.protocols import PROTOCOLS
 from penstock_conformance.statements import Statement, Verdict, judge
@@ -36,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = list(sys.argv[1:] if arguments is None else arguments)
     if command[:1] == ["chaos"]:
         return chaos.main(command[1:])
-    options = _parser().parse_args(command)
+    parser = _parser()
+    options = parser.parse_args(command)
     protocol = PROTOCOLS[options.protocol]
     chosen = [each for each in protocol.statements if _is_chosen(each, options.only)]
     if options.list:
@@ -44,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{each.id}\t{each.level.value}\t{each.rule.text}\t{each.source}")
         return 0
     if not options.url:
-        print("the server's address is missing", file=sys.stderr)
-        return 2
+        parser.error("the server's address is missing")
+    if not chosen:
+        parser.error("no statement has this id, rule or group: --list has them")
     try:
         report = asyncio.run(_report(options, chosen, command))
     except NotReachable as error:
@@ -90,12 +94,42 @@ def _messages(options: argparse.Namespace) -> Mapping[str, str]:
 
 def _credentials(options: argparse.Namespace) -> Mapping[User, Mapping[str, str]]:
     users = {User.OWNER: options.header, User.OTHER: options.other_header}
-    return {user: dict(map(_header, headers)) for user, headers in users.items() if headers}
+    return {user: dict(headers) for user, headers in users.items() if headers}
 
 
 def _header(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
+    name, colon, value = line.partition(":")
+    if not colon:  # the text is not repeated: it may be a secret
+        raise argparse.ArgumentTypeError("a header has a colon after its name")
     return name.strip(), value.strip()
+
+
+def _address(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise argparse.ArgumentTypeError("an address begins with http:// or https:// and a host")
+    if parts.username is not None:
+        raise argparse.ArgumentTypeError("credentials belong in --header: reports have the address")
+    return text
+
+
+def _template(path: str) -> str:
+    try:
+        filled(path, defaultdict(str))
+    except (LookupError, ValueError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} is no path with {{names}}: {error}") from None
+    return path
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
 
 
 def _without_secrets(command: Sequence[str]) -> Sequence[str]:
@@ -119,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         "Exit status: 1 if a MUST has failed, 2 if nothing could be shown, otherwise 0.",
         allow_abbrev=False,
     )
-    parser.add_argument("url", nargs="?", help="the server's address, http://…")
+    parser.add_argument("url", nargs="?", type=_address, help="the server's address, http://…")
     parser.add_argument("--protocol", choices=[*PROTOCOLS], required=True)
     parser.add_argument("--agent", default="", help="the agent's name at the server")
     parser.add_argument("--path", help="where the protocol is, below the server's address")
@@ -135,13 +169,15 @@ def _parser() -> argparse.ArgumentParser:
         "--ran", default="", metavar="TEXT", help="only the result of the asked tool has this text"
     )
     server = parser.add_argument_group("the server", "{run}, {session} and {a-header} are replaced")
-    server.add_argument("--resume", default="", metavar="PATH", help="gets a run's stream again")
-    server.add_argument("--cancel", default="", metavar="PATH", help="cancels a run (POST)")
-    server.add_argument("--header", action="append", default=[], metavar="NAME: VALUE")
-    server.add_argument("--other-header", action="append", default=[], metavar="NAME: VALUE")
+    for name, text in (("resume", "gets a run's stream again"), ("cancel", "cancels a run (POST)")):
+        server.add_argument(f"--{name}", default="", type=_template, metavar="PATH", help=text)
+    for name in ("header", "other-header"):
+        server.add_argument(
+            f"--{name}", action="append", default=[], type=_header, metavar="NAME: VALUE"
+        )
     server.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS")
     for name in ("junit", "json", "html"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help="write the report there")
+        parser.add_argument(f"--{name}", type=_file, metavar="FILE", help="write the report there")
     return parser
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Final
 from urllib.parse import quote
 
 from penstock_conformance.exchange import Exchange, Frame, Request
@@ -18,6 +18,10 @@ YES = "Yes, I approve. Go on."
 class NotShown(Exception):
     """The server, or what is known of it, cannot show whether a statement holds. The text says why,
     and what to do about it."""
+
+
+# What reading raises where a server's values have other types than the protocol's.
+OTHER_TYPES: Final = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class What(Enum):

@@ -52,6 +52,8 @@ def _require(dialect: Dialect, exchange: Exchange, what: What) -> list[Seen]:
 
 
 def _is_stream(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
+    if exchange.status in (401, 403):
+        raise NotShown(f"{exchange} was refused for its credentials: pass --header")
     if exchange.status != 200:
         said = exchange.content[:200].decode(errors="replace")
         yield f"{exchange.request} is answered with {exchange.status}: {said}"

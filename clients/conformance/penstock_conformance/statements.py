@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
-from penstock_conformance.dialect import Dialect, NotShown
+from penstock_conformance.dialect import OTHER_TYPES, Dialect, NotShown
 from penstock_conformance.trial import Scenario, Trial
 
 T = TypeVar("T")
@@ -115,6 +115,9 @@ async def _verdict(trial: Trial, statement: Statement) -> Result:
             found = list(rule.faults(trial.dialect, await trial.get(scenario)))
         except NotShown as reason:
             reasons.append(str(reason))
+            continue
+        except OTHER_TYPES as error:
+            reasons.append(f"{scenario.name}: a value is not of its type: {error!r}")
             continue
         is_shown = True
         faults += [f"{scenario.name}: {fault}" for fault in found]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from penstock_conformance.dialect import Dialect, NotShown, Seen, What
+from penstock_conformance.dialect import OTHER_TYPES, Dialect, NotShown, Seen, What
 from penstock_conformance.exchange import Exchange, Frame, Request
 from penstock_conformance.wire import OnFrame, Wire
 
@@ -53,6 +53,9 @@ class Trial:
                 self._recorded[scenario.name] = await scenario.record(self)
             except NotShown as reason:
                 self._recorded[scenario.name] = reason
+            except OTHER_TYPES as error:
+                told = f"{scenario.name}: a value is not of its type: {error!r}"
+                self._recorded[scenario.name] = NotShown(told)
         found = self._recorded[scenario.name]
         if isinstance(found, NotShown):
             raise found

@@ -23,7 +23,7 @@ OnFrame = Callable[[Exchange], Awaitable[bool]]
 
 
 class NotReachable(Exception):
-    """Nothing answers at the address."""
+    """Nothing answers HTTP at the address."""
 
 
 class Wire:
@@ -62,24 +62,24 @@ class Wire:
         that has answered before and does not now is recorded as an answer without a status.
 
         Raises:
-            NotReachable: nothing has ever answered at the address.
+            NotReachable: nothing has ever answered HTTP at the address.
         """
         began = time.monotonic()
         recorded = _Recorded(request, began)
         try:
             async with asyncio.timeout(self.limit_s):
                 await self._read(request, recorded, on_frame)
-        except TimeoutError:
+        except (TimeoutError, httpx.TimeoutException) as error:
+            self._require_an_answer(f"within {self.limit_s:g} s", error)
             recorded.end = End.LATE
-        except httpx.ConnectError as error:
-            if not self._has_answered:
-                raise NotReachable(f"{self._http.base_url} does not answer: {error}") from error
-            recorded.end = End.CUT
-        except httpx.TimeoutException:
-            recorded.end = End.LATE
-        except httpx.HTTPError:
+        except httpx.HTTPError as error:
+            self._require_an_answer(f"as HTTP: {error or type(error).__name__}", error)
             recorded.end = End.CUT
         return recorded.exchange(is_over=True)
+
+    def _require_an_answer(self, how: str, error: Exception) -> None:
+        if not self._has_answered:
+            raise NotReachable(f"{self._http.base_url.host} does not answer {how}") from error
 
     async def _read(self, request: Request, recorded: _Recorded, on_frame: OnFrame | None) -> None:
         headers = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -184,7 +185,73 @@ def test_a_server_of_which_nothing_is_known_shows_little_and_says_what_to_pass(
 )
 def test_the_exit_status_says_what_happened(site: Site, path: str, status: int) -> None:
     url = site.url if path else f"http://127.0.0.1:{free_port()}"
-    assert main([url, "--protocol", "agui", "--path", path or "/", "--only", "shape"]) == status
+    command = [url, "--protocol", "agui", "--path", path or "/", "--only", "shape"]
+    assert main([*command, "--header", f"Authorization: {_token('alice')}"]) == status
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["127.0.0.1:8000"],
+        ["http://x:port"],
+        ["http://alice:secret@127.0.0.1"],
+        ["http://127.0.0.1", "--only", "typo"],
+        ["http://127.0.0.1", "--header", "secret"],
+        ["http://127.0.0.1", "--cancel", "/runs/{0}"],
+        ["http://127.0.0.1", "--cancel", "/runs/{run"],
+        ["http://127.0.0.1", "--junit", "/no such folder/report.xml"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_a_wrong_command_is_no_verdict_on_the_server(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = main([*words, "--protocol", "agui"])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+ANSWERS = {
+    "no answer in time": (b"", 2),
+    "a server of another protocol": (b"INFO {}\r\n", 2),
+    "credentials are missing": (b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n", 2),
+    "a page": (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\n<p>a", 1),
+    "values of other types": (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+        b'data: {"type": "RUN_FINISHED", "outcome": "x"}\n\n',
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
+    name: str, tmp_path: Path
+) -> None:
+    content, expected = ANSWERS[name]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(content)
+        if not content:
+            await reader.read()  # until the client leaves
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        command = [url, "--protocol", "agui", "--timeout", "0.5", "--only", "shape"]
+        report = tmp_path / "report.xml"
+        status = await asyncio.to_thread(
+            main, [*command, "--only", "ends", "--asks", "x", "--junit", str(report)]
+        )
+    assert status == expected
+    # Nothing is written of a server that cannot be reached.
+    assert report.exists() == content.startswith(b"HTTP")
 
 
 STREAM = 'data: {"a":\ndata: 1}\r\nid: 1\r\n\r\n: nothing\n\nevent: x\rdata:\u2028\r\rid: 9\n\n'
