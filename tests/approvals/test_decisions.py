@@ -350,6 +350,24 @@ async def test_a_decision_with_too_large_a_value_is_refused(nats: NatsServer) ->
     assert "bytes" in refused.detail
 
 
+async def test_a_large_decision_is_sealed_with_the_key_of_its_run(fresh_nats: NatsServer) -> None:
+    async with pipeline(fresh_nats.url, Config(), ONE, content_keys=("k" * 32,)) as penstock:
+        names = [f"t{n}" for n in range(6)]
+        approval = await pause(penstock, *map(confirmation, names))
+        items = [Decided(item_id=each, decision="approve") for each in names]
+        large = DecideRequest(decider=anybody("ada"), items=items, note="x" * 100_000)
+        assert (await penstock.ask(approval.approval_id, large)).status == 200
+        subject = subjects.command("connector", "continue", approval.run_id)
+
+        async def sent_on() -> bool:
+            return await penstock.bus.tail(streams.COMMANDS, subject) is not None
+
+        await eventually(sent_on)
+        info = await penstock.bus.api(f"STREAM.INFO.{streams.KEYS}", {"subjects_filter": "key.*"})
+        # An erasure destroys the key of the run, and no other.
+        assert info["state"]["subjects"].keys() == {subjects.content_key(approval.run_id)}
+
+
 async def test_a_request_that_is_larger_than_a_message_can_be_decided(nats: NatsServer) -> None:
     async with pipeline(nats.url, Config(), ONE) as penstock:
         text = "x" * 1_200_000

@@ -106,7 +106,7 @@ async def test_a_run_whose_pause_has_lost_its_object_ends_and_is_passed_by(
 ) -> None:
     async with bus_to(fresh_nats.url) as bus:
         run, approval_id = await paused(bus)
-        large = await objects.wrap(bus, f"{approval_id}.pause", bytes(600_000))
+        large = await objects.wrap(bus, f"{approval_id}.pause", bytes(600_000), run.run_id)
         await bus.bucket("pauses").put(run.run_id, large)
         for stream in ("OBJ_payloads", "RAW"):
             await bus.api(f"STREAM.PURGE.{stream}")

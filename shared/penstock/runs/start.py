@@ -391,7 +391,8 @@ class Starter:
         return await runs.load(command.run_id, RunRecord) or record, None, redactions
 
     async def _publish(self, command: StartCommand) -> None:
-        payload = await wrap(self._bus, f"{command.run_id}.start", command.dump())
+        name = f"{command.run_id}.start"
+        payload = await wrap(self._bus, name, command.dump(), command.run_id)
         message = Message(
             subjects.command(
                 "connector" if command.workflow is None else "workflows", "start", command.run_id

@@ -41,7 +41,7 @@ def order_of(bus: Bus) -> SessionOrder:
 async def asked(penstock: Pipeline, session_id: str, message: str = "hello") -> Stored:
     """Return the command of a new run, as the stream has it."""
     start = await penstock.register("agno", message, session_id=session_id)
-    payload = await objects.wrap(penstock.bus, f"{start.run_id}.start", start.dump())
+    payload = await objects.wrap(penstock.bus, f"{start.run_id}.start", start.dump(), start.run_id)
     await penstock.publish("start", start.run_id, payload)
     stored = await penstock.bus.tail(COMMANDS, command("connector", "start", start.run_id))
     assert stored is not None

@@ -39,7 +39,7 @@ async def answering(system: System, **settings: tuple[str, ...]) -> AsyncIterato
 async def store_large(system: System, large: Event) -> bytes:
     """Store the event as the normalizer stores a large event; return the reference."""
     name = f"{large.run_id}.{large.sequence}"
-    reference = await objects.wrap(system.bus, name, large.dump())
+    reference = await objects.wrap(system.bus, name, large.dump(), large.run_id)
     assert objects.is_reference(reference)
     await system.store(large, reference)
     return reference
@@ -127,7 +127,7 @@ async def test_a_large_event_that_is_no_longer_stored_is_a_dead_letter(
 async def test_an_edge_sends_events_and_nothing_else(
     system: System, run_id: str, subject: str, answer: str
 ) -> None:
-    await objects.wrap(system.bus, f"{run_id}.start", b"a command" * 100_000)
+    await objects.wrap(system.bus, f"{run_id}.start", b"a command" * 100_000, run_id)
     async with answering(system):
         client = await nats.connect(system.server.url, **login(SUBSCRIBER))
         try:

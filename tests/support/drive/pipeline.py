@@ -289,7 +289,8 @@ async def pipeline(
     given = {"nats_url": nats_url, "port": 0, "drain_s": 0.5, **settings}
     common = _Given(**given)
     started: list[Service] = []
-    bus = await Bus.connect(BusSettings(url=nats_url, name="test"))
+    keys = tuple(settings.get("content_keys", ()))
+    bus = await Bus.connect(BusSettings(url=nats_url, name="test", content_keys=keys))
     try:
         for service_type in services:
             started.append(service_type(await connect(service_type, common, config)))

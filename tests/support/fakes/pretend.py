@@ -85,7 +85,9 @@ class PretendRun:
         headers = {messages.SEQUENCE: str(self.sequence), **self.headers}
         if self.first:
             headers[messages.FIRST] = str(self.first)
-        payload = await wrap(self.bus, f"{self.run_id}.{self.sequence}", orjson.dumps(event))
+        payload = await wrap(
+            self.bus, f"{self.run_id}.{self.sequence}", orjson.dumps(event), self.run_id
+        )
         place = await self.bus.publisher.publish(
             Message(subjects.event_input(type, self.run_id), payload, headers)
         )

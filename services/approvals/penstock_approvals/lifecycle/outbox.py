@@ -126,9 +126,8 @@ class Outbox:
         elif continuing is not None:
             if record.is_of_budget:
                 await self._raises.carry_out(record)
-            payload = await objects.wrap(
-                self._bus, f"{record.approval_id}.continue", continuing.dump()
-            )
+            name = f"{record.approval_id}.continue"
+            payload = await objects.wrap(self._bus, name, continuing.dump(), record.run_id)
             subject = command("connector", "continue", record.run_id)
             headers = {"Nats-Msg-Id": record.approval_id}
             await self._bus.publisher.publish(Message(subject, payload, headers))

@@ -49,7 +49,8 @@ class Threads:
         thread = await self.thread(session)
         thread.messages = newest(merged(thread.messages, messages))
         thread.state = thread.state if state is None else state
-        await self._put(f"thread.{session}", thread.model_dump_json().encode())
+        # It is of several runs, so no key of a run can seal it.
+        await self._put(f"thread.{session}", thread.model_dump_json().encode(), "")
 
     async def request(self, run_id: str) -> dict[str, Any]:
         """Return the run's RunAgentInput, with the messages of earlier legs; empty if it is
@@ -59,7 +60,7 @@ class Threads:
 
     async def store_request(self, run_id: str, body: dict[str, Any]) -> None:
         """Store the run's request, before the server is called and when a leg has ended."""
-        await self._put(f"run.{run_id}", _Request.dump_json(body))
+        await self._put(f"run.{run_id}", _Request.dump_json(body), run_id)
 
     async def _get(self, key: str) -> bytes | None:
         async def read() -> bytes | None:
@@ -72,9 +73,9 @@ class Threads:
             log.warning("KV threads, %s: its content is lost: %s", key, error)
             return None
 
-    async def _put(self, key: str, value: bytes) -> None:
+    async def _put(self, key: str, value: bytes, run_id: str) -> None:
         async def write() -> None:
-            await self._bucket.put(key, await objects.wrap(self._bus, key, value))
+            await self._bucket.put(key, await objects.wrap(self._bus, key, value, run_id))
 
         await with_retries(write)
 

@@ -315,7 +315,8 @@ class RunOutput:
                 )
 
     async def _wrapped(self, fold: RunFold, event: CanonicalEvent, raw_sequence: int) -> Message:
-        body = await objects.wrap(self._context.bus, f"{self.run_id}.{event.sequence}", event.body)
+        name = f"{self.run_id}.{event.sequence}"
+        body = await objects.wrap(self._context.bus, name, event.body, self.run_id)
         return self._message(fold, event, raw_sequence, body)
 
     def _message(

@@ -26,12 +26,12 @@ STREAM = f"OBJ_{_BUCKET}"
 _MARK = b'{"penstock_object":"'
 
 
-async def wrap(bus: HasJetStream, name: str, payload: bytes, run_id: str = "") -> bytes:
+async def wrap(bus: HasJetStream, name: str, payload: bytes, run_id: str) -> bytes:
     """Return a small payload unchanged; store a payload over 512 KiB, and return a reference.
 
     A large payload is stored as an object with the name `name`. The name must be the same for the
     same payload, so that a repeated call finds the object and writes nothing. The key of the run
-    `run_id` seals the object; by default the run is that with whose id the name begins.
+    `run_id` seals the object. Without a run, the object is stored in clear.
     """
     if len(payload) <= MAX_MESSAGE_BYTES:
         return payload

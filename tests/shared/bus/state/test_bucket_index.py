@@ -111,7 +111,7 @@ async def test_a_value_that_is_an_object_is_read(
     bus: Bus, index: BucketIndex, rows: DictRows, keys: list[str]
 ) -> None:
     large = secrets.token_bytes(600_000)
-    await bus.bucket("rules").put(keys[0], await wrap(bus, f"test.{keys[0]}", large))
+    await bus.bucket("rules").put(keys[0], await wrap(bus, f"test.{keys[0]}", large, ""))
     await index.caught_up()
     assert rows.values[keys[0]] == large
 
