@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from penstock.bus import Bus, FenceConflict, subjects
+from penstock.bus.errors import ContentErased, ContentRefused
 from penstock.bus.read import direct
 from penstock.bus.streams import JOURNAL
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
@@ -85,6 +87,36 @@ async def test_a_missing_commit_is_noticed(bus: Bus, monkeypatch: pytest.MonkeyP
     assert await bus.delete(JOURNAL, second.sequence)
     with pytest.raises(Incomplete, match="record 2 is missing"):
         await journals.read(run_id)
+
+
+async def test_what_cannot_be_opened_is_no_value_and_no_record(fresh_nats: NatsServer) -> None:
+    async with connected(fresh_nats.url, content_keys=("k" * 32,)) as bus:
+        journals, run_id, other = Journals(bus), new_run_id(), new_run_id()
+        for each in (run_id, other):
+            await journals.append(each, EMPTY, [started(each)])
+            await journals.store_value(each, "aa", b'"of %b"' % each.encode())
+        # Somebody copies what is sealed for one run into another one.
+        third = new_run_id()
+        for subject in (subjects.journal(run_id), subjects.journal_value(run_id, "aa")):
+            found = await bus.api(f"STREAM.MSG.GET.{JOURNAL}", {"last_by_subj": subject})
+            await bus.request(
+                subject.replace(run_id, third),
+                b64decode(found["message"]["data"]),
+                headers={"Penstock-Record": "1"},
+            )
+        with pytest.raises(ContentRefused):
+            await journals.value(third, "aa")
+        with pytest.raises(ContentRefused):
+            await journals.read(third)
+        await bus.content.destroy(other)
+        with pytest.raises(ContentErased):
+            await journals.value(other, "aa")
+
+
+async def test_a_value_in_clear_may_look_like_a_sealed_event(bus: Bus) -> None:
+    journals, run_id, value = Journals(bus), new_run_id(), b'{"sealed":1,"data":"of a workflow"}'
+    await journals.store_value(run_id, "aa", value)
+    assert await journals.value(run_id, "aa") == value
 
 
 async def test_a_large_value_is_stored_once_and_removed_with_its_journal(bus: Bus) -> None:

@@ -118,7 +118,10 @@ def _record(subject: str, payload: bytes) -> Place | None:
 _RUN_OF_RECORD: Final = re.compile(rb'"run_id":"([0-9a-f-]{36})"')
 _BUCKETS: Final = "$KV."
 # The records that are sealed as a whole: the beginnings of their subjects, which end in the run.
-_RECORDS: Final = ("$KV.pauses.", "$KV.threads.input.", "$KV.claims.active.")
+_RECORDS: Final = (
+    *("$KV.pauses.", "$KV.claims.active."),
+    *("$KV.threads.input.", "$KV.threads.run."),
+)
 # What is sealed, by the first token of the subject.
 _PLACES: Final[Mapping[str, Callable[[str, str], Place | None]]] = {
     **dict.fromkeys(CATEGORIES, _event),
@@ -133,8 +136,10 @@ _PLACES: Final[Mapping[str, Callable[[str, str], Place | None]]] = {
 }
 
 
-def is_sealed(payload: bytes) -> bool:
-    return payload.startswith(_MARKS)
+def is_sealed(place: Place, payload: bytes) -> bool:
+    """Return whether the payload has a form in which messages of this place are sealed. Other
+    content may begin as a sealed event does, such as a value of a workflow."""
+    return payload.startswith(_MARKS if place.is_event or place.envelope else _WHOLE)
 
 
 def has_content(place: Place, payload: bytes) -> bool:
@@ -348,17 +353,17 @@ class MasterKeys:
         return bool(self._keys)
 
     def wrap(self, run_id: str, keys: RunKeys) -> bytes:
-        """Return what KEYS stores for a run, whose key is wrapped by the first of these keys."""
-        assert keys.key is not None
+        """Return what KEYS stores for a run, whose key is wrapped by the first of these keys. Also
+        a destroyed key names the first of these keys, so that `has_master_of` can tell."""
         master, wrapping = next(iter(self._keys.items()))
-        wrapped = wrapping.encrypt(keys.key.secret, run_id.encode())
-        return orjson.dumps(
-            {
-                **{"id": keys.key.id.hex(), "master": master},
-                "key": base64.b64encode(wrapped).decode(),
-                "destroyed": sorted(each.hex() for each in keys.destroyed),
-            }
-        )
+        fields: Fields = {
+            "master": master,
+            "destroyed": sorted(each.hex() for each in keys.destroyed),
+        }
+        if keys.key is not None:
+            wrapped = wrapping.encrypt(keys.key.secret, run_id.encode())
+            fields |= {"id": keys.key.id.hex(), "key": base64.b64encode(wrapped).decode()}
+        return orjson.dumps(fields)
 
     def unwrap(self, run_id: str, value: bytes) -> RunKeys:
         """Return the keys of a run. Raises KeyMissing, and ContentRefused if the value is not what
@@ -389,7 +394,7 @@ class MasterKeys:
 
 
 def master_of(value: bytes) -> str:
-    """Return the id of the operator's key that has wrapped a key; empty without a wrapped key."""
+    """Return the id of the operator's key that wraps, or has wrapped, a key; empty if unknown."""
     try:
         return str(orjson.loads(value).get("master", ""))
     except (ValueError, AttributeError):
@@ -402,7 +407,8 @@ def destruction(value: bytes) -> bytes | None:
         fields = orjson.loads(value)
         if "key" not in fields:
             return None
-        return orjson.dumps({"destroyed": sorted({*fields["destroyed"], str(fields["id"])})})
+        destroyed = sorted({*fields["destroyed"], str(fields["id"])})
+        return orjson.dumps({"master": fields["master"], "destroyed": destroyed})
     except (ValueError, TypeError, KeyError):
         return orjson.dumps({"destroyed": []})  # somebody wrote over the key
 

@@ -27,6 +27,7 @@ from penstock.bus import (
     streams,
     subjects,
 )
+from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.admin.rewrap import rewrap
 from penstock.bus.errors import BusUnavailable, ContentErased, ContentRefused
 from penstock.bus.messages import Unreadable
@@ -34,6 +35,7 @@ from penstock.bus.read import direct
 from penstock.bus.read.follow import events, raw
 from penstock.bus.sealing import KeyMissing
 from penstock.bus.state import deadletters
+from penstock.bus.state.deadletters import Letter
 from penstock.bus.write import fence, objects
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.schedules import schedule
@@ -198,12 +200,13 @@ async def test_commands_schedules_records_letters_and_objects_are_sealed(
     waits, due = subjects.schedule("automations", key), subjects.due("automations", key)
     assert await schedule(bus, waits, due, time.time() + 3600, SECRET)
     await bus.bucket("pauses").put(run_id, SECRET)
+    await bus.bucket("threads").put(f"run.{run_id}", SECRET)
     stored = Stored(command, 9, {}, SECRET)
     error = ValueError(f"quotes {SECRET.decode()}")
     await deadletters.store_dead_letter(bus, deadletters.letter_about("edge", "p", stored, error))
     large = SECRET * (MAX_MESSAGE_BYTES // len(SECRET) + 1)
-    reference = await objects.wrap(bus, f"{run_id}.start", large)
-    assert await objects.wrap(bus, f"{run_id}.start", large) == reference
+    reference = await objects.wrap(bus, f"{run_id}.start", large, run_id)
+    assert await objects.wrap(bus, f"{run_id}.start", large, run_id) == reference
 
     for stream, subject in [
         *((streams.COMMANDS, command), (streams.JOURNAL, subjects.journal(run_id))),
@@ -368,6 +371,46 @@ async def test_what_was_written_in_clear_is_read_beside_what_is_sealed(
         with pytest.raises(StartUpError, match="PENSTOCK_CONTENT_KEYS"):
             async with connected(fresh_nats.url, content_keys=keys):
                 pass
+
+
+async def test_a_letter_about_content_that_was_refused_is_replayed_once_its_key_is_back(
+    server: NatsServer, bus: Bus, run_id: str
+) -> None:
+    subject = subjects.command("connector", "cancel", run_id)
+    sealed = await bus.content.sealed(Message(subject, SECRET, {}))
+    key = await bus.tail(streams.KEYS, subjects.content_key(run_id))
+    assert key is not None
+    await bus.api(f"STREAM.PURGE.{streams.KEYS}", {"filter": key.subject})  # as after a loss
+    bus.content.forget()
+    stored = Stored(subject, 9, {}, sealed.payload)
+    await bus.content.open(stored)
+    assert isinstance(stored.payload, Unreadable)
+    letter = deadletters.letter_about("connector", "p", stored, stored.payload.error)
+    found = Letter(1, letter)
+    with pytest.raises(CannotReplay, match="NATS has lost the key; drop the letter, or restore"):
+        await replay_letter(bus, found)
+    await bus.request(key.subject, key.payload)
+    bus.content.forget()
+    assert await replay_letter(bus, found)
+    command = await bus.tail(streams.COMMANDS, subject)
+    assert command is not None
+    assert command.payload == SECRET
+
+
+async def test_a_service_without_the_key_does_not_start_after_an_erasure_either(
+    fresh_nats: NatsServer, run_id: str
+) -> None:
+    async with sealing_bus(fresh_nats) as bus:
+        await bus.publisher.publish(event(run_id, 1))
+        await bus.content.destroy(run_id)
+    for keys in ((), (SECOND,)):
+        with pytest.raises(StartUpError, match="PENSTOCK_CONTENT_KEYS"):
+            async with connected(fresh_nats.url, content_keys=keys):
+                pass
+    async with sealing_bus(fresh_nats, SECOND, FIRST) as bus:
+        assert (await rewrap(bus)).changed == 1
+    async with sealing_bus(fresh_nats, SECOND):
+        pass
 
 
 async def test_a_rewrap_lets_the_former_key_of_the_operator_go(

@@ -37,7 +37,7 @@ def sealed(message: Message) -> Stored:
     place = sealing.place_of(message.subject, message.payload)
     assert place is not None
     made = sealing.sealed_message(KEY, place, message)
-    assert sealing.is_sealed(made.payload)
+    assert sealing.is_sealed(place, made.payload)
     assert made.payload[: sealing.FIRST_BYTES] in sealing.SEALED
     headers = made.headers
     if isinstance(headers, bytes):
@@ -194,6 +194,13 @@ def test_content_of_a_destroyed_key_is_erased_and_not_refused() -> None:
             opened(sealed(frame()), RunKeys(key))
 
 
+@pytest.mark.parametrize("subject", [f"journal.{RUN}.{'0' * 64}", f"raw.{RUN}.upstream"])
+def test_content_that_begins_as_a_sealed_event_does_is_in_clear(subject: str) -> None:
+    place = sealing.place_of(subject, b"")
+    assert place is not None
+    assert not sealing.is_sealed(place, b'{"sealed":1,"by":"a workflow"}')
+
+
 def test_an_object_is_sealed_the_same_each_time_and_opened_under_its_name() -> None:
     made = [sealing.seal_object(KEY, RUN, f"{RUN}.3", b"content") for _ in range(2)]
     assert made[0] == made[1]
@@ -296,3 +303,16 @@ def test_a_destroyed_key_is_remembered_by_its_id_only() -> None:
     assert masters.unwrap(RUN, gone) == RunKeys(None, frozenset([KEY.id]))
     assert MasterKeys().unwrap(RUN, gone).key is None
     assert sealing.destruction(gone) is None
+
+
+def test_a_destroyed_key_says_which_key_of_the_operator_this_installation_has() -> None:
+    before, both = MasterKeys([FIRST]), MasterKeys([SECOND, FIRST])
+    gone = sealing.destruction(before.wrap(RUN, KEYS))
+    assert gone is not None
+    assert before.has_master_of(gone)
+    for other in (MasterKeys(), MasterKeys([SECOND])):
+        assert not other.has_master_of(gone)
+    assert not both.is_current(gone)
+    again = both.wrap(RUN, both.unwrap(RUN, gone))
+    assert both.is_current(again)
+    assert MasterKeys().unwrap(RUN, again) == RunKeys(None, frozenset([KEY.id]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.bus import Bus, FenceConflict, Message, Stored, subjects
-from penstock.bus.messages import PART
+from penstock.bus.messages import PART, Unreadable
 from penstock.bus.read import direct
 from penstock.bus.streams import JOURNAL
 from penstock.bus.write import fence
@@ -51,10 +51,13 @@ def joined_payloads(stored: Sequence[Stored]) -> list[tuple[Mapping[str, str], b
 
     Raises:
         Incomplete: a part is missing, as in the answer of a replica that lags behind.
+        ContentErased, ContentRefused: a message is sealed and cannot be opened.
     """
     found: list[tuple[Mapping[str, str], bytes]] = []
     parts: list[bytes] = []
     for message in stored:
+        if isinstance(message.payload, Unreadable):
+            raise message.payload.error
         part = message.headers.get(PART)
         number, _, count = part.partition("/") if part else ("1", "", "1")
         if int(number) != len(parts) + 1:

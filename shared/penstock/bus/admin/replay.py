@@ -8,13 +8,14 @@ checks the claim of a start, the `sent` record of a decision, or the record of a
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 
 from pydantic import ValidationError
 
 from penstock.bus import subjects
 from penstock.bus.errors import ObjectGone
-from penstock.bus.messages import Message
+from penstock.bus.messages import Message, Unreadable
 from penstock.bus.records import ENDED, ContinueCommand, ReplayReply, RunRecord, Sent
 from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import DeadLetter, Letter
@@ -36,7 +37,7 @@ async def replay_letter(bus: Buckets, found: Letter) -> bool:
     letter = found.letter
     if found.mark is not None and found.mark.state == "replayed":
         return False
-    message = await _message(bus, letter)
+    message = await _message(bus, await _opened(bus, letter))
     await deadletters.mark(bus, letter.key, "replaying")
     await bus.publisher.publish(message)
     await deadletters.mark(bus, letter.key, "replayed")
@@ -62,6 +63,16 @@ async def replay_found(bus: Buckets, found: Letter) -> ReplayReply:
     assert found.mark is not None
     detail = f"was replayed at {found.mark.at}: nothing done"
     return ReplayReply(status=200, detail=detail, outcome="already")
+
+
+async def _opened(bus: Buckets, letter: DeadLetter) -> DeadLetter:
+    """Return the letter with its message opened, whose key may be known again. Published as it is,
+    a message that is sealed would be sealed twice."""
+    stored = letter.message
+    await bus.jetstream.content.open(stored)
+    if isinstance(stored.payload, Unreadable):
+        raise CannotReplay(f"{stored.payload.error}; drop the letter, or restore the stream KEYS")
+    return letter.model_copy(update={"payload_base64": b64encode(stored.payload).decode()})
 
 
 async def _message(bus: Buckets, letter: DeadLetter) -> Message:

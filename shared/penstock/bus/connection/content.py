@@ -105,7 +105,6 @@ class Content:
         return sealed
 
     async def sealed_object(self, name: str, run_id: str, payload: bytes) -> bytes:
-        run_id = run_id or name[:36]
         if not (self.seals and subjects.is_run_id(run_id)):
             return payload
         while (key := self._kept(run_id)) is None:
@@ -120,11 +119,11 @@ class Content:
         Content that cannot be opened becomes `Unreadable`, whose error every reader gets. With
         `is_fresh`, the key was just read. Otherwise a new key may have been made meanwhile.
         """
-        if not sealing.is_sealed(stored.payload):
+        if stored.payload[:FIRST_BYTES] not in SEALED:
             return True
         place = sealing.place_of(stored.subject, stored.payload)
-        if place is None:
-            return True  # no message of such a subject is sealed, so its payload only looks so
+        if place is None or not sealing.is_sealed(place, stored.payload):
+            return True  # no message of such a subject is sealed so: its payload only looks sealed
         if not self._is_known(place.run_id):
             return False
         try:
