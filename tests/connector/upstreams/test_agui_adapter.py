@@ -39,7 +39,7 @@ class InMemory(Threads):
     async def _get(self, key: str) -> bytes | None:
         return self.kept.get(key)
 
-    async def _put(self, key: str, value: bytes) -> None:
+    async def _put(self, key: str, value: bytes, run_id: str) -> None:
         self.kept[key] = value
 
 
