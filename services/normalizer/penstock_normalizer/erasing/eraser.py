@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -29,23 +29,12 @@ from penstock.bus import (
     streams,
     subjects,
 )
+from penstock.bus.envelopes import ENVELOPES
 from penstock.bus.read import direct
-from penstock.bus.records import (
-    ApprovalRecord,
-    EraseCommand,
-    Erasure,
-    Receiver,
-    RunRecord,
-)
+from penstock.bus.records import EraseCommand, Erasure, Receiver, RunRecord
 from penstock.bus.write import fence, objects
 from penstock.bus.write.overwriting import overwrite, overwrite_object
 from penstock.dialects.base import Draft
-from penstock_normalizer.erasing.content import (
-    approval_without_content,
-    delivery_without_content,
-    receiver_of,
-    run_without_content,
-)
 from penstock_normalizer.fold.envelope import canonical_event
 
 log = logging.getLogger(__name__)
@@ -65,8 +54,6 @@ COUNTING: Final = frozenset({"normalizer-costs", "approvals-budgets"})
 COUNTED_S: Final = 600.0
 LOOK_AGAIN_S: Final = 0.5
 WITHHELD_AT_ONCE: Final = 16  # the runs whose content a process begins to withhold at once
-
-Change = Callable[[bytes], bytes]
 
 
 class Eraser:
@@ -111,7 +98,8 @@ class Eraser:
             if record.erasure is None or record.erasure.sequence != sequence:
                 erasure = record.erasure or await self._new_erasure(run_id, command, sequence)
                 erasure = erasure.model_copy(update={"sequence": sequence})
-                value = run_without_content(record, erasure).dump()
+                record.erasure = erasure
+                value = _without_content("runs", record.dump())
                 await self._runs.update(run_id, value, entry.revision)
                 continue  # with the record that is stored now
             await self._overwrite_records(record)
@@ -140,7 +128,7 @@ class Eraser:
         found = []
         for key in await self._deliveries(run_id):
             entry = await self._bus.bucket("deliveries").get(key)
-            receiver = receiver_of(orjson.loads(entry.value)) if entry is not None else None
+            receiver = _receiver(orjson.loads(entry.value)) if entry is not None else None
             found += [receiver] if receiver is not None else []
         return found
 
@@ -167,9 +155,9 @@ class Eraser:
         run_id = record.run_id
         approvals = {each.get("approval_id") for each in await self._audit(run_id)}
         for approval_id in filter(None, approvals):
-            await self._change("approvals", approval_id, _approval)
+            await self._take_content_out("approvals", approval_id)
         for key in await self._deliveries(run_id):
-            await self._change("deliveries", key, _delivery)
+            await self._take_content_out("deliveries", key)
         session = subjects.session_key(record.user_id, record.agent, record.session_id)
         for bucket, key in (
             ("pauses", run_id),
@@ -182,10 +170,10 @@ class Eraser:
                 await self._overwrite_referenced(entry.value)
                 await self._bus.bucket(bucket).delete(key)
 
-    async def _change(self, bucket: str, key: str, change: Change) -> None:
+    async def _take_content_out(self, bucket: str, key: str) -> None:
         while (entry := await self._bus.bucket(bucket).get(key)) is not None:
             before = await objects.unwrap(self._bus, entry.value)
-            after = change(before)
+            after = _without_content(bucket, before)
             if after == before:
                 return
             if await self._bus.bucket(bucket).update(key, after, entry.revision) is not None:
@@ -287,11 +275,17 @@ def _has_before(consumer: Mapping[str, Any], sequence: int) -> bool:
     return bool(waiting) and consumer["ack_floor"]["stream_seq"] < sequence
 
 
-def _approval(value: bytes) -> bytes:
-    return approval_without_content(ApprovalRecord.model_validate_json(value)).dump()
-
-
-def _delivery(value: bytes) -> bytes:
+def _without_content(bucket: str, value: bytes) -> bytes:
+    """Return a record of a run as it is without content, which is what stays readable where content
+    is sealed."""
     before = orjson.loads(value)
-    after = delivery_without_content(before)
+    after = ENVELOPES[bucket](before)
     return value if after == before else orjson.dumps(after)
+
+
+def _receiver(record: Mapping[str, Any]) -> Receiver | None:
+    """Return who has got the delivery, a `DeliveryRecord` as JSON; None if nobody has."""
+    request, attempts = record.get("request"), record.get("attempts")
+    if not request or not attempts:
+        return None
+    return Receiver(automation=record["rule"], url=request["url"], at=attempts[-1]["at"])
