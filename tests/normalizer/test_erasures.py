@@ -13,6 +13,7 @@ import pytest
 
 from penstock.bus import Bus, Message, RawWriter, Stored, messages, streams, subjects
 from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Hold, RunRecord
+from penstock.bus.write import objects
 from penstock_normalizer.erasing.eraser import Eraser
 from support.attacks.second_user import p99
 from support.drive.erasing import ask, command_for, erased, record_of, streams_with
@@ -141,6 +142,9 @@ async def test_no_byte_of_an_erased_run_is_left_in_the_streams_nor_in_a_value_of
         await completed(run, secret, 600_000)  # one event is in the object store
         await completed(other, kept)
         approval_id = await plant(bus, run, secret)
+        for name in ("pause", "continue"):  # of a decision whose messages are gone
+            large = secret.encode() * 20_000
+            await objects.wrap(bus, f"{approval_id}.{name}", large, run.run_id)
         before = await run.until("automation.triggered")
 
         async def stored() -> bool:

@@ -156,6 +156,9 @@ class Eraser:
         approvals = {each.get("approval_id") for each in await self._audit(run_id)}
         for approval_id in filter(None, approvals):
             await self._take_content_out("approvals", approval_id)
+            # What a large pause and a large decision refer to, whose messages are gone.
+            for what in ("pause", "continue"):
+                await overwrite_object(self._bus, f"{approval_id}.{what}")
         for key in await self._deliveries(run_id):
             await self._take_content_out("deliveries", key)
         session = subjects.session_key(record.user_id, record.agent, record.session_id)
