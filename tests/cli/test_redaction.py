@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -50,3 +51,12 @@ def test_a_mistake_ends_with_2_and_its_line(tmp_path: Path) -> None:
     code, said = check(tmp_path, RULES.replace("email", "e-mail"))
     assert code == 2
     assert "'e-mail' is none of secret, email, iban, card, phone" in said
+
+
+def test_patterns_that_are_too_large_together_are_refused_at_once(tmp_path: Path) -> None:
+    kinds = ", ".join(f"'re:[{first}-z]{{1,1000}}'" for first in "abcdefghijklmnopqrstuvwxyz")
+    began = time.process_time()
+    code, said = check(tmp_path, f"version: 1\nredact: [{{id: all, kinds: [{kinds}]}}]\n")
+    assert time.process_time() - began < 2, "RE2 would compile them for seconds"
+    assert code == 2
+    assert "instructions of RE2, and may have 50000 together" in said

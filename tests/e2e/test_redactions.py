@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -213,6 +214,25 @@ async def test_a_start_that_has_a_match_that_blocks_is_refused_and_calls_nobody(
     answer = await penstock.http.post("/v1/runs", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "blocked")
     assert len(upstream.calls) == calls
+
+
+async def test_others_are_served_while_a_long_message_is_searched(penstock: Pipeline) -> None:
+    waits = [0.0]
+
+    async def waits_of_others() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0)
+            waits.append(time.perf_counter() - began)
+
+    others = asyncio.create_task(waits_of_others())
+    began = time.perf_counter()
+    body = {"agent": "guarded", "message": "a@b.cd " * 6_000 + "☂☀☁☁☂"}
+    answer = await penstock.http.post("/v1/runs", json=body)
+    took = time.perf_counter() - began
+    others.cancel()
+    assert answer.status_code == 422
+    assert max(waits) < took / 3, "a second user waits for the whole search"
 
 
 async def test_a_masked_run_is_masked_in_its_events_and_lists_and_another_agents_run_is_not(

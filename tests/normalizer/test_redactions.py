@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bus.messages import RawFrame
+from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data
 from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.redacting import RunRedactions
 from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames, agno, agno_pause, agno_text
 
@@ -190,6 +192,65 @@ def test_a_run_that_continues_from_its_stored_pause_gives_the_same_bytes() -> No
     assert once == again
     assert b"[CARD_1]" in b"".join(again)
     assert b"[EMAIL_1]" in b"".join(again)
+
+
+def test_what_was_taken_out_of_the_start_is_counted_once_and_by_no_other_event() -> None:
+    run = frames(message=f"I am {MAIL}")
+    events = fold_all([run.open(), run.bytes(agno_text("hi")), run.end()])
+    found = [event.redactions for event in events if event.redactions]
+    assert found == [[{"field": "message", "kind": "email", "count": 1}]]
+
+
+def test_ids_within_arguments_and_answers_are_content() -> None:
+    run, fold = frames(), RunFold(RUN_ID, DECODERS)
+    fold_all([run.open(), run.bytes(agno_pause()), run.end()], fold)
+    answer = {"value": {"id": MAIL}, "args": {"type": MAIL, "role": CARD, "id": {"digest": CARD}}}
+    decided: dict[str, Any] = {
+        **{"approval_id": fold.approval_id, "outcome": "approved", "by": "ada"},
+        "items": [{"item_id": "t1", "decision": "approve", **answer}],
+    }
+    events = fold_all([run.event("approval.decided", **decided, automatic=False)], fold)
+    assert events[0].data["items"][0]["item_id"] == "t1"
+    assert MAIL not in events[0].body.decode()
+    assert CARD not in events[0].body.decode()
+
+
+def test_escapes_in_json_texts_hide_nothing() -> None:
+    run, hidden = frames("agui"), json.dumps({"note": f"Pay:\n{CARD}\nto\n{MAIL}"})
+    call = {"id": MAIL, "type": "function", "function": {"name": "pay", "arguments": hidden}}
+    messages = [
+        {"id": "m1", "role": "assistant", "toolCalls": [call]},
+        {"id": "m2", "role": "tool", "toolCallId": MAIL, "content": hidden},
+    ]
+    body = agui(
+        {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+        {"type": "MESSAGES_SNAPSHOT", "messages": messages},
+        {"type": "CUSTOM", "name": f"note of {MAIL}", "value": hidden},
+        {"type": "RUN_ERROR", "message": "no", "code": f"no {MAIL}"},
+    )
+    events = fold_all([run.open(), run.bytes(body), run.end()])
+    data = {event.type: event.data for event in events}
+    clean = {"note": "Pay:\n[CARD_1]\nto\n[EMAIL_1]"}
+    asked, answered = data["state.messages"]["messages"]
+    assert asked["toolCalls"][0]["id"] == answered["toolCallId"] == MAIL, "other events repeat it"
+    assert json.loads(asked["toolCalls"][0]["function"]["arguments"]) == clean
+    assert json.loads(answered["content"]) == clean
+    assert data["custom.event"]["name"] == "note of [EMAIL_1]"
+    assert json.loads(data["custom.event"]["value"]) == clean
+    assert data["lifecycle.failed"]["error_type"] == "no [EMAIL_1]"
+
+
+def test_the_path_of_an_argument_in_pieces_is_searched() -> None:
+    by = RunRedactions.of(RUN_ID, rules(), is_workflow=False)
+    call = {"tool_call_id": "c1", "tool": "send"}
+    drafts = [
+        Draft("llm.tool_args", {**call, "path": f"$['{MAIL}']", "value": "To ada@exam"}),
+        Draft("llm.tool_args", {**call, "path": f"$['{MAIL}']", "value": "ple.com"}),
+        Draft("llm.tool_call", {**call, "args": {}}),
+    ]
+    *pieces, _ = [each for draft in drafts for each in by.apply(draft)]
+    assert {each.data["path"] for each in pieces} == {"$[[EMAIL_1]']"}
+    assert "".join(each.data["value"] for each in pieces) == "To [EMAIL_2]"
 
 
 # Blocking

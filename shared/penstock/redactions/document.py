@@ -107,15 +107,23 @@ def from_value(value: Any, source: Source, root: Node | None = None) -> Redactio
 
 
 def _wrong_kinds(document: RedactionsDocument) -> Iterator[Found]:
+    is_wrong = False
     for number, rule in enumerate(document.redact):
         for index, kind in enumerate(rule.kinds):
             try:
                 Rules([{"kinds": [kind], "action": rule.action}])
             except KeyError:
+                is_wrong = True
                 reason = f"{kind!r} is none of {_NAMES}, and does not begin with {OWN}"
                 yield ("redact", number, "kinds", index), reason
             except InvalidPattern as error:
+                is_wrong = True
                 yield ("redact", number, "kinds", index), str(error)
+    if document.redact and not is_wrong:
+        try:  # a run may have all rules
+            Rules([rule.model_dump() for rule in document.redact])
+        except InvalidPattern as error:
+            yield ("redact",), str(error)
 
 
 class CurrentRedactions(Documents[Redactions]):

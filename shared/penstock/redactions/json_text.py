@@ -1,8 +1,9 @@
 """Searches JSON that comes in pieces, such as the arguments of a tool call. Pure.
 
 Each text in the JSON is searched for itself, without its escapes. What stands outside of texts,
-such as a number, is searched whole, and becomes a text if something is found in it. A text that is
-no JSON is searched in the same way, so nothing passes unsearched.
+such as a whole number, is searched whole, and becomes a text if something is found in it. A text
+that is no JSON is searched in the same way, so nothing but a number with a fraction passes
+unsearched.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _ESCAPE: Final = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^u])",
     re.DOTALL,
 )
+_DECODER: Final = json.JSONDecoder(strict=False)
 _MAX_ESCAPE: Final = 12
 _HIGH: Final = re.compile(r"\\u[dD][89abAB]")
 
@@ -38,6 +40,7 @@ class JsonScanner:
         """Return the JSON up to where further pieces may change it; with `last`, up to its end."""
         source, at = self._unread + piece, 0
         decided: list[str] = []
+        read: list[str] = []  # of the open text, without escapes
         self._unread = ""
         while at < len(source):
             if self._text is None:
@@ -50,10 +53,11 @@ class JsonScanner:
                     self._text = Scanner(self.redactor)
                 at += 1
             elif plain := _PLAIN.match(source, at):
-                decided.append(_escaped(self._text.feed(plain[0])))
+                read.append(plain[0])
                 at = plain.end()
             elif source[at] == '"':
-                decided.append(f'{_escaped(self._text.flush())}"')
+                decided.append(f'{_escaped(self._text.feed("".join(read), last=True))}"')
+                read.clear()
                 self._text = None
                 at += 1
             else:
@@ -63,14 +67,14 @@ class JsonScanner:
                     self._unread = source[at:]
                     break
                 sign = escape[0] if escape is not None else source[at]
-                decided.append(_escaped(self._text.feed(_unescaped(sign))))
+                read.append(_unescaped(sign))
                 at += len(sign)
             if self.redactor.blocked is not None:
                 return "".join(decided)
         if last:
             decided.append(self._end_bare())
-            if self._text is not None:
-                decided.append(_escaped(self._text.flush()))
+        if self._text is not None:
+            decided.append(_escaped(self._text.feed("".join(read), last=last)))
         return "".join(decided)
 
     def flush(self) -> str:
@@ -79,16 +83,24 @@ class JsonScanner:
 
     def _is_half(self, source: str, at: int, escape: str) -> bool:
         """Return whether the escape may be the first of a pair whose second has not come yet."""
-        rest = source[at + len(escape) :]
-        return len(escape) == 6 and _HIGH.match(escape) is not None and r"\u".startswith(rest[:2])
+        after = source[at + len(escape) : at + len(escape) + 2]
+        return len(escape) == 6 and _HIGH.match(escape) is not None and r"\u".startswith(after)
 
     def _end_bare(self) -> str:
         whole = "".join(self._bare)
         self._bare.clear()
-        if not (bare := whole.strip()):
+        bare = whole.strip()
+        if not bare or _is_fraction(bare):  # as in a value: digits of a fraction look like cards
             return whole
         clean = self.redactor.text(bare)
         return whole if clean == bare else whole.replace(bare, f'"{_escaped(clean)}"')
+
+
+def _is_fraction(bare: str) -> bool:
+    try:
+        return not float(bare).is_integer()
+    except ValueError:
+        return False
 
 
 def _escaped(text: str) -> str:
@@ -103,6 +115,6 @@ def _escaped(text: str) -> str:
 
 def _unescaped(sign: str) -> str:
     try:
-        return str(json.loads(f'"{sign}"', strict=False))
+        return str(_DECODER.decode(f'"{sign}"'))
     except ValueError:
         return sign

@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.redactions.patterns import Pattern, parse
 
+_DOUBLED: Final = tuple(sum(divmod(digit * 2, 10)) for digit in range(10))
 OWN: Final = "re:"  # begins a pattern of the operator's own
 
 _LETTERS: Final = "A-Za-zÀ-ÖØ-öø-ɏͰ-ϿЀ-ӿ"
@@ -74,35 +75,41 @@ def _compact(text: str) -> str:
     return re.sub(r"[^0-9A-Z+]", "", text.upper())
 
 
-def _ends(text: bytes) -> list[int]:
-    """Return the places, the last first, at which a word of the text ends."""
-    return [
-        end
-        for end in range(len(text), 0, -1)
-        if text[end - 1 : end].isalnum() and not text[end : end + 1].isalnum()
-    ]
+def _ends_word(text: bytes, at: int) -> bool:
+    return not text[at + 1 : at + 2].isalnum()
 
 
 def _card(text: bytes) -> int:
-    for end in _ends(text):
-        digits = [each - 48 for each in text[:end] if 48 <= each <= 57]
-        if len(digits) < 13:
-            return 0
-        doubled = (sum(divmod(each * 2, 10)) for each in digits[-2::-2])
-        if (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0:
-            return end
-    return 0
+    # One pass, since a text may have the form of a card at every second character. Of the two sums,
+    # each doubles the digits that the other does not, so the one for which the last digit is single
+    # is Luhn's.
+    end, count, single, doubled = 0, 0, 0, 0
+    for at, each in enumerate(text):
+        if not 48 <= each <= 57:
+            continue
+        digit = each - 48
+        count += 1
+        single, doubled = doubled + digit, single + _DOUBLED[digit]
+        if count >= 13 and single % 10 == 0 and _ends_word(text, at):
+            end = at + 1
+    return end
 
 
 def _iban(text: bytes) -> int:
-    for end in _ends(text):
-        signs = [chr(each) for each in text[:end] if each not in b" -"]
-        if len(signs) < 15:
-            return 0
-        number = "".join(str(int(each, 36)) for each in (*signs[4:], *signs[:4]))
-        if int(number) % 97 == 1:
-            return end
-    return 0
+    end, count, first, rest = 0, 0, 0, 0
+    for at, each in enumerate(text):
+        if each in b" -":
+            continue
+        sign = int(chr(each), 36)
+        count += 1
+        if count <= 4:
+            first = first * (10 if sign < 10 else 100) + sign
+            continue
+        rest = (rest * (10 if sign < 10 else 100) + sign) % 97
+        # The first four signs, two letters and two digits, come last: six digits.
+        if count >= 15 and _ends_word(text, at) and (rest * 1_000_000 + first) % 97 == 1:
+            end = at + 1
+    return end
 
 
 # A key in PEM's form: its lines are words of base64, and so is what is between its first and last.

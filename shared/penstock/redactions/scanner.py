@@ -28,6 +28,9 @@ MAX_NUMBERED: Final = 10_000
 MAX_LEVELS: Final = 200  # a value that is nested deeper is taken out whole
 _UTF8: Final = ("utf-8", "surrogatepass")  # half of a surrogate pair must not raise an error here
 _MAX_MEMORY_BYTES: Final = 32 * 1024 * 1024
+# The greatest size of all patterns of a document, in RE2's instructions. RE2 compiles them as one,
+# in a time that grows with the square of it, while the services that start and read runs wait.
+MAX_INSTRUCTIONS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,9 @@ class _Search:
 
 
 class Rules:
-    """The compiled rules of a run. The constructor raises InvalidPattern, and KeyError for an
-    unknown kind. Of rules that name the same kind, the first counts."""
+    """The compiled rules of a run. The constructor raises InvalidPattern, also if the patterns are
+    too large together, and KeyError for an unknown kind. Of rules that name the same kind, the
+    first counts."""
 
     def __init__(self, rules: Sequence[Mapping[str, Any]]) -> None:
         actions: dict[str, Action] = {}
@@ -50,6 +54,12 @@ class Rules:
         self._searches = [
             _Search(kind, action, compiled(kind.pattern.whole)) for kind, action in kinds
         ]
+        size = sum(search.pattern.programsize for search in self._searches)
+        if size > MAX_INSTRUCTIONS:
+            raise InvalidPattern(
+                f"the patterns have {size} instructions of RE2, and may have {MAX_INSTRUCTIONS} "
+                "together; repeat less often, or name fewer signs"
+            )
         self.first = compiled("|".join(kind.pattern.whole for kind, _ in kinds))
         beginnings = "|".join(kind.pattern.beginnings for kind, _ in kinds)
         # RE2 searches this from the end of the text, and stops where no match can have begun.
@@ -111,27 +121,39 @@ class Redactor:
     def text(self, text: str) -> str:
         return Scanner(self).feed(text, last=True)
 
-    def value(self, value: Any, skipped: frozenset[str] = frozenset()) -> Any:
-        """Return a JSON value with all its texts, keys and whole numbers searched. The values of
-        the keys `skipped` stay as they are."""
-        return self._value(value, skipped, MAX_LEVELS)
+    def value(self, value: Any) -> Any:
+        """Return a JSON value with all its texts, keys and whole numbers searched. A text that is
+        JSON itself is searched for what it means, too: an escape would hide where a word begins."""
+        return self._value(value, MAX_LEVELS)
 
-    def _value(self, value: Any, skipped: frozenset[str], levels: int) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            text = str(value)
-            return value if (clean := self.text(text)) == text else clean
-        if not isinstance(value, dict | list):
-            return value
-        if not levels:
-            return None
-        if isinstance(value, list):
-            return [self._value(each, skipped, levels - 1) for each in value]
-        return {
-            self.text(key): inner if key in skipped else self._value(inner, skipped, levels - 1)
-            for key, inner in value.items()
-        }
+    def _value(self, value: Any, levels: int) -> Any:
+        match value:
+            case str():
+                return self.text(self._json_text(value, levels))
+            case int() | float() if not isinstance(value, bool):
+                # The digits of a fraction look like those of a card.
+                text = str(int(value)) if value == value // 1 else ""
+                return value if (clean := self.text(text)) == text else clean
+            case list() if levels:
+                return [self._value(each, levels - 1) for each in value]
+            case dict() if levels:
+                return {
+                    self.text(key): self._value(each, levels - 1) for key, each in value.items()
+                }
+            case list() | dict():
+                return None
+            case _:
+                return value
+
+    def _json_text(self, text: str, levels: int) -> str:
+        if "\\" not in text or text.lstrip()[:1] not in ("{", "["):
+            return text
+        try:
+            value = orjson.loads(text)
+            clean = self._value(value, levels)
+            return text if clean == value else orjson.dumps(clean).decode()
+        except ValueError:  # it is no JSON, or half of a surrogate pair
+            return text
 
     def replace(self, search: _Search, match: bytes) -> bytes:
         """Return what comes in place of a match, and count it."""

@@ -357,7 +357,10 @@ class Starter:
             and (known := await runs.load(command.run_id, RunRecord)) is not None
         ):
             return known, None, redactions
-        message = _admitted(command, redactions, start) if redactions else command.message
+        message = command.message
+        if redactions:
+            # A long text is searched for seconds, in which others are served.
+            message = await asyncio.to_thread(_admitted, command, redactions, start)
         if budgets:
             # A workflow that was admitted may run its steps, so their runs are never refused.
             await self.admission.enter(budgets, facts, always=origin.step_id is not None)

@@ -20,17 +20,19 @@ from penstock.redactions.scanner import Redactor, Scanner, redactor_of
 # are searched, also those that come to an event later.
 _NO_CONTENT_WORDS: Final = """
     agent attempt attempts automatic automation budget by code confirmed content_type cost deciders
-    deciders_required delivery_id depth digest duration_s error_type execution expires_at
-    forked_from idempotency_key iteration kind media_type name on_behalf_of outcome pending policy
+    deciders_required delivery_id depth digest duration_s execution expires_at
+    forked_from idempotency_key iteration kind media_type on_behalf_of outcome pending policy
     protocol provider redactions retryable role size_bytes status_code step subrun tags team_name
     tenant to tool usage version worker_name workflow
 """
 _NO_CONTENT: Final = frozenset(_NO_CONTENT_WORDS.split())
 # The types of events without content.
 _NO_CONTENT_TYPES: Final = frozenset({"llm.usage", "system.metrics"})
-# The keys of messages and of items of approvals whose values other events repeat.
+# The keys of messages, of their calls, and of items of approvals whose values other events repeat.
 _IDS: Final = frozenset({"id", "item_id", "tool_call_id", "toolCallId", "role", "type", "digest"})
-_WITH_IDS: Final = frozenset({"items", "messages"})
+_WITH_IDS: Final = frozenset({"items", "messages", "toolCalls", "tool_calls"})
+# The fields that repeat the text of `llm.stream`, and have its result.
+_SPOKEN: Final = frozenset({"content", "summary"})
 _MESSAGE_END: Final = "llm.message_completed"
 _REQUEST: Final = "approval.requested"
 _START: Final = "lifecycle.started"
@@ -117,6 +119,14 @@ class RunRedactions:
         items = [self._item(item) for item in pause.items]
         return replace(pause, items=items), self._found("items")
 
+    def shown(self, text: str) -> str:
+        """Return a text of the run as its record shows it. An event has the same text, and counts
+        what was taken out of it."""
+        clean = self.redactor.text(text)
+        self.redactor.take_found()
+        self.take_blocked()
+        return clean
+
     def take_blocked(self) -> str | None:
         kind, self.redactor.blocked = self.redactor.blocked, None
         return kind
@@ -155,6 +165,11 @@ class RunRedactions:
 
     def _piece(self, draft: Draft, pieces: _Pieces, path: str, name: str) -> Iterator[Draft]:
         key = draft.type, str(draft.data[pieces.owner]), path
+        found: list[JsonObject] = []
+        for each in ("title", "path"):
+            if (whole := draft.data.get(each)) is not None:
+                draft = replace(draft, data={**draft.data, each: self.redactor.text(whole)})
+                found += self._found(each)
         text = self._open.get(key)
         if text is None:
             is_json = draft.type == "llm.tool_args" and name == "delta"
@@ -165,11 +180,8 @@ class RunRedactions:
         if is_last:
             del self._open[key]
         decided = text.scanner.feed(draft.data[name], last=is_last)
-        found = self._found(name)
-        if (title := draft.data.get("title")) is not None:
-            draft = replace(draft, data={**draft.data, "title": self.redactor.text(title)})
-            found += self._found("title")
-        if decided or is_last or title is not None:
+        found += self._found(name)
+        if decided or is_last or "title" in draft.data:
             yield replace(draft, data={**draft.data, name: decided}, redactions=found)
 
     def _whole(self, draft: Draft) -> Iterator[Draft]:
@@ -178,10 +190,10 @@ class RunRedactions:
         for name, value in draft.data.items():
             if name in _NO_CONTENT or name.endswith("_id") or value is None:
                 data[name] = value
-            elif name == "delta" and isinstance(value, list):
-                data[name] = [self._operation(each) for each in value]
+            elif name in _SPOKEN and isinstance(value, str):
+                data[name] = self.redactor.text(value)
             else:
-                data[name] = self.redactor.value(value, _IDS if name in _WITH_IDS else frozenset())
+                data[name] = self._field(name, value)
             found += self._found(name)
             if self.redactor.blocked is not None:
                 if draft.type == _MESSAGE_END:
@@ -190,6 +202,27 @@ class RunRedactions:
                     yield replace(draft, data={**draft.data, name: data[name]}, redactions=found)
                 return
         yield replace(draft, data=data, redactions=found)
+
+    def _field(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            if name in _WITH_IDS:
+                return [self._with_ids(each) for each in value]
+            if name == "delta":
+                return [self._operation(each) for each in value]
+        if name == "args_text" and isinstance(value, str):
+            return JsonScanner(self.redactor).feed(value, last=True)
+        return self.redactor.value(value)
+
+    def _with_ids(self, value: Any) -> Any:
+        """Return a message, a call of one, or an item of an approval; its own ids stay."""
+        if not isinstance(value, dict):
+            return self.redactor.value(value)
+        return {
+            self.redactor.text(key): inner
+            if key in _IDS and isinstance(inner, str)
+            else self._field(key, inner)
+            for key, inner in value.items()
+        }
 
     def _operation(self, operation: Any) -> Any:
         """Return an operation of a JSON Patch. Its paths name keys, which are searched, too."""

@@ -176,13 +176,11 @@ class RunFold:
             self.facts = opened
             if "redactions" in opened:
                 self._take_redactions()
-            yield self._started()
+            started = self._started()
             if self._redactions is not None and "message" in opened:
                 # The run's record shows it, too.
-                self.facts = {
-                    **opened,
-                    "message": self._redactions.redactor.text(opened["message"]),
-                }
+                self.facts = {**opened, "message": self._redactions.shown(opened["message"])}
+            yield started
             self._begin_response(frame)
             yield from self._decoded(self._the_decoder().open(1))
             early, self._early = self._early, []
