@@ -8,17 +8,17 @@ import pytest
 
 from penstock.settings import ConfigurationError, Settings, read_settings
 
-FIRST, SECOND = "a" * 32, "b" * 32
+FIRST, SECOND, THIRD = "a" * 32, "b" * 32, "c" * 32
 
 
 def test_keys_come_from_the_variable_and_from_files_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"{SECOND}\n")
+    file.write_text(f"{SECOND},{THIRD}\n")
     monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", f"none,{FIRST} file:{file}")
     settings = read_settings(Settings)
-    assert settings.content_keys == ("none", FIRST, SECOND)
+    assert settings.content_keys == ("none", FIRST, SECOND, THIRD)
     assert FIRST not in repr(settings)
     # A service reads its own settings from those that were read for all.
     assert Settings(**settings.model_dump()).content_keys == settings.content_keys

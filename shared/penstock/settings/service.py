@@ -171,7 +171,7 @@ def content_keys(words: tuple[str, ...]) -> tuple[str, ...]:
             continue
         path = Path(word.removeprefix(FILE))
         try:
-            found += path.read_text().split()
+            found += path.read_text().replace(",", " ").split()
         except (OSError, UnicodeError) as error:
             raise ValueError(f"cannot read the keys in {path}: {error}") from None
     if any(len(key.encode()) < MIN_KEY_BYTES for key in found[found[:1] == ["none"] :]):

@@ -9,6 +9,7 @@ from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -317,6 +318,27 @@ async def test_a_destroyed_key_is_on_no_disk_and_in_no_process_after_a_second(
         with pytest.raises(ContentErased):
             await objects.unwrap(each, stored.payload)
     assert not await bus.content.destroy(run_id)
+
+
+async def test_a_key_that_is_destroyed_while_it_is_made_seals_nothing(
+    bus: Bus, other: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, erases = bus.jetstream.request, True
+
+    async def destroyed_meanwhile(subject: str, *arguments: Any, **named: Any) -> Any:
+        nonlocal erases
+        answer = await request(subject, *arguments, **named)
+        if erases and subject == subjects.content_key(run_id):
+            erases = False
+            assert await other.content.destroy(run_id)
+            await bus.client.flush()  # the notice comes before the answer to this
+        return answer
+
+    monkeypatch.setattr(bus.jetstream, "request", destroyed_meanwhile)
+    sequence = await bus.publisher.publish(event(run_id, 1))
+    stored = await other.at(streams.events_for(run_id), sequence)
+    assert stored is not None
+    assert stored.payload == body(run_id, 1)
 
 
 async def test_content_after_an_erasure_has_a_key_of_its_own(

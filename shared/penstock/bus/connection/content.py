@@ -257,14 +257,16 @@ class Content:
             del self._keys[next(iter(self._keys))]
 
     async def _make_key(self, run_id: str) -> None:
-        """Read the key of a run, and make it if there is none. If another process makes it at the
-        same time, it is known after the next call."""
+        """Read the key of a run, and make it if there is none. If another process makes or destroys
+        it at the same time, it is known after the next call."""
         try:
             await self._read_key(run_id)
             keys, sequence, _ = self._keys[run_id]
             if keys.key is None:
                 made = RunKeys(RunKey(secrets.token_bytes(KEY_BYTES)), keys.destroyed)
-                if at := await self._store(run_id, self.masters.wrap(run_id, made), sequence):
+                before, value = self._forgettings, self.masters.wrap(run_id, made)
+                at = await self._store(run_id, value, sequence)
+                if at and before == self._forgettings:  # or the key may be destroyed already
                     self._keep(run_id, made, at)
         except OutcomeUnknown as error:
             # The message itself was not published. The next attempt reads the key.
