@@ -35,7 +35,7 @@ from penstock_normalizer.service import NormalizerService
 from support.drive.erasing import ask, erased
 from support.drive.pipeline import Pipeline, new_run_id, pipeline
 from support.drive.waiting import eventually
-from support.fakes.pauses import asks, confirmation, end, pause, user_input
+from support.fakes.pauses import asks, confirmation, end, pause, start_and_pause, user_input
 from support.fakes.raw import agno, agno_approved
 from support.real.nats import NatsServer
 from support.recorded.older_store import copied, put_back
@@ -126,6 +126,28 @@ async def test_a_withdrawn_request_leaves_a_record(nats: NatsServer) -> None:
         chain = await events(penstock, approval.run_id, 2)
     assert [each.record["event"] for each in chain] == ["requested", "withdrawn"]
     assert chain[1].record["decision"] == "the run has ended"
+
+
+async def test_approvals_that_comes_back_after_an_erasure_withdraws_and_shows_nothing(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        known = await pause(penstock, confirmation("t1", path="/secret"), session_id="s1")
+    async with pipeline(nats.url, Config(), (NormalizerService,)) as penstock:
+        new = await start_and_pause(penstock, confirmation("t2", path="/secret"), session_id="s2")
+        for run_id in (known.run_id, new):
+            await end(penstock, run_id)
+            await penstock.events_until(run_id, "lifecycle.cancelled")
+            await ask(penstock.bus, run_id)
+            await penstock.events_until(run_id, "system.erased")
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        for run_id in (known.run_id, new):
+            await erased(penstock.bus, run_id)
+        records = [await penstock.approval(known.approval_id)]
+        found = await penstock.http.get("/v1/approvals", params={"run_id": new})
+    assert [each.status for each in records] == ["withdrawn"]
+    assert "/secret" not in records[0].model_dump_json()
+    assert found.json()["approvals"] == []
 
 
 async def test_who_has_erased_a_run_is_in_its_audit_and_its_approval_keeps_who_decided(

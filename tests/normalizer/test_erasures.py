@@ -79,11 +79,22 @@ async def plant(bus: Bus, run: Run, secret: str) -> str:
     sent = {
         **{"id": f"rule.{run.run_id}.2", "rule": "rule", "status": "delivered"},
         "request": {"url": "https://hooks.example/a"},
+        "job": {"rule": "rule", "uid": "u1", "failure": secret},
         "attempts": [{"number": 1, "at": now, "answer": secret, "text": secret, "headers": {}}],
     }
     await bus.bucket("deliveries").put(delivery, orjson.dumps(sent))
+    await bus.bucket("deliveries").put(f"run.{delivery}", orjson.dumps({"message": secret}))
     await triggered(run, f"rule.{run.run_id}.2")
-    await run.until("automation.triggered")
+    # The hook by which the run was started.
+    hook = {"rule": "rule", "uid": "u1", "source": "hook", "body": {"a": secret}}
+    await bus.bucket("deliveries").put("rule.h-1", orjson.dumps({"rule": "rule", "job": hook}))
+    await triggered(run, "rule.h-1")
+
+    async def told() -> bool:
+        types = [each.headers["ce-type"] for each in await run.events()]
+        return types.count("automation.triggered") == 2
+
+    await eventually(told, 60, "both deliveries in the run's events")
     return approval_id
 
 
@@ -119,8 +130,9 @@ async def test_a_sealed_run_is_in_no_file_and_what_is_left_of_its_key_opens_noth
         assert key is not None
         await ask(bus, run.run_id)
         record = await erased(bus, run.run_id)
-        # Conversations belong to a session and are not sealed: see docs/privacy.md.
-        assert streams_with(fresh_nats, secret) <= {"KV_threads"}
+        # These are not sealed, see docs/privacy.md: conversations, which belong to a session, what
+        # rules start runs with, and deliveries of hooks.
+        assert streams_with(fresh_nats, secret) <= {"KV_threads", "KV_deliveries"}
         assert streams_with(fresh_nats, key.payload.decode()) == set()
         left = await bus.tail(streams.KEYS, subjects.content_key(run.run_id))
         assert left is not None
@@ -177,6 +189,11 @@ async def test_no_byte_of_an_erased_run_is_left_in_the_streams_nor_in_a_value_of
         assert record.erasure is not None
         assert record.erasure.sequence == number
         assert [each.url for each in record.erasure.receivers] == ["https://hooks.example/a"]
+        # The deliveries are still their rule's.
+        for key in (f"rule.{run.run_id}-2", "rule.h-1"):
+            entry = await bus.bucket("deliveries").get(key)
+            assert entry is not None
+            assert orjson.loads(entry.value)["job"]["uid"] == "u1"
         approval = await bus.bucket("approvals").load(approval_id, ApprovalRecord)
         assert approval is not None
         assert approval.decision is not None

@@ -14,6 +14,13 @@ _OF_RUN: Final = frozenset({"message", "summary", "error", "unredacted", "tags"}
 _OF_ITEM: Final = frozenset({"item_id", "kind", "tool", "tool_call_id", "digest", "editable"})
 _OF_DECIDED: Final = frozenset({"item_id", "decision", "expired"})
 _OF_ATTEMPT: Final = frozenset({"number", "replay", "at", "seconds", "status", "code", "final"})
+# What stays of the job of a delivery: without it, nobody would find the delivery of a rule.
+_OF_JOB: Final = frozenset(
+    {
+        *("rule", "uid", "version", "type", "source", "run_id", "sequence", "event", "raw", "leg"),
+        *("id", "ordered", "depth", "attempt", "replay", "since", "dotted"),
+    }
+)
 
 
 def _without(fields: Fields, names: frozenset[str]) -> Fields:
@@ -51,7 +58,11 @@ _LISTS: Final[tuple[tuple[str, Callable[[Fields], Fields]], ...]] = (
 
 
 def _of_delivery(fields: Fields) -> Fields:
-    made = _without(fields, frozenset({"answer", "job"}))
+    made = _without(fields, frozenset({"answer"}))
+    if job := fields.get("job"):
+        [made["job"]] = _only([job], _OF_JOB)
+        if "body" in job:
+            made["job"]["body"] = {}
     if fields.get("attempts"):
         made["attempts"] = _only(fields["attempts"], _OF_ATTEMPT)
     return made

@@ -208,6 +208,8 @@ class Approvals:
         assert isinstance(data, dict)
         run_id, approval_id = str(body["run_id"]), data["approval_id"]
         run = await self._run(run_id)
+        if run.erasure is not None:
+            return  # the run has ended, and its record would be content
         record = ApprovalRecord(
             approval_id=approval_id,
             run_id=run_id,

@@ -70,7 +70,7 @@ PAUSED_S = (10.0, 3600.0)
 LISTED_AFTER_S = 10.0
 # Only runs that have ended are erased. So an event that is younger than these seconds is delivered
 # without a look for the erasure of its run, which takes a request to NATS.
-ERASED_AFTER_S = 10.0
+ERASED_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -49,9 +48,10 @@ CONSUMER: Final = Consumer(
 # The runs whose messages a process deletes at the same time. It is one, because all deletes of a
 # stream wait for the same disk, and so do the publishes of others.
 RUNS_AT_ONCE: Final = 1
-# The consumers that add up what runs use, and the most seconds to wait for them.
-COUNTING: Final = frozenset({"normalizer-costs", "approvals-budgets"})
-COUNTED_S: Final = 600.0
+# The consumers that must have handled the run's events before these are deleted, because they add
+# up what runs use, or withdraw its requests; and the most seconds to wait for them.
+HANDLING: Final = frozenset({"normalizer-costs", "approvals-budgets", "approvals"})
+HANDLED_S: Final = 600.0
 LOOK_AGAIN_S: Final = 0.5
 WITHHELD_AT_ONCE: Final = 16  # the runs whose content a process begins to withhold at once
 
@@ -102,7 +102,11 @@ class Eraser:
                 value = _without_content("runs", record.dump())
                 await self._runs.update(run_id, value, entry.revision)
                 continue  # with the record that is stored now
-            await self._overwrite_records(record)
+            await self._overwrite_records(run_id)
+            await self._delete_conversation(record)
+            # Administrators can read and replay dead letters.
+            letters = subjects.deadletter("*", run_id)
+            await overwrite(self._bus, streams.DEADLETTERS, letters)
             try:
                 message = self._event(record, record.erasure, tail)
                 last = tail.sequence if tail is not None else 0
@@ -138,9 +142,9 @@ class Eraser:
         found = direct.replay(self._bus, streams.events_for(run_id), pattern)
         payloads = [await objects.unwrap(self._bus, each.payload) async for each in found]
         bodies = map(orjson.loads, payloads)
-        ids = [each["data"]["delivery_id"] for each in bodies]
+        ids = [each["data"]["delivery_id"].partition(".") for each in bodies]
         # `<rule>.<run>.<sequence>` is the id of the delivery `<rule>.<run>-<sequence>`.
-        return ["-".join(each.rsplit(".", 1)) for each in ids if each.count(".") == 2]
+        return [f"{rule}.{source.replace('.', '-')}" for rule, _, source in ids]
 
     async def _audit(self, run_id: str) -> list[dict[str, Any]]:
         """Return the records of the run's audit that can be read."""
@@ -150,28 +154,40 @@ class Eraser:
                 found.append(orjson.loads(stored.payload))
         return found
 
-    async def _overwrite_records(self, record: RunRecord) -> None:
-        """Take the content out of the records about the run, and delete those that are content."""
-        run_id = record.run_id
-        approvals = {each.get("approval_id") for each in await self._audit(run_id)}
-        for approval_id in filter(None, approvals):
+    async def _approvals(self, run_id: str) -> set[str]:
+        named = [each.get("approval_id") for each in await self._audit(run_id)]
+        return {str(each) for each in named if each}
+
+    async def _overwrite_records(self, run_id: str) -> None:
+        """Take the content out of the records about the run."""
+        for approval_id in await self._approvals(run_id):
             await self._take_content_out("approvals", approval_id)
-            # What a large pause and a large decision refer to, whose messages are gone.
-            for what in ("pause", "continue"):
-                await overwrite_object(self._bus, f"{approval_id}.{what}")
         for key in await self._deliveries(run_id):
             await self._take_content_out("deliveries", key)
+            await self._delete_value("deliveries", f"run.{key}")
+
+    async def _delete_conversation(self, record: RunRecord) -> None:
+        run_id = record.run_id
         session = subjects.session_key(record.user_id, record.agent, record.session_id)
         for bucket, key in (
-            ("pauses", run_id),
             ("threads", f"run.{run_id}"),
             ("threads", f"input.{run_id}"),
             # The conversation with an AG-UI server does not say which run a message is of.
             ("threads", f"thread.{session}"),
         ):
-            if (entry := await self._bus.bucket(bucket).get(key)) is not None:
-                await self._overwrite_referenced(entry.value)
-                await self._bus.bucket(bucket).delete(key)
+            await self._delete_value(bucket, key)
+
+    async def _delete_value(self, bucket: str, key: str) -> None:
+        if (entry := await self._bus.bucket(bucket).get(key)) is not None:
+            await self._overwrite_referenced(entry.value)
+            await self._bus.bucket(bucket).delete(key)
+
+    async def _delete_pauses(self, run_id: str) -> None:
+        await self._delete_value("pauses", run_id)
+        # What a large pause and a large decision refer to, whose messages are gone.
+        for approval_id in await self._approvals(run_id):
+            for what in ("pause", "continue"):
+                await overwrite_object(self._bus, f"{approval_id}.{what}")
 
     async def _take_content_out(self, bucket: str, key: str) -> None:
         while (entry := await self._bus.bucket(bucket).get(key)) is not None:
@@ -218,13 +234,14 @@ class Eraser:
         }
         return Message(subjects.event_input(ERASED, run_id), event.body, headers)
 
-    async def _until_counted(self, stream: str, sequence: int) -> None:
-        """Wait until the events before this stream sequence are in the sums of costs and budgets,
-        which stay as they are; at most for `COUNTED_S`, if a service does not run."""
-        until = time.monotonic() + COUNTED_S
-        while time.monotonic() < until:
+    async def _until_handled(self, stream: str, erased: Stored) -> None:
+        """Wait until the events before `system.erased` are in the sums of costs and budgets, and
+        their requests are withdrawn. If a service does not run, no run waits for it for more than
+        `HANDLED_S` after its event, however many runs wait for their turn."""
+        while self._bus.clock.age_s(erased.stored_at) < HANDLED_S:
             found = await self._bus.jetstream.consumers(stream)
-            if not any(_has_before(each, sequence) for each in found if each["name"] in COUNTING):
+            waits = [each for each in found if each["name"] in HANDLING]
+            if not any(_has_before(each, erased.sequence) for each in waits):
                 return
             await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -243,7 +260,11 @@ class Eraser:
         raw_first = int(erased.headers[messages.RAW_FIRST]) if erased is not None else 0
         events, first = streams.events_for(run_id), record.first_event or 1
         if erased is not None:
-            await self._until_counted(events, erased.sequence)
+            await self._until_handled(events, erased)
+        # Services may have written records while the content was withheld.
+        await self._overwrite_records(run_id)
+        # Approvals finds by the pause what it has to withdraw.
+        await self._delete_pauses(run_id)
         # What is sealed with the run's key is unreadable from here on, also where it is a copy or
         # an earlier version. The loops below would find the messages of this run one by one.
         await self._bus.content.destroy(run_id)

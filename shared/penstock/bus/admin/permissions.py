@@ -235,7 +235,7 @@ USERS: Final = (
             for stream in (COMMANDS, EVENTS, RAW, JOURNAL, DEADLETTERS, _OBJECTS, KEYS)
         ],
         [*_reads(JOURNAL, AUDIT), *_buckets("approvals", "deliveries", "threads")],
-        _keys("approvals.*", "deliveries.*.*", "threads.*.*"),
+        _keys("approvals.*", "deliveries.*.*", "deliveries.run.*.*", "threads.*.*"),
         _KEY_NOTICES,
         # The normalizer measures the lag of all readers, also of readers that have ended.
         [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
