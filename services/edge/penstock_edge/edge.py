@@ -64,7 +64,9 @@ class Edge:
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
         run_list = RunList(bus)
-        many = ManyRunViews(bus, Feeds(bus), RunRecords(bus, run_list.rows.withheld))
+        withheld, index = run_list.rows.withheld, run_list.index
+        records = RunRecords(bus, withheld, lambda: index.is_complete)
+        many = ManyRunViews(bus, Feeds(bus), records)
         shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
         names = AguiLegIds(bus, many.records)
         turns = ReadScheduler()

@@ -96,7 +96,7 @@ class EdgeService(Service):
         assert isinstance(context.settings, EdgeSettings)
         self.ws_ping_s = context.settings.keep_alive_s
         self._edge = Edge.of(context.bus, context.config, context.settings)
-        self._large_events = LargeEvents(context.bus, self._edge.run_list.rows.withheld)
+        self._large_events = LargeEvents(context.bus, self._edge.many.records)
         self._surfaces = [surface(self._edge) for surface in SURFACES]
         around = on_bus(context.bus)
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]

@@ -15,6 +15,7 @@ from penstock.bus.subjects import large_event
 from penstock.bus.write import objects
 from penstock.events import Event
 from penstock_edge.sources.large_events import LargeEvents
+from penstock_edge.sources.sessions import RunRecords
 from support.drive.bus import connected
 from support.drive.dead_letters import the_letter
 from support.real.nats import login
@@ -28,7 +29,7 @@ LETTERS = "äöü" * 300_000  # 1.8 MB, so the event comes in four parts
 async def answering(system: System, **settings: tuple[str, ...]) -> AsyncIterator[None]:
     """Answer requests for large events, as an edge does and with an edge's rights."""
     async with connected(system.server.url, **login("edge"), **settings) as bus:
-        large_events = LargeEvents(bus)
+        large_events = LargeEvents(bus, RunRecords(bus))
         await large_events.start()
         try:
             yield

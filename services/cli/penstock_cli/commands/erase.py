@@ -21,7 +21,7 @@ def erase(
     runs: Annotated[
         list[str] | None, typer.Argument(help="The ids of the runs, see `penstock runs`.")
     ] = None,
-    user: Annotated[str | None, typer.Option(help="All runs of this user.")] = None,
+    user: Annotated[str | None, typer.Option(help="All runs of this user. Default: yours.")] = None,
     session: Annotated[str | None, typer.Option(help="All runs of this session.")] = None,
     tenant: Annotated[str | None, typer.Option(help="All runs of this tenant.")] = None,
     older_than: Annotated[
@@ -38,11 +38,14 @@ def erase(
     chosen = {name: value for name, value in named.items() if value is not None}
     if bool(runs) == bool(chosen):
         raise PenstockError("name runs, or choose by --user, --session, --tenant, --older-than")
-    refused = 0
+    count = refused = 0
     for found in _reports(api, runs or (), chosen, reason):
+        count += 1
         refused += found["state"] == "refused"
         text = f"{found['run_id']}: {found['state']}"
         output.result(found, f"{text}: {found['reason']}" if "reason" in found else text)
+    if not count:
+        output.notice("No run fits. Without --user and --tenant, only your own runs are chosen.")
     return REFUSED if refused else 0
 
 
@@ -58,6 +61,8 @@ def _reports(api: Api, runs: Any, chosen: dict[str, str], reason: str | None) ->
         answer = api.call("POST", "/v1/erasures", body=asked)
         for run_id in answer["erased"]:
             yield {"run_id": run_id, "state": "erasing", "erasure_id": answer["erasure_id"]}
+        for run_id in answer["requested"]:
+            yield {"run_id": run_id, "state": "requested", "erasure_id": answer["erasure_id"]}
         for each in answer["refused"]:
             yield {"state": "refused", **each}
         if answer["next"] is None:

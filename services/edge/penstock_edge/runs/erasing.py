@@ -62,10 +62,11 @@ class Erasing:
         subject = subjects.command(subjects.NORMALIZER, "erase", record.run_id)
         await self._bus.publisher.publish(Message(subject, command.dump(), {}))
 
-    async def withheld(self, run_id: str) -> RunRecord:
-        """Return the run's record when its content is withheld, at the latest after `WAIT_S`. The
-        record then has no erasure yet."""
-        until = asyncio.get_running_loop().time() + WAIT_S
+    async def withheld(self, run_id: str, until: float | None = None) -> RunRecord | None:
+        """Return the run's record when its content is withheld; None if it is not, `WAIT_S` after
+        this call or at the time `until` of the loop."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + WAIT_S if until is None else until
         while True:
             subject = subjects.event(ERASED, run_id)
             stored = await self._bus.tail(streams.events_for(run_id), subject)
@@ -74,9 +75,10 @@ class Erasing:
                 raise Problem(404, f"there is no run {run_id}")
             if record.erasure is None and record.not_erasable is not None:
                 raise Problem(409, record.not_erasable)
-            is_over = asyncio.get_running_loop().time() >= until
-            if stored is not None or is_over or (record.erasure and record.erasure.erased_at):
+            if stored is not None or (record.erasure and record.erasure.erased_at):
                 return record
+            if loop.time() >= until:
+                return None
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _steps_of(self, record: RunRecord) -> list[RunRecord]:

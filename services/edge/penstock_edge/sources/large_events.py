@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Final
 
 from penstock.bus import Bus, BusError, Msg, NatsError, ObjectGone, Subscription
@@ -18,6 +17,7 @@ from penstock.bus.messages import LARGE_ERROR, LARGE_PARTS
 from penstock.bus.subjects import is_run_id, large_event
 from penstock.bus.write import objects
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES as PART_BYTES
+from penstock_edge.sources.sessions import RunRecords
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,9 @@ KEPT_BYTES: Final = 64 * 1024 * 1024
 class LargeEvents:
     """Answers the requests for large events. NATS sends each request to only one edge."""
 
-    def __init__(self, bus: Bus, withheld: Mapping[str, int] | None = None) -> None:
-        """`withheld` has runs whose content is being erased; see `RunRows`."""
+    def __init__(self, bus: Bus, records: RunRecords) -> None:
         self._bus = bus
-        self._withheld = withheld if withheld is not None else {}
+        self._records = records
         self._listening: Subscription | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
         self._kept: dict[str, bytes] = {}
@@ -82,7 +81,7 @@ class LargeEvents:
             headers = {LARGE_ERROR: "sealed"}
         else:
             try:
-                if int(sequence) < self._withheld.get(run_id, 0):
+                if await self._records.withholds_number(run_id, int(sequence)):
                     raise ObjectGone(f"the content of run {run_id} was erased")
                 async with self._room:
                     event = await self._event(f"{run_id}.{sequence}")

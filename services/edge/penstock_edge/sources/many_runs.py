@@ -151,7 +151,7 @@ class TypesSource(FilteredSource):
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
-        if self._records.withholds(stored):
+        if await self._records.withholds(stored):
             return False
         if self._owners is None:
             return True
@@ -183,7 +183,7 @@ class SessionSource(FilteredSource):
         return self._patterns
 
     async def accepts(self, stored: Stored) -> bool:
-        if self._records.withholds(stored):
+        if await self._records.withholds(stored):
             return False
         return await self._is_of_session(subjects.run_id_of(stored.subject))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -66,19 +66,34 @@ class Session:
 class RunRecords:
     """Caches the records of runs, because the owner, agent and session of a run never change."""
 
-    def __init__(self, bus: Bus, withheld: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        withheld: Mapping[str, int] | None = None,
+        has_all: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`withheld` has runs whose content is being erased, with the number of their event
-        `system.erased`."""
+        `system.erased`; `has_all` says whether it has all of them, which it lacks after a start."""
         self._bus = bus
         self._withheld = withheld if withheld is not None else {}
+        self._has_all = has_all
         self._known: dict[str, RunRecord] = {}
 
-    def withholds(self, stored: Stored) -> bool:
+    async def withholds(self, stored: Stored) -> bool:
         """Return whether nobody may get this event, because its run's content is being erased."""
-        if not self._withheld:
+        if not self._withheld and self._has_all():
             return False
-        erased = self._withheld.get(subject_run(stored.subject))
-        return erased is not None and int(stored.headers[SEQUENCE]) < erased
+        run_id = subject_run(stored.subject)
+        return await self.withholds_number(run_id, int(stored.headers[SEQUENCE]))
+
+    async def withholds_number(self, run_id: str, sequence: int) -> bool:
+        """Return what `withholds` returns of the run's event of this number."""
+        erased = self._withheld.get(run_id)
+        if erased is None and not self._has_all():
+            record = await self.of(run_id)
+            if record is not None and record.erasure is not None:
+                erased = record.erasure.sequence
+        return erased is not None and sequence < erased
 
     async def of(self, run_id: str) -> RunRecord | None:
         """Return the run's record; None if there is none, or if the record cannot be read. The

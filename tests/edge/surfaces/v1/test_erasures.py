@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 
 from penstock.bus import Bus, streams, subjects
-from penstock.bus.records import RunRecord
+from penstock.bus.records import EraseCommand, RunRecord
+from penstock.bus.state.bucket_index import BucketIndex
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
@@ -166,6 +167,54 @@ async def test_an_edge_that_has_missed_an_erasure_shows_no_content_either(
     assert secret in (await edge.get(url)).text
     await erase(edge, run)
     assert secret not in (await edge.get(url)).text
+
+
+async def test_an_edge_that_starts_during_an_erasure_shows_no_content_before_it_knows_all_runs(
+    make_edge: MakeEdge, edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = f"secret-{uuid4().hex}"
+    run = await ended(bus, secret)
+    deleting, delete = asyncio.Event(), Eraser._delete
+
+    async def slow(eraser: Eraser, run_id: str) -> None:
+        await deleting.wait()
+        await delete(eraser, run_id)
+
+    async def never(_: BucketIndex) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Eraser, "_delete", slow)
+        assert (await erase(edge, run))["state"] == "erasing"
+        patch.setattr(BucketIndex, "_catch_up", never)
+        fresh = await make_edge()
+        since = f"after={run.first}-0"
+        try:
+            of_types, session = "/v1/events", f"/v1/sessions/{run.session_id}/events"
+            await forgotten(fresh, secret, f"{of_types}?{since}", f"{session}?{since}")
+        finally:
+            deleting.set()
+    await erased(bus, run.run_id)
+
+
+async def test_runs_that_no_normalizer_has_taken_are_requested_and_not_erased(
+    edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await ended(bus, "x")
+    taking, withhold = asyncio.Event(), Eraser._withhold
+
+    async def late(eraser: Eraser, run_id: str, command: EraseCommand) -> None:
+        await taking.wait()
+        await withhold(eraser, run_id, command)
+
+    monkeypatch.setattr(Eraser, "_withhold", late)
+    monkeypatch.setattr("penstock_edge.runs.erasing.WAIT_S", 0.2)
+    monkeypatch.setattr("penstock_edge.surfaces.v1.erasures.WAIT_S", 0.2)
+    told = (await edge.post("/v1/erasures", json={"session_id": run.session_id})).json()
+    assert (told["erased"], told["requested"]) == ([], [run.run_id])
+    assert (await erase(edge, run))["state"] == "requested"
+    taking.set()
+    await erased(bus, run.run_id)
 
 
 async def test_who_may_erase_what_and_what_a_legal_hold_says(make_edge: MakeEdge, bus: Bus) -> None:

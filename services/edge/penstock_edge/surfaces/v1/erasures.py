@@ -29,7 +29,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
-from penstock_edge.runs.erasing import Erasing, new_erasure_id, places_of
+from penstock_edge.runs.erasing import WAIT_S, Erasing, new_erasure_id, places_of
 from penstock_edge.runs.records import run_of
 from penstock_edge.sources.run_list import began_between
 from penstock_edge.surfaces import parameters as by
@@ -41,7 +41,11 @@ MAX_REASON: Final = 500
 AT_ONCE: Final = 100  # the runs of one answer
 _REFUSED: Final = an_object(run_id=TEXT, reason=TEXT)
 _ERASED: Final = an_object(
-    erasure_id=TEXT, erased=a_list(TEXT), refused=a_list(_REFUSED), next=NULLABLE
+    erasure_id=TEXT,
+    erased=a_list(TEXT),
+    requested=a_list(TEXT),
+    refused=a_list(_REFUSED),
+    next=NULLABLE,
 )
 _STATES: Final = ("requested", "erasing", "erased")
 _PLACE: Final = an_object(
@@ -114,7 +118,8 @@ class Erasures(Handlers):
             raise Problem(422, f"reason: at most {MAX_REASON} characters")
         record = await run_of(self._edge.bus, who, request.path_params["run_id"])
         await self._erasing.ask(who, record, new_erasure_id(), reason)
-        return await self._report(await self._erasing.withheld(record.run_id), 202)
+        withheld = await self._erasing.withheld(record.run_id)
+        return await self._report(withheld or record.model_copy(update={"erasure": None}), 202)
 
     @serves(
         _operation(
@@ -123,7 +128,7 @@ class Erasures(Handlers):
             summary="Erase the content of all runs of a user, session or tenant, or before a time",
             description=f"Of up to {AT_ONCE} runs, the newest first: repeat the request with "
             "`erasure_id` and `next` as `before` until `next` is null. `refused` has runs that "
-            "cannot be erased now, and why.",
+            "cannot be erased now, and why; `requested` those whose content is not withheld yet.",
             answers={
                 202: json(
                     "The runs whose content nobody gets any more",
@@ -161,26 +166,29 @@ class Erasures(Handlers):
                 owners, who.may_see_runs_of, wanted, asked.before, AT_ONCE, began
             )
         erasure_id = asked.erasure_id or new_erasure_id()
+        # A run of a step goes with the outermost workflow's.
+        runs = [each for each in map(RunRecord.model_validate, page) if not each.ancestors]
+        asking = [self._erasing.ask(who, each, erasure_id, asked.reason) for each in runs]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        until = asyncio.get_running_loop().time() + WAIT_S
         erased: list[str] = []
+        requested: list[str] = []
         refused: list[dict[str, str]] = []
-
-        async def erase(run: dict[str, Any]) -> None:
-            record = RunRecord.model_validate(run)
-            if record.ancestors:
-                return  # the run goes with the outermost workflow's
+        # One after another, so that the looks at 100 runs are not in the way of others.
+        for record, answer in zip(runs, answers, strict=True):
             try:
-                await self._erasing.ask(who, record, erasure_id, asked.reason)
-                await self._erasing.withheld(record.run_id)
-                erased.append(record.run_id)
+                if answer is not None:
+                    raise answer
+                is_withheld = await self._erasing.withheld(record.run_id, until) is not None
+                (erased if is_withheld else requested).append(record.run_id)
             except Problem as problem:
                 refused.append({"run_id": record.run_id, "reason": problem.detail})
-
-        await asyncio.gather(*map(erase, page))
         following = page[-1]["run_id"] if page and more else None
         return json_response(
             {
                 "erasure_id": erasure_id,
                 "erased": sorted(erased),
+                "requested": sorted(requested),
                 "refused": refused,
                 "next": following,
             },
