@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bus.messages import RawFrame
+from penstock.bus.records import MAX_SHOWN_CHARACTERS
 from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data
@@ -199,6 +200,14 @@ def test_what_was_taken_out_of_the_start_is_counted_once_and_by_no_other_event()
     events = fold_all([run.open(), run.bytes(agno_text("hi")), run.end()])
     found = [event.redactions for event in events if event.redactions]
     assert found == [[{"field": "message", "kind": "email", "count": 1}]]
+
+
+def test_a_match_at_which_the_message_of_the_start_is_cut_is_in_no_event() -> None:
+    words = "I pay with " + "x" * MAX_SHOWN_CHARACTERS
+    message = words[: MAX_SHOWN_CHARACTERS - 16] + " " + CARD[:15]
+    run, fold = frames(message=message), RunFold(RUN_ID, DECODERS)
+    [started] = fold_all([run.open()], fold)
+    assert started.data["message"] == fold.facts["message"] == message[:-15]
 
 
 def test_ids_within_arguments_and_answers_are_content() -> None:

@@ -73,6 +73,11 @@ class TakenOver(Record):
     state: Any = Field(None, description="The shared state of an AG-UI run, if it has changed")
 
 
+# The most characters of the user's message that lifecycle.started shows. The number is limited,
+# because the message is in the `open`, and the `open` is a single source frame.
+MAX_SHOWN_CHARACTERS: Final = 50_000
+
+
 class StartCommand(Record):
     """`command.connector.start.<run>`: open leg 1; `command.workflows.start.<run>`: a workflow."""
 

@@ -121,6 +121,11 @@ class Redactor:
     def text(self, text: str) -> str:
         return Scanner(self).feed(text, last=True)
 
+    def without_open_end(self, text: str) -> str:
+        """Return a text up to where it may have the beginning of a match, unredacted."""
+        encoded = text.encode(*_UTF8)
+        return encoded[: self.rules.open_end.search(encoded).start()].decode(*_UTF8)
+
     def value(self, value: Any) -> Any:
         """Return a JSON value with all its texts, keys and whole numbers searched. A text that is
         JSON itself is searched for what it means, too: an escape would hide where a word begins."""

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -41,6 +42,7 @@ from penstock.bus.shards import new_run_id
 from penstock.bus.state.run_trees import RunTrees, Stopped
 from penstock.bus.subjects import session_key
 from penstock.bus.write.objects import wrap
+from penstock.off_loop import OFF_LOOP
 from penstock.redactions.document import CurrentRedactions
 from penstock.redactions.scanner import redactor_of
 from penstock.runs.open_runs import OpenRuns
@@ -360,7 +362,8 @@ class Starter:
         message = command.message
         if redactions:
             # A long text is searched for seconds, in which others are served.
-            message = await asyncio.to_thread(_admitted, command, redactions, start)
+            search = partial(_admitted, command, redactions, start)
+            message = await OFF_LOOP.run(command.tenant_user, search)
         if budgets:
             # A workflow that was admitted may run its steps, so their runs are never refused.
             await self.admission.enter(budgets, facts, always=origin.step_id is not None)

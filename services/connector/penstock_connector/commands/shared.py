@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from penstock.bus import Bus, Retry
-from penstock.bus.records import StartCommand
+from penstock.bus.records import MAX_SHOWN_CHARACTERS, StartCommand
 from penstock.bus.state.attempts import Attempts
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import run_id_of
@@ -24,10 +24,6 @@ from penstock_connector.state.stores import Stores
 from penstock_connector.succession.takeover import Takeover
 
 log = logging.getLogger(__name__)
-
-# The most characters of the user's message that lifecycle.started shows. The number is limited,
-# because the message is in the `open`, and the `open` is a single source frame.
-MAX_SHOWN_CHARACTERS: Final = 50_000
 
 # The fields that both a start command and the run's record have.
 _OF_RECORD: Final = {

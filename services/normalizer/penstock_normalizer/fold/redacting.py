@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
 
+from penstock.bus.records import MAX_SHOWN_CHARACTERS
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem, cut_off
 from penstock.events import TERMINAL
 from penstock.redactions.json_text import JsonScanner
@@ -118,6 +119,12 @@ class RunRedactions:
         was changed cannot change its arguments: the agent server would get what people see."""
         items = [self._item(item) for item in pause.items]
         return replace(pause, items=items), self._found("items")
+
+    def start_of(self, message: str) -> str:
+        """Return the message of the start without a match at its end that has been cut off."""
+        if len(message) < MAX_SHOWN_CHARACTERS:
+            return message
+        return self.redactor.without_open_end(message)
 
     def shown(self, text: str) -> str:
         """Return a text of the run as its record shows it. An event has the same text, and counts

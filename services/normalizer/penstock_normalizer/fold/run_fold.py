@@ -176,6 +176,8 @@ class RunFold:
             self.facts = opened
             if "redactions" in opened:
                 self._take_redactions()
+            if self._redactions is not None and "message" in opened:
+                opened["message"] = self._redactions.start_of(opened["message"])
             started = self._started()
             if self._redactions is not None and "message" in opened:
                 # The run's record shows it, too.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.records import MAX_SHOWN_CHARACTERS, RunRecord, StartCommand
 from penstock.dialects.workflow import PROTOCOL
 from penstock.off_loop import OFF_LOOP
 from penstock.runs.workflows import checked_input, find_workflow
@@ -22,7 +22,6 @@ from penstock_workflows.engine.plan import plan_of_json
 from penstock_workflows.engine.records import Record
 from penstock_workflows.journal.journal import Journals
 
-MAX_SHOWN_CHARACTERS: Final = 50_000  # the greatest length of the message in lifecycle.started
 _CODES: Final = {404: "unknown_workflow", 422: "invalid_input"}
 
 
