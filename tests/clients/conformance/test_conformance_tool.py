@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import httpx
 import pytest
 import yaml
 
@@ -252,6 +253,102 @@ async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
     assert status == expected
     # Nothing is written of a server that cannot be reached.
     assert report.exists() == content.startswith(b"HTTP")
+
+
+# What servers may send by the documents of their protocols, and how the message did it.
+ALLOWED = {
+    "AG-UI: an earlier run of the thread comes first": (
+        ("agui", "text"),
+        [
+            {"type": "RUN_STARTED", "threadId": "t", "runId": "earlier"},
+            {"type": "RUN_FINISHED", "threadId": "t", "runId": "earlier"},
+            {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+            {"type": "RUN_FINISHED", "threadId": "t", "runId": "r"},
+        ],
+    ),
+    "AG-UI: a failure after the end": (
+        ("agui", "fails"),
+        [
+            {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+            {"type": "RUN_FINISHED", "threadId": "t", "runId": "r"},
+            {"type": "RUN_ERROR", "message": "late"},
+        ],
+    ),
+    # As ai 7.0.173 sends it when its model fails.
+    "AI SDK: finish after an error": (
+        ("vercel", "fails"),
+        [
+            {"type": "start"},
+            {"type": "start-step"},
+            {"type": "text-start", "id": "1"},
+            {"type": "text-delta", "id": "1", "delta": "Hi"},
+            {"type": "error", "errorText": "An error occurred."},
+            {"type": "finish-step"},
+            {"type": "finish", "finishReason": "error"},
+        ],
+    ),
+    "AI SDK: a question, and a finish without a reason": (
+        ("vercel", "asks"),
+        [
+            {"type": "start"},
+            {"type": "tool-input-available", "toolCallId": "c", "toolName": "t", "input": {}},
+            {"type": "tool-approval-request", "toolCallId": "c", "approvalId": "a"},
+            {"type": "finish"},
+        ],
+    ),
+    "A2A: a message alone": (
+        ("a2a", "text"),
+        [{"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "Hi"}]}}],
+    ),
+    "A2A: an artifact is replaced, then a question without the extension": (
+        ("a2a", "asks"),
+        [
+            {"task": {"id": "r", "contextId": "t", "status": {"state": "TASK_STATE_WORKING"}}},
+            *[
+                {
+                    "artifactUpdate": {
+                        **{"taskId": "r", "contextId": "t"},
+                        "artifact": {"artifactId": "1", "parts": [{"text": text}]},
+                    }
+                }
+                for text in ("Hi", "Hello")
+            ],
+            {
+                "statusUpdate": {
+                    **{"taskId": "r", "contextId": "t"},
+                    "status": {"state": "TASK_STATE_INPUT_REQUIRED"},
+                }
+            },
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+async def test_what_the_documents_allow_is_no_fault(name: str) -> None:
+    (protocol, act), events = ALLOWED[name]
+    datas = [json.dumps(each) for each in events] + ["[DONE]"] * (protocol == "vercel")
+    headers = {
+        "content-type": "text/event-stream",
+        "x-vercel-ai-ui-message-stream": "v1",
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        names = {'"t"': body.get("threadId"), '"r"': body.get("runId")}
+        content = "".join(f"data: {data}\n\n" for data in datas)
+        for placeholder, id in names.items():
+            content = content.replace(placeholder, json.dumps(id) if id else placeholder)
+        return httpx.Response(200, headers=headers, content=content)
+
+    tool = PROTOCOLS[protocol]
+    options = Options(agent="a", path="/a", user="u")
+    about = (Group.SHAPE, Group.ORDER, Group.ENDS, Group.APPROVALS)
+    statements = [each for each in tool.statements if each.rule.group in about]
+    async with Wire("http://a", transport=httpx.MockTransport(answer)) as wire:
+        results = await judge(Trial(wire, tool.dialect(options), {act: "Hello"}), statements)
+    assert [each for each in results if each.verdict is Verdict.FAILED] == []
+    assert any(each.verdict is Verdict.PASSED for each in results)
 
 
 STREAM = 'data: {"a":\ndata: 1}\r\nid: 1\r\n\r\n: nothing\n\nevent: x\rdata:\u2028\r\rid: 9\n\n'

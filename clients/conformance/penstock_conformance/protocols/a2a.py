@@ -54,6 +54,8 @@ class A2a(Dialect):
     def seen(self, frame: Frame, index: int) -> Iterator[Seen]:
         response = frame.fields
         task, update = response.get("task"), response.get("statusUpdate")
+        if "message" in response:
+            yield from _whole(response["message"], index)
         if task:
             yield Seen(index, What.BEGIN)
         artifact = (response.get("artifactUpdate") or {}).get("artifact") or {}
@@ -72,6 +74,8 @@ class A2a(Dialect):
                 case "approval.requested":
                     for item in data.get("items") or ():
                         yield Seen(index, What.ASK, str(item.get("tool_call_id")))
+        if _HOW.get(state) is How.WAITING:
+            yield Seen(index, What.ASK, str(state))  # also without the extension
         if state in _HOW:
             yield Seen(index, What.END, how=_HOW[state])
 
@@ -141,6 +145,15 @@ class A2a(Dialect):
         }
 
 
+def _whole(message: Json, index: int) -> Iterator[Seen]:
+    """Yield what a stream says that is a single message, without a task."""
+    yield Seen(index, What.BEGIN)
+    for part in message.get("parts") or ():
+        if part.get("text"):
+            yield Seen(index, What.TEXT, text=str(part["text"]))
+    yield Seen(index, What.END)
+
+
 def _events(frame: Frame) -> list[Json]:
     """Return the events that the extension has in the message of a status."""
     update = frame.fields.get("statusUpdate") or frame.fields.get("task") or {}
@@ -191,8 +204,8 @@ def _appended(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
         update = frame.fields.get("artifactUpdate")
         if update:
             id = str(update["artifact"].get("artifactId"))
-            if bool(update.get("append")) is not (id in known):
-                yield f"frame {index}: append of {id} is {bool(update.get('append'))}"
+            if update.get("append") and id not in known:
+                yield f"frame {index} appends to {id}, which was not sent"
             known.add(id)
 
 
@@ -203,7 +216,7 @@ ONE_TASK: Final = Rule(
 APPENDED: Final = Rule(
     "appended",
     Group.ORDER,
-    "The first piece of an artifact is not appended, and all others are",
+    "What is appended to was sent before",
     done.STREAMS,
     _appended,
 )
@@ -226,7 +239,7 @@ STATEMENTS: Final = table(
         (Level.SHOULD, _EXTENDED, rules.ONCE),
         (Level.SHOULD, _EXTENDED, rules.APPROVES),
         (Level.SHOULD, _EXTENDED, rules.REJECTS),
-        (Level.MUST, f"{_SPEC}/#315-cancel-task", rules.CANCELS),
+        (Level.SHOULD, f"{_SPEC}/#315-cancel-task", rules.CANCELS),
         (Level.MUST, f"{_SPEC}/#315-cancel-task", rules.CANCELS_UNKNOWN),
     ),
     rules.ASKING,

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock_conformance import rules
 from penstock_conformance import scenarios as done
-from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What
+from penstock_conformance.dialect import (
+    YES,
+    Dialect,
+    How,
+    NotShown,
+    Seen,
+    What,
+    ends,
+    of,
+)
 from penstock_conformance.exchange import Exchange, Frame, Request, with_fields, without
 from penstock_conformance.statements import Group, Level, Rule, table
 from penstock_conformance.trial import streamed
@@ -18,6 +28,8 @@ _STREAM: Final = f"{_DOCS}/stream-protocol"
 _APPROVAL: Final = f"{_DOCS}/chatbot-tool-usage#tool-execution-approval"
 
 Json = dict[str, Any]
+
+_REASONS: Final = {"tool-calls": How.WAITING, "error": How.FAILED}
 
 # The fields that a chunk of each type must have.
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -73,9 +85,23 @@ class Vercel(Dialect):
             case "abort":
                 yield Seen(index, What.END, how=How.CANCELLED)
             case "finish":
-                reason = chunk.get("finishReason")
-                how = How.WAITING if reason == "tool-calls" else How.COMPLETED
+                how = _REASONS.get(str(chunk.get("finishReason")), How.COMPLETED)
                 yield Seen(index, What.END, how=how)
+
+    def read(self, exchange: Exchange) -> list[Seen]:
+        # The AI SDK sends `finish` or `abort` after an `error`, and a `finish` needs no reason.
+        seen = super().read(exchange)
+        errors = [
+            each for each in ends(seen) if exchange.frames[each.frame].fields.get("type") == "error"
+        ]
+        others = [each for each in ends(seen) if each not in errors]
+        superseded = errors if others else errors[:-1]
+        otherwise = How.FAILED if errors else How.WAITING if of(seen, What.ASK) else How.COMPLETED
+        return [
+            replace(each, how=otherwise) if each in others and each.how is How.COMPLETED else each
+            for each in seen
+            if each not in superseded
+        ]
 
     def incomplete(self, start: Request) -> Mapping[str, Request]:
         return {
@@ -217,7 +243,7 @@ def _shapes(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
 
 def _parts(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
     opened: set[tuple[str, str]] = set()
-    in_step = False
+    in_step = has_failed = False
     for index, frame in enumerate(streamed(exchange).frames):
         kind = str(frame.fields.get("type"))
         name, _, action = kind.partition("-")
@@ -232,7 +258,9 @@ def _parts(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
             opened.add(part)
             if action == "end":
                 opened.discard(part)
-        elif kind == "finish" and (opened or in_step):
+        elif kind == "error":
+            has_failed = True  # what is open stays so
+        elif kind == "finish" and (opened or in_step) and not has_failed:
             yield f"frame {index}: finish with {sorted(opened) or 'a step'} open"
 
 
