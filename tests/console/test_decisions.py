@@ -255,10 +255,15 @@ async def test_a_vote_is_taken_back_where_it_is_shown_and_that_of_another_is_not
         # The policy never lets mallory decide. Tom may decide although he has handed it over.
         await page.click(".chosen [aria-expanded=false]")
         shown = "document.querySelector('.chosen').innerText"
-        for to, said in (("mallory", "to: "), ("grace", "handover of tom-two to grace")):
+        for to, said, focus in (
+            ("mallory", "to: ", ".hand-over input"),
+            ("grace", "handover of tom-two to grace", ".foot"),
+        ):
             await page.type(".hand-over input", to)
             await page.click(".hand-over button")
             await page.until(f"{shown}.includes('{said}')")
+            await page.until(f"document.activeElement.matches('{focus}')")
+        assert "handover of tom-two" in await page.text(".chosen [role=log]")  # a reader hears it
         page.logged[:] = [each for each in page.logged if "422" not in each]  # mallory's
         [remark] = (await http.get(f"/v1/approvals/{approval_id}")).json()["remarks"]
         assert (remark["kind"], remark["to"]) == ("handover", "grace")

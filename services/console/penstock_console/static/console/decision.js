@@ -125,6 +125,13 @@ export class Decision extends Component {
     if (this.hasShown && !this.seen.unseen.length && document.activeElement === document.body) this.foot?.focus({ preventScroll: true });
   }
 
+  /** After what a person has sent, the button that had the focus is gone, or has nothing to send. */
+  refocus() {
+    const { activeElement: used } = document;
+    const isLost = used === document.body || (this.base.contains(used) && used?.matches(":disabled"));
+    if (isLost) (this.base.querySelector(".hand-over input") ?? this.foot)?.focus({ preventScroll: true });
+  }
+
   show() {
     this.hasShown = true;
     this.seen.show();
@@ -213,10 +220,10 @@ export class Decision extends Component {
       const record = await send();
       // The person may have written the next note meanwhile: the change itself may come first, live.
       const isSame = this.state.note === note;
-      this.setState({ isBusy: false, settled: null, to: null, ...(isSame && { note: "" }), ...(this.mustRead && { record }) });
+      this.setState({ isBusy: false, settled: null, to: null, ...(isSame && { note: "" }), ...(this.mustRead && { record }) }, () => this.refocus());
       this.props.onDecided?.(record);
     } catch (error) {
-      this.setState({ isBusy: false, error: error.message });
+      this.setState({ isBusy: false, error: error.message }, () => this.refocus());
     }
   }
 
@@ -260,7 +267,9 @@ export class Decision extends Component {
       ${(approval.need ?? 1) > 1 && html`<p class="dim">${String(votes.length)} of ${String(approval.need)} people have approved.</p>`}
       ${votes.map((vote) => html`<p class="dim">${vote.by} has voted <${Time} at=${vote.at} />${vote.note ? `: ${vote.note}` : ""}
         ${vote.by === me && !vote.decider.token_id && !outcome && !outcomeOf(approval) && html`<button type="button" class="quiet small" disabled=${isBusy} onClick=${() => this.takeBack()}>Take back</button>`}</p>`)}
-      ${(approval.remarks ?? []).map(({ kind, by, to, text }) => html`<p class="dim">${kind} of ${by}${to && ` to ${to}`}: ${text && html`<${Exact} text=${text} />`}</p>`)}
+      <div role="log" aria-label="Remarks">
+        ${(approval.remarks ?? []).map(({ kind, by, to, text }) => html`<p class="dim">${kind} of ${by}${to && ` to ${to}`}${text && html`: <${Exact} text=${text} />`}</p>`)}
+      </div>
       ${done
         ? html`<p class="outcome" tabindex="-1" ref=${(said) => (this.said = said)} role=${settled || this.wasSettled ? "status" : "alert"}>${done}${approval.decision?.note ? `: ${approval.decision.note}` : ""}</p>
           ${decidedAt && html`<p class="dim">Decided <${Time} at=${decidedAt} /></p>`}${wrong}`
