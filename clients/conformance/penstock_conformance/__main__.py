@@ -9,7 +9,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -125,13 +124,6 @@ def _template(path: str) -> str:
     return path
 
 
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
-    return path
-
-
 def _without_secrets(command: Sequence[str]) -> Sequence[str]:
     """Return the command without the values of headers, for reports that are published."""
     secret = ("--header", "--other-header")
@@ -177,7 +169,9 @@ def _parser() -> argparse.ArgumentParser:
         )
     server.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS")
     for name in ("junit", "json", "html"):
-        parser.add_argument(f"--{name}", type=_file, metavar="FILE", help="write the report there")
+        parser.add_argument(
+            f"--{name}", type=chaos.report_file, metavar="FILE", help="write the report there"
+        )
     return parser
 
 

@@ -15,8 +15,8 @@ from penstock_conformance.__main__ import main
 from penstock_conformance.chaos.drive import NotUnderstood
 from penstock_conformance.chaos.judge import Figures
 from penstock_conformance.chaos.protocols.penstock import Penstock
-from penstock_conformance.chaos.rounds import Options, play
-from penstock_conformance.chaos.server import ServerFailed
+from penstock_conformance.chaos.rounds import COUNTER_VARIABLE, Options, play
+from penstock_conformance.chaos.server import Server, ServerFailed
 from penstock_conformance.dialect import NotShown
 from support.drive.waiting import wait_for
 from support.real.ports import free_port
@@ -91,6 +91,16 @@ async def test_what_cannot_be_shown_is_an_error_and_leaves_no_process(
     with pytest.raises(error):
         await play(options(tmp_path, fault), tmp_path, lambda _: None)
     wait_for(lambda: not processes(tmp_path), 5, "the end of the server")
+
+
+async def test_another_server_in_its_place_is_not_taken_for_the_one_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    mine, env = options(tmp_path, "none"), {COUNTER_VARIABLE: "http://127.0.0.1:9"}
+    async with Server(mine.command, mine.probe, log=tmp_path / "log", env=env) as other:
+        await other.start(20)
+        with pytest.raises(ServerFailed, match="before the server was started"):
+            await play(mine, tmp_path, lambda _: None)
 
 
 def test_the_command_says_what_it_found_and_how_to_repeat_it(

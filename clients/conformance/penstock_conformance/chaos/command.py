@@ -21,6 +21,14 @@ AGENTS = Path(__file__).parent / "agents"
 FAULTS, NO_RESULT = 1, 2  # exit statuses
 
 
+def report_file(text: str) -> Path:
+    """Return the path of a report, whose folder must be there before a long trial begins."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--command", required=True, help="starts the server, in a shell")
     parser.add_argument("--url", required=True, help="that the clients use")
@@ -43,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--counter-port", type=int, default=0, help="of the counter (a free one)")
     for name in ("json", "html"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help="write the report there")
+        parser.add_argument(
+            f"--{name}", type=report_file, metavar="FILE", help="write the report there"
+        )
     parser.add_argument(
         "--frames", type=Path, default=Path("chaos"), help="the folder of all frames (chaos)"
     )

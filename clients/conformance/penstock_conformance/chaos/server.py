@@ -37,6 +37,11 @@ class Server:
         self._http = httpx.AsyncClient(timeout=2.0, trust_env=False)
 
     async def __aenter__(self) -> Self:
+        """Enter. Raises ServerFailed if another process answers in the place of the server."""
+        if await self._answers():
+            await self._http.aclose()
+            text = f"something answers at {self._probe} before the server was started: stop it, "
+            raise ServerFailed(text + "or pass --ready with an address of the server itself")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -62,9 +67,8 @@ class Server:
         while (time_s := time.monotonic() - began_s) < timeout_s:
             if self._process.returncode is not None:
                 raise self._failed(f"has ended with status {self._process.returncode}")
-            with contextlib.suppress(httpx.TransportError):
-                if (await self._http.get(self._probe)).status_code < _ERRORS:
-                    return time_s
+            if await self._answers():
+                return time_s
             await asyncio.sleep(_PROBE_EVERY_S)
         raise self._failed(f"does not answer at {self._probe} within {timeout_s:g} s")
 
@@ -79,6 +83,11 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+    async def _answers(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return (await self._http.get(self._probe)).status_code < _ERRORS
+        return False
 
     def _failed(self, what: str) -> ServerFailed:
         lines = self._log.read_text("utf-8", "replace").splitlines()[-_TAIL_LINES:]
