@@ -256,7 +256,7 @@ async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
 
 
 # What servers may send by the documents of their protocols, and how the message did it.
-ALLOWED = {
+ALLOWED: dict[str, tuple[tuple[str, str], list[dict[str, Any]]]] = {
     "AG-UI: an earlier run of the thread comes first": (
         ("agui", "text"),
         [

@@ -74,10 +74,11 @@ class A2a(Dialect):
                 case "approval.requested":
                     for item in data.get("items") or ():
                         yield Seen(index, What.ASK, str(item.get("tool_call_id")))
-        if _HOW.get(state) is How.WAITING:
+        how = _HOW.get(str(state))
+        if how is How.WAITING:
             yield Seen(index, What.ASK, str(state))  # also without the extension
-        if state in _HOW:
-            yield Seen(index, What.END, how=_HOW[state])
+        if how is not None:
+            yield Seen(index, What.END, how=how)
 
     def incomplete(self, start: Request) -> Mapping[str, Request]:
         message = start.body["message"]
