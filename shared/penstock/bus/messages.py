@@ -34,6 +34,9 @@ EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 LARGE_PARTS = "Penstock-Parts"
 LARGE_ERROR = "Penstock-Error"  # its values: gone, invalid, sealed, unavailable
 
+# How a payload begins that refers to an object of the object store (see `write.objects`).
+REFERENCE = b'{"penstock_object":"'
+
 _NAME = re.compile(r"[!-9;-~]+")  # printable ASCII without blanks and without the colon
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 

@@ -144,7 +144,10 @@ def is_sealed(place: Place, payload: bytes) -> bool:
 
 def has_content(place: Place, payload: bytes) -> bool:
     """Return whether a payload must be sealed. A record without content is stored as it is, so that
-    the record of an erased run gets no new key."""
+    the record of an erased run gets no new key. So is the reference to a large event, since every
+    message of EVENTS is JSON; the event itself is sealed."""
+    if place.is_event:
+        return not payload.startswith(messages.REFERENCE)
     if place.envelope is None:
         return True
     fields: Fields = orjson.loads(payload)
@@ -326,7 +329,7 @@ def open_object(keys: RunKeys, name: str, content: bytes) -> bytes:
 
 def unreadable(stored: Stored, error: ContentErased | ContentRefused) -> None:
     """Let every reader of the payload get the error, in place of content."""
-    payload = Unreadable(b'{"penstock_object":"unreadable"}')
+    payload = Unreadable(messages.REFERENCE + b'unreadable"}')
     payload.error, payload.sealed = error, stored.payload
     stored.payload = payload
 

@@ -15,6 +15,7 @@ from penstock.bus import messages, sealing, subjects
 from penstock.bus.errors import ContentErased, ContentRefused
 from penstock.bus.messages import Message, Stored, header_lines
 from penstock.bus.sealing import KeyMissing, MasterKeys, RunKey, RunKeys
+from penstock.bus.write import objects
 from penstock.events import parse
 from penstock.events.catalogue import CATALOGUE
 from penstock.events.examples import example
@@ -192,6 +193,15 @@ def test_content_of_a_destroyed_key_is_erased_and_not_refused() -> None:
             opened(sealed(frame()), RunKeys(key, frozenset([KEY.id])))
         with pytest.raises(ContentRefused, match="no key of its run"):
             opened(sealed(frame()), RunKeys(key))
+
+
+def test_the_reference_to_a_large_event_stays_json() -> None:
+    place = sealing.place_of(f"llm.stream.{RUN}", b"")
+    assert place is not None
+    assert not sealing.has_content(place, objects.reference(f"{RUN}.3"))
+    assert sealing.has_content(
+        place, event({"text": objects.reference(f"{RUN}.3").decode()}).payload
+    )
 
 
 @pytest.mark.parametrize("subject", [f"journal.{RUN}.{'0' * 64}", f"raw.{RUN}.upstream"])

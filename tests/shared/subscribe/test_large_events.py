@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import nats
 import pytest
@@ -72,14 +73,18 @@ async def test_an_edge_that_has_keys_gives_no_large_event_away(system: System, r
     async def take(event: Event) -> None:
         seen.append(event)
 
-    await store_large(system, event(run_id, 1, "llm.stream", content=LETTERS, message_id="m1"))
-    await system.publish(event(run_id, 2))
     keys = ("k" * 32,)
-    async with burying(system.bus), answering(system, content_keys=keys), running(subscriber):
-        await came(seen, 1)
-        found = await the_letter(system.bus, "subscriber", run_id)
-        await system.settled()
+    async with connected(system.server.url, content_keys=keys) as bus:
+        sealing = replace(system, bus=bus)
+        large = event(run_id, 1, "llm.stream", content=LETTERS, message_id="m1")
+        await store_large(sealing, large)
+        await sealing.publish(event(run_id, 2).model_copy(update={"session_id": "s"}))
+        async with burying(bus), answering(system, content_keys=keys), running(subscriber):
+            await came(seen, 1)
+            found = await the_letter(bus, "subscriber", run_id)
+            await system.settled()
     assert seen[0].sequence == 2
+    assert list(seen[0].data) == ["sealed"]
     assert f"the payload of {run_id}.1 is sealed" in found.letter.reason
 
 

@@ -16,14 +16,13 @@ from nats.errors import Error as NatsError
 
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusUnavailable, ObjectGone
-from penstock.bus.messages import Unreadable
+from penstock.bus.messages import REFERENCE, Unreadable
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 
 _BUCKET = "payloads"
 STREAM = f"OBJ_{_BUCKET}"
-_MARK = b'{"penstock_object":"'
 
 
 async def wrap(bus: HasJetStream, name: str, payload: bytes, run_id: str) -> bytes:
@@ -55,16 +54,16 @@ async def info_of(bus: HasJetStream, name: str) -> tuple[str, str] | None:
 
 
 def reference(name: str) -> bytes:
-    return _MARK + name.encode() + b'"}'
+    return REFERENCE + name.encode() + b'"}'
 
 
 def is_reference(payload: bytes) -> bool:
-    return payload.startswith(_MARK)
+    return payload.startswith(REFERENCE)
 
 
 def name_in(payload: bytes) -> str:
     """Return the name of the object to which the payload refers (`is_reference`)."""
-    return payload[len(_MARK) : -2].decode()
+    return payload[len(REFERENCE) : -2].decode()
 
 
 async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
