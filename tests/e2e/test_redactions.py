@@ -216,6 +216,21 @@ async def test_a_start_that_has_a_match_that_blocks_is_refused_and_calls_nobody(
     assert len(upstream.calls) == calls
 
 
+async def test_a_start_that_interrupts_does_not_repeat_a_message_without_its_matches(
+    penstock: Pipeline, upstream: Misbehaving
+) -> None:
+    upstream.script(talker := Talker())
+    start = {"agent": "guarded", "message": "I am ada@example.com", "session_id": "s-busy"}
+    run_id = (await penstock.http.post("/v1/runs", json=start)).json()["run_id"]
+    await penstock.events_until(run_id, "custom.event")
+    later = {**start, "message": "quick", "when_busy": "interrupt"}
+    answer = await penstock.http.post("/v1/runs", json=later)
+    assert answer.status_code == 409, answer.text
+    assert "has a match that was redacted" in answer.text
+    talker.may_speak.set()
+    await penstock.ended(run_id)
+
+
 async def test_others_are_served_while_a_long_message_is_searched(penstock: Pipeline) -> None:
     waits = [0.0]
 

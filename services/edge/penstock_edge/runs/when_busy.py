@@ -14,21 +14,25 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.read.direct import read
-from penstock.bus.records import ENDED, RunRecord, StartCommand, WhenBusy
+from penstock.bus.records import (
+    ENDED,
+    MAX_SHOWN_CHARACTERS,
+    RunRecord,
+    StartCommand,
+    WhenBusy,
+)
 from penstock.bus.streams import COMMANDS, events_for
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import event
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.lookups import look_until
+from penstock.redactions.patterns import MAX_MATCH_CHARACTERS
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.run_list import RunList
 from penstock_edge.views.items import type_of
-
-# `lifecycle.started` and the `open` show no more characters of a message (commands/shared.py).
-MAX_CHARACTERS: Final = 50_000
 
 # Why a protocol's servers cannot take a message in the middle of a run. No server that Penstock
 # knows can: in AG-UI as in the others, a request begins a run, and only its own answers go into it.
@@ -38,6 +42,8 @@ _NO_STEERING: Final[Mapping[str, str]] = {
     "agui": "AG-UI takes the whole conversation with the request that begins a run",
     "workflow": "a workflow's run takes its input only at its start",
 }
+# The message of a run from whose first event redactions took something out.
+_CHANGED: Final = "\0"
 _USE: Final = "use `queue`, `refuse` or `interrupt`"
 
 
@@ -117,14 +123,17 @@ class BusySessions:
             found, _ = await read(self._bus, events_for(run.run_id), subject, first, 1)
             if not found:
                 return None
-            data = orjson.loads(await unwrap(self._bus, found[0].payload))["data"]
-            return str(data.get("message") or "")
+            started = orjson.loads(await unwrap(self._bus, found[0].payload))
+            return _CHANGED if "redactions" in started else started["data"].get("message") or ""
 
+        # Redactions cut off less than this where the beginning of a match is cut.
+        longest = MAX_SHOWN_CHARACTERS - (MAX_MATCH_CHARACTERS if run.redactions else 0)
         message = await look_until(run.user_id, look, lambda found: found is not None)
-        if message is None or len(message) >= MAX_CHARACTERS:
+        if message is None or message == _CHANGED or len(message) >= longest:
             raise Problem(
                 409,
-                f"the message of the open run {run.run_id} is too long, or is no longer kept, and "
-                "cannot be sent again; wait for the run's end, or cancel it",
+                f"the message of the open run {run.run_id} is too long, has a match that was "
+                "redacted, or is no longer kept, and cannot be sent again; wait for the run's end, "
+                "or cancel it",
             )
         return message
