@@ -181,7 +181,7 @@ export interface PolicyRef {
 export interface Receiver {
   /** The rule's id */
   automation: string;
-  /** The address, without its query */
+  /** The scheme and host of the address */
   url: string;
   /** When the last attempt was made, RFC 3339 */
   at: string;

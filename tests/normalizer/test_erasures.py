@@ -188,7 +188,8 @@ async def test_no_byte_of_an_erased_run_is_left_in_the_streams_nor_in_a_value_of
         assert (record.status, record.message, record.summary) == ("completed", "", None)
         assert record.erasure is not None
         assert record.erasure.sequence == number
-        assert [each.url for each in record.erasure.receivers] == ["https://hooks.example/a"]
+        # The path of a webhook may be the secret of another user.
+        assert [each.url for each in record.erasure.receivers] == ["https://hooks.example"]
         # The deliveries are still their rule's.
         for key in (f"rule.{run.run_id}-2", "rule.h-1"):
             entry = await bus.bucket("deliveries").get(key)

@@ -243,7 +243,7 @@ class Receiver(Record):
     """Who has got content of a run by a webhook."""
 
     automation: str = Field(description="The rule's id")
-    url: str = Field(description="The address, without its query")
+    url: str = Field(description="The scheme and host of the address")
     at: str = Field(description="When the last attempt was made, RFC 3339")
 
 

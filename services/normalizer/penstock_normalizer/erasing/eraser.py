@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -312,4 +313,7 @@ def _receiver(record: Mapping[str, Any]) -> Receiver | None:
     request, attempts = record.get("request"), record.get("attempts")
     if not request or not attempts:
         return None
-    return Receiver(automation=record["rule"], url=request["url"], at=attempts[-1]["at"])
+    # The rule may be another user's, and the path of a webhook often is its only secret.
+    url = urlsplit(request["url"])
+    origin = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+    return Receiver(automation=record["rule"], url=origin, at=attempts[-1]["at"])

@@ -8,12 +8,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock.bus import Bus, streams, subjects
 from penstock.bus.records import EraseCommand, RunRecord
 from penstock.bus.state.bucket_index import BucketIndex
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
+from penstock_cli.main import app
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_normalizer.erasing.eraser import Eraser
 from support.drive.clients import Client, MakeEdge, Stream
@@ -32,8 +34,13 @@ PLACES = (
     "/v1/runs/{run}/state",
     "/v1/runs/{run}/fork",
     "/v1/runs?session_id={session}",
+    "/v1/runs/{run}/state?at=3",
+    "/sessions?type=agent&user_id=anonymous",
+    "/sessions/{session}?type=agent&user_id=anonymous",
+    "/sessions/{session}/run-previews?user_id=anonymous",
     "/sessions/{session}/runs?user_id=anonymous",
     "/sessions/{session}/runs/{run}?user_id=anonymous",
+    "/apps/assistant/users/anonymous/sessions/{session}",
     "/a2a/assistant/tasks/{run}",
     "/openai/v1/responses/resp_{run}",
     "/vercel/assistant/{session}/stream",
@@ -292,6 +299,29 @@ async def test_all_runs_of_a_session_are_erased_and_those_that_cannot_be_are_nam
     assert (await record_of(bus, kept.run_id)).erasure is None
     nothing = await edge.post("/v1/erasures", json={"reason": "x"})
     assert nothing.status_code == 422
+
+
+async def test_the_terminal_says_what_became_of_each_run_and_that_none_fits(
+    edge: Client, bus: Bus
+) -> None:
+    first, second, live = await ended(bus, "x"), await ended(bus, "y"), PretendRun(bus)
+    await live.record(status="running")
+
+    async def penstock(*words: str) -> tuple[int, str]:
+        command = ["erase", *words, "--url", str(edge.base_url)]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+        return result.exit_code, result.output
+
+    code, said = await penstock(first.run_id, live.run_id, "--reason", "asked")
+    assert (code, f"{first.run_id}: eras" in said) == (1, True), said
+    assert f"{live.run_id}: refused: " in said
+    assert "cancel it first" in said
+    code, said = await penstock("--session", second.session_id)
+    assert (code, said) == (0, f"{second.run_id}: erasing\n")
+    code, said = await penstock("--session", "of-nobody")
+    assert (code, said.startswith("No run fits. Without --user")) == (0, True), said
+    for run in (first, second):
+        await erased(bus, run.run_id)
 
 
 async def test_the_report_says_of_each_place_what_has_become_of_the_content(
