@@ -16,7 +16,8 @@ from penstock.redactions.patterns import Pattern, parse
 _DOUBLED: Final = tuple(sum(divmod(digit * 2, 10)) for digit in range(10))
 OWN: Final = "re:"  # begins a pattern of the operator's own
 
-_LETTERS: Final = "A-Za-zÀ-ÖØ-öø-ɏͰ-ϿЀ-ӿ"
+# With the accents that are signs of their own, as macOS writes them.
+_LETTERS: Final = "A-Za-zÀ-ÖØ-öø-ɏ\u0300-\u036fͰ-ϿЀ-ӿ"
 _EMAIL: Final = (
     rf"[{_LETTERS}0-9._%+'-]{{1,64}}@[{_LETTERS}0-9-]{{1,63}}(?:\.[{_LETTERS}0-9-]{{1,63}}){{1,8}}"
 )

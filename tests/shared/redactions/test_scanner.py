@@ -49,6 +49,10 @@ def test_every_kind_is_found_and_what_only_looks_like_one_stays() -> None:
     assert redactor().text(TEXT) == CLEAN
 
 
+def test_an_accent_that_is_a_sign_of_its_own_belongs_to_the_address() -> None:
+    assert redactor().text("To jose\u0301@exa\u0308mple.com.") == "To [EMAIL_1]."
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 40])
 def test_pieces_of_one_size_give_what_the_whole_text_gives(size: int) -> None:
     pieces = [TEXT[at : at + size] for at in range(0, len(TEXT), size)]
