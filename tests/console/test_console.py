@@ -814,3 +814,17 @@ async def test_a_rule_shows_its_deliveries_and_is_paused(
         await page.until("document.querySelector('button.pause').innerText === 'Pause the rule'")
         is_clean(page, demo)
     assert (await http.delete("/v1/automations/nobody")).status_code == 200
+
+
+async def test_a_run_whose_content_was_erased_says_so(demo: str, http: httpx.AsyncClient) -> None:
+    run_id = await started(http, "a secret", agent="assistant")
+    await has_status(http, run_id, "completed")
+    why = {"reason": "asked for <b>it</b>"}
+    erased = await http.delete(f"/v1/runs/{run_id}/content", params=why)
+    assert erased.is_success, erased.text
+    async with page_at(f"{demo}/console/runs/{run_id}") as page:
+        await page.until("!!document.querySelector('.item-end')")
+        said = "The content of this run was erased by anonymous: asked for <b>it</b>"
+        assert said in await page.text(".transcript")
+        assert "a secret" not in await page.text("main")
+        is_clean(page, demo)

@@ -233,6 +233,7 @@ const READ = {
   "retrieval.started": (all, event, data) => all.note(event, `⌕ ${short(data.query)}`, "tool"),
   "artifact.updated": (all, event, data) => all.note(event, `artifact ${data.name}`),
   "system.warning": (all, event, data) => all.note(event, `! ${data.message ?? data.code}`, "bad"),
+  "system.erased": (all, event, data) => all.note(event, `The content of this run was erased by ${data.by}${data.reason ? `: ${data.reason}` : "."}`),
   "system.error": (all, event, data) => all.note(event, `! ${data.message ?? data.code}`, "bad"),
 };
 
