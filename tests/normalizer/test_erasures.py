@@ -37,6 +37,12 @@ async def completed(run: Run, secret: str, size: int = 0) -> None:
     await run.end()
     await run.until("lifecycle.completed")
 
+    async def is_recorded() -> bool:
+        record = await run.bus.bucket("runs").load(run.run_id, RunRecord)
+        return record is not None and record.status == "completed"
+
+    await eventually(is_recorded, 30, "the run's record")
+
 
 async def plant(bus: Bus, run: Run, secret: str) -> str:
     """Store what other services store about a run; return the id of its approval."""

@@ -104,7 +104,7 @@ async def test_a_run_with_many_events_is_shown_at_once(site: Site, tmp_path: Pat
     with browser.opened(f"{site.url}/?events=50000&run=many", tmp_path):
         shown = await eventually(lambda: shown_of(site), 60, "the page shows the run")
     assert shown["count"] == 50_000
-    assert shown["ms"] < 10_000
+    assert shown["ms"] < 30_000
 
 
 async def shown_of(site: Site) -> dict[str, Any] | None:

@@ -96,7 +96,7 @@ def check(path: Path, lines: Sequence[str]) -> None:
 
 
 def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value not in (None, {}, [])}
+    return {name: value for name, value in fields.items() if value not in (None, {}, [], ())}
 
 
 def _line(value: dict[str, Any]) -> str:

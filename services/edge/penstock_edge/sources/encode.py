@@ -29,7 +29,7 @@ FOLD_RETRY_S: Final = 0.05
 def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
     """Encode one message; None if `encode` must first read something from NATS. Nearly all messages
     need no such read, and are saved the cost of a coroutine."""
-    if _must_unwrap(stored):
+    if is_reference(stored.payload) and _must_unwrap(stored):
         return None
     try:
         return encoding.feed(stored) if encoding.is_ready(stored) else None
