@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -535,7 +536,8 @@ def test_a_person_at_the_terminal_is_asked(api: PenstockApi) -> None:
         os.close(theirs)
         read_until(ours, b"approve? ")
         os.write(ours, b"perhaps\n")
-        read_until(ours, b"perhaps is no answer: begin with y or n")
+        # What is typed before the second question is no answer to it.
+        read_until(ours, b"perhaps is no answer: begin with y or n", b"approve? ")
         os.write(ours, b"n too risky\n")
         assert process.wait(60) == 0
     os.close(ours)
@@ -573,15 +575,16 @@ def test_what_was_typed_before_the_question_is_no_answer_to_it(api: PenstockApi)
     assert (item["decision"], item["note"]) == ("reject", "not that one")
 
 
-def read_until(terminal: int, probe: bytes) -> None:
-    seen = b""
+def read_until(terminal: int, *probes: bytes) -> None:
+    """Read until the terminal has shown these texts, one after the other."""
+    seen, pattern = b"", re.compile(b".*".join(map(re.escape, probes)), re.DOTALL)
 
-    def probe_seen() -> bool:
+    def probes_seen() -> bool:
         nonlocal seen
         seen += os.read(terminal, 4096)
-        return probe in seen
+        return pattern.search(seen) is not None
 
-    wait_for(probe_seen, 30, f"{probe!r} on the terminal")
+    wait_for(probes_seen, 30, f"{probes!r} on the terminal")
 
 
 def test_a_run_is_started_again_after_its_tools_were_named(

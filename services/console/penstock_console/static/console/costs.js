@@ -126,7 +126,7 @@ export class Costs extends Component {
       <thead><tr>
         <th scope="col">${by[0].toUpperCase() + by.slice(1)}</th><th scope="col" class="wide">Share of ${what}</th><th scope="col" class="number">Cost</th>
         <th scope="col" class="number">Tokens read</th><th scope="col" class="number">written</th>
-        <th scope="col" class="number wide">Model calls</th><th scope="col" class="number wide">Tool calls</th>
+        <th scope="col" class="number wide">Model calls</th><th scope="col" class="number wide">Priced tool calls</th>
       </tr></thead>
       <tbody>
         ${costs.map((row) => html`<tr key=${row[by]}>

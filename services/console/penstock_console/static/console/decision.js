@@ -308,7 +308,7 @@ function Asked({ item, id, isOpen, ruling, previous, edit, setValue, setEdit }) 
   const edited = edit === undefined ? null : changedArgs(edit);
   const isVoted = item.requested_args !== undefined;
   const [before, about] = edited
-    ? [args, html`As you have changed them.`]
+    ? [args, textOf(edited) === textOf(args) ? null : html`As you have changed them.`]
     : isVoted
       ? [item.requested_args, html`A vote has changed these arguments.`]
       : previous

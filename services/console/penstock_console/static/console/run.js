@@ -368,7 +368,7 @@ export class Run extends Component {
       <p class="crumbs">
         <a href="/console/runs">Runs</a>
         ${run.parent_run_id && html` / <a href=${runPlace(run.parent_run_id)}>the run above</a>`}
-        ${run.forked_from && html` / ${run.forked_from.sequence ? `goes on after event ${run.forked_from.sequence} of` : "repeats"} <a class="forked" href=${runPlace(run.forked_from.run_id)}>an earlier run</a>,
+        ${run.forked_from && html` / ${run.forked_from.sequence ? `goes on after event ${run.forked_from.sequence} of` : "repeats"} <a class="forked" href=${runPlace(run.forked_from.run_id)}>an earlier run</a>,${" "}
           <a href=${comparePlace(run.forked_from.run_id, runId)}>compare both</a>`}
       </p>
       <div class="bar">
