@@ -187,13 +187,17 @@ async def test_an_edge_that_starts_during_an_erasure_shows_no_content_before_it_
         await deleting.wait()
         await delete(eraser, run_id)
 
-    async def never(_: BucketIndex) -> None:
-        await asyncio.Event().wait()
+    # The index of the edge that this module shares may catch up meanwhile, and must go on later.
+    reading, catch_up = asyncio.Event(), BucketIndex._catch_up
+
+    async def late(index: BucketIndex) -> None:
+        await reading.wait()
+        await catch_up(index)
 
     with monkeypatch.context() as patch:
         patch.setattr(Eraser, "_delete", slow)
         assert (await erase(edge, run))["state"] == "erasing"
-        patch.setattr(BucketIndex, "_catch_up", never)
+        patch.setattr(BucketIndex, "_catch_up", late)
         fresh = await make_edge()
         since = f"after={run.first}-0"
         try:
@@ -201,6 +205,7 @@ async def test_an_edge_that_starts_during_an_erasure_shows_no_content_before_it_
             await forgotten(fresh, secret, f"{of_types}?{since}", f"{session}?{since}")
         finally:
             deleting.set()
+            reading.set()
     await erased(bus, run.run_id)
 
 
