@@ -171,7 +171,7 @@ async def test_votes_that_are_taken_back_race_with_the_votes_of_others(
     policy = written(tmp_path, NEEDS_TWO)
     async with pipeline(nats.url, Config(), TWO, policy=policy) as penstock:
         approval = await pause(penstock)
-        first, _ = [each._approvals for each in penstock.services[1:]]  # type: ignore[attr-defined]
+        first, _ = [each._approvals for each in penstock.services[1:]]  # type: ignore[attr-defined]  # Approvals
 
         async def vacillates(number: int) -> None:
             who = person(f"p{number}", "ops")

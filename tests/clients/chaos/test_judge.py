@@ -22,7 +22,7 @@ def judged(seen: Seen, *effects: int) -> Figures:
 
 def ended(**fields: object) -> Seen:
     whole = {"words": ALL, "end": "completed", "ended_s": 13.0, "answered": True}
-    return Seen("r", **{"reread": set(ALL), **whole, **fields})  # type: ignore[arg-type]
+    return Seen("r", **{"reread": set(ALL), **whole, **fields})  # type: ignore[arg-type]  # of any field
 
 
 def test_a_whole_run_has_no_fault() -> None:

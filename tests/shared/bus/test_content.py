@@ -296,7 +296,7 @@ async def test_a_destroyed_key_is_on_no_disk_and_in_no_process_after_a_second(
 ) -> None:
     sequence = await bus.publisher.publish(event(run_id, 1))
     stream = streams.events_for(run_id)
-    assert (await other.at(stream, sequence)).payload == body(run_id, 1)  # type: ignore[union-attr]
+    assert (await other.at(stream, sequence)).payload == body(run_id, 1)  # type: ignore[union-attr]  # stored above
     key = await bus.tail(streams.KEYS, subjects.content_key(run_id))
     assert key is not None
     assert files_with(key.payload, server.store) == [streams.KEYS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -59,7 +60,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-class Protocol:
+class Protocol(ABC):
     """The requests of one protocol. `agent` is the agent's name at the server.
 
     `goes_on` allows requests that make the server continue a run which its process left, where the
@@ -73,9 +74,9 @@ class Protocol:
         self.agent = agent
         self.goes_on = goes_on
 
+    @abstractmethod
     def start(self, run: Run) -> list[Request]:
         """Return the requests that start the run; the last one has the stream, or leads to it."""
-        raise NotImplementedError
 
     def next(self, run: Run) -> Request | None:
         """Return the next request for a run that has not ended, or None if there is none."""
@@ -85,12 +86,14 @@ class Protocol:
         """Return the request of a client that reads the whole run afterwards."""
         return None
 
-    def read_headers(self, run: Run, headers: Mapping[str, str]) -> None:
+    def read_headers(  # noqa: B027  # most protocols say nothing in headers
+        self, run: Run, headers: Mapping[str, str]
+    ) -> None:
         """Note in `run` what the headers of an answer say."""
 
+    @abstractmethod
     def read(self, run: Run, frame: Frame) -> Said:
         """Return what a frame says, and note in `run` what later requests need."""
-        raise NotImplementedError
 
     def read_json(self, run: Run, body: Any) -> Said:
         """Return what the body of an answer without a stream says."""
