@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import os
 import resource
+import shlex
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -19,6 +21,7 @@ from bench.pieces import PIECES, by_default
 from bench.published import ordered, publish, write_plots
 from bench.results import Results, load, markdown, merged
 from bench.session import Options, Session
+from penstock.bus import sealing
 from support.drive.repository import ROOT
 from support.real.nats import write_passwords
 
@@ -38,6 +41,11 @@ def _arguments() -> argparse.Namespace:
         default=[],
         metavar="NAME=PYTHON",
         help="another version of Penstock beside this one, e.g. before=../before/.venv/bin/python",
+    )
+    parser.add_argument(
+        "--sealed",
+        action="store_true",
+        help="this version beside itself with sealed content, as the systems `clear` and `sealed`",
     )
     parser.add_argument(
         "--show",
@@ -72,6 +80,8 @@ def _asked(names: Sequence[str], long: bool) -> dict[str, frozenset[str]]:
 async def measure(arguments: argparse.Namespace, results: Results, folder: Path) -> None:
     rounds = arguments.rounds or int(os.environ.get("ROUNDS") or 0)
     codes = dict(code.split("=", 1) for code in arguments.code)
+    if arguments.sealed:
+        codes |= _clear_and_sealed(folder)
     for name, workloads in _asked(arguments.pieces, arguments.long).items():
         print(f"{name}:", flush=True)
         options = Options(
@@ -86,6 +96,18 @@ async def measure(arguments: argparse.Namespace, results: Results, folder: Path)
         except Exception as error:  # the other pieces are still measured
             traceback.print_exc()
             results.skipped[name] = f"it failed: {error!r}"
+
+
+def _clear_and_sealed(folder: Path) -> dict[str, str]:
+    """Return two interpreters that differ in the content key of the processes that they start."""
+    found = {}
+    for name, key in (("clear", ""), ("sealed", "the-key-that-seals-what-the-benchmark-stores")):
+        file = found[name] = folder / name
+        file.write_text(
+            f'#!/bin/sh\n{sealing.SETTING}={key} exec {shlex.quote(sys.executable)} "$@"\n'
+        )
+        file.chmod(0o755)
+    return {name: str(file) for name, file in found.items()}
 
 
 def _ended(*_: object) -> NoReturn:

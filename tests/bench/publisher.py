@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import socket
 import sys
@@ -75,10 +76,14 @@ class NatsWire:
         self._until_pong()
         self._plan = plan
         self._heads: dict[str, tuple[bytes, bytes]] = {}
+        self._bus: Bus | None = None  # seals, if this process has keys
 
     async def begin(self, runs: list[str]) -> None:
         """Store the records and the first events of the runs."""
-        bus = await Bus.connect(BusSettings(url=self._plan.url))
+        keys = os.environ.get("PENSTOCK_CONTENT_KEYS")
+        # `before` may be older than content keys
+        more: dict[str, Any] = {"content_keys": (keys,)} if keys else {}
+        bus = await Bus.connect(BusSettings(url=self._plan.url, **more))
         turns = asyncio.Semaphore(AT_ONCE)
 
         async def one(run_id: str) -> None:
@@ -86,7 +91,10 @@ class NatsWire:
                 await self._begin(bus, run_id)
 
         await asyncio.gather(*map(one, runs))
-        await bus.close()
+        if keys:
+            self._bus = bus
+        else:
+            await bus.close()
 
     async def _begin(self, bus: Bus, run_id: str) -> None:
         now = messages.now()
@@ -132,6 +140,11 @@ class NatsWire:
         subject, head = self._heads[run_id]
         body = event(run_id, number)
         head = b"%b%d\r\n%b: %d\r\n\r\n" % (head, number, messages.SEQUENCE.encode(), number)
+        if self._bus is not None:
+            clear = Message(subject.decode(), body, head)
+            sealed = self._bus.jetstream.content.seal_now(clear)
+            assert sealed is not None, "the key of the run is no longer kept"
+            body = sealed.payload
         self._socket.sendall(
             b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(head), len(head) + len(body), head, body)
         )

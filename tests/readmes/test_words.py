@@ -43,7 +43,8 @@ MAX_WORDS_OF_READMES = 14_300
 # 880 for docs/privacy.md, which a data-protection officer reads: what is promised, and what is not.
 # 310 for docs/compared.md: how other servers were killed, and what its figures mean.
 # 660 for docs/privacy.md: what is sealed in NATS, what is not, and how its keys are kept.
-MAX_WORDS = 66_500
+# 480 for sealed content and missed aims in docs/measured.md, and for docs/compared.md.
+MAX_WORDS = 66_980
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 

@@ -6,15 +6,18 @@ clients that get no events. W5: clients that read a run from its start.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
 from bench.load import measure
 from bench.peers.served import NotHere, Served
+from bench.publisher import Plan
 from bench.publishing import Publishing, publishing
 from bench.seen import Clients, Seen, Window
 from bench.session import Fleet, Session
+from support.real.cpu import cpu_s
 
 NAME: Final = "edge"
 LEAD: Final = "us_per_event"
@@ -22,7 +25,12 @@ COMPARED: Final = ("nchan", "naive")
 
 
 PLOT: Final = {"us_per_event": "µs per event", "kib_per_connection": "KiB per connection"}
-TABLE: Final = PLOT | {"p99_ms": "p99, ms", "broker_us_per_event": "nats-server, µs"}
+TABLE: Final = PLOT | {
+    "delivery_us": "delivery alone, µs",
+    "all_us": "with the broker, µs",
+    "p50_ms": "p50, ms",
+    "p99_ms": "p99, ms",
+}
 ABOUT: Final = {
     "w1": "1 run, 1,000 clients, 50 events/s",
     "w1-100": "the same, 100 events/s",
@@ -40,6 +48,7 @@ ABOUT: Final = {
     "w4-each": "10,000 idle clients with a run each",
     "w5-cold": "1,000 clients replay 1,000 events, edge just started",
     "w5-warm": "the same, replayed before",
+    "w5-each": "100 clients, each replays a run of its own of 1,000 events",
 }
 
 
@@ -68,8 +77,13 @@ FOLLOWED: Final = {
     "w3-unified": Workload(100, 100, 50, "unified"),
 }
 IDLE: Final = {"w4": Workload(10, 10_000, 0), "w4-each": Workload(10_000, 10_000, 0)}
-REPLAYED: Final = {"w5-cold": Workload(1, 1000, 0), "w5-warm": Workload(1, 1000, 0)}
+REPLAYED: Final = {
+    "w5-cold": Workload(1, 1000, 0),
+    "w5-warm": Workload(1, 1000, 0),
+    "w5-each": Workload(100, 100, 0),
+}
 REPLAY: Final = 1000  # the number of events that a replay has
+WARMUP_S, TAKING_S = 1.0, 3.0  # as long as those of a `Window`
 REPLAY_S: Final = 10.0  # the most time that a replay should take
 
 
@@ -127,7 +141,24 @@ async def _followed(
         clients = _clients(served, workload, published.runs)
         seen = await measure(clients, Window(), _watched(served), folder, published.begin)
         await published.end()
-    session.add(NAME, name, system, **_figures(seen, published.behind_ms))
+    figures = _figures(seen, published.behind_ms)
+    taking_us = 0.0 if served.broker_pids else await _taking_us(served, plan, workload)
+    figures["delivery_us"] = figures["us_per_event"] - taking_us
+    figures["all_us"] = figures["us_per_event"] + figures.get("broker_us_per_event", 0.0)
+    session.add(NAME, name, system, **figures)
+
+
+async def _taking_us(served: Served, plan: Plan, workload: Workload) -> float:
+    """Return what an edge that is its own broker uses to take events that nobody reads, for each
+    event that `workload` would deliver."""
+    async with publishing(plan, served.python) as published:
+        await published.begin()
+        await asyncio.sleep(WARMUP_S)
+        spent_s = -sum(map(cpu_s, served.pids))
+        await asyncio.sleep(TAKING_S)
+        spent_s += sum(map(cpu_s, served.pids))
+        await published.end()
+    return spent_s * 1e6 / (TAKING_S * plan.rate * workload.clients)
 
 
 async def _fresh(
