@@ -212,6 +212,11 @@ REDACTIONS_REFUSED = Counter(
 REDACTIONS = Counter(
     "penstock_redactions_total", "What redactions took out of published events, by kind", ["kind"]
 )
+CHECKS = Counter(
+    "penstock_checks_total",
+    "Requests to checkers of redactions, by outcome (checked, failed)",
+    ["outcome"],
+)
 # By the name of the document that they are about.
 DOCUMENT_VERSIONS = {
     "policy": POLICY_VERSION,

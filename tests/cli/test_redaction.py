@@ -60,3 +60,15 @@ def test_patterns_that_are_too_large_together_are_refused_at_once(tmp_path: Path
     assert time.process_time() - began < 2, "RE2 would compile them for seconds"
     assert code == 2
     assert "instructions of RE2, and may have 50000 together" in said
+
+
+def test_a_rule_has_kinds_or_a_checker(tmp_path: Path) -> None:
+    rule = "version: 1\nredact:\n  - {id: a, check: {url: 'https://x.example/check'}}\n"
+    assert check(tmp_path, rule)[0] == 0
+    for wrong in (rule.replace("check:", "kinds: [email], check:"), rule.replace(", check", ", x")):
+        assert check(tmp_path, wrong)[0] == 2
+    code, said = check(tmp_path, rule.replace("check:", "kinds: [email], check:"))
+    assert "give either `kinds` or `check`" in said
+    code, said = check(tmp_path, rule.replace("https:", "ftp:"))
+    assert code == 2
+    assert "redact[0].check.url" in said

@@ -17,6 +17,7 @@ from penstock.bus.read import direct
 from penstock.bus.write import fence
 from penstock.dialects.decoders import DECODERS
 from penstock.settings import Config
+from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import Backlog, read
 from penstock_normalizer.runs.run import Run
@@ -241,6 +242,7 @@ def test_a_frame_of_tiny_events_is_folded_piece_by_piece() -> None:
     tiny = f"data: {json.dumps({'event': 'X'})}\n\n".encode()
     events = fold.events(made.bytes(tiny * 200_000))
     first = next(events)
+    assert isinstance(first, CanonicalEvent)
     assert first.type == "custom.event"
     assert fold.sequence == 2  # only the requested events were made
     assert sum(1 for _ in events) == 199_999

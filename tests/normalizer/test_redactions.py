@@ -257,7 +257,8 @@ def test_the_path_of_an_argument_in_pieces_is_searched() -> None:
         Draft("llm.tool_args", {**call, "path": f"$['{MAIL}']", "value": "ple.com"}),
         Draft("llm.tool_call", {**call, "args": {}}),
     ]
-    *pieces, _ = [each for draft in drafts for each in by.apply(draft)]
+    yielded = [each for draft in drafts for each in by.apply(draft)]
+    *pieces, _ = [each for each in yielded if isinstance(each, Draft)]
     assert {each.data["path"] for each in pieces} == {"$[[EMAIL_1]']"}
     assert "".join(each.data["value"] for each in pieces) == "To [EMAIL_2]"
 

@@ -20,6 +20,7 @@ import pytest
 
 from penstock.bus.messages import RawFrame
 from penstock.dialects.decoders import DECODERS
+from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.run_output import EventHeaders
 from support.fakes.raw import RUN_ID, Frames, agno
@@ -50,6 +51,7 @@ def work(source: list[RawFrame]) -> int:
     fold, headers, count = RunFold(RUN_ID, DECODERS), EventHeaders(RUN_ID), 0
     for frame in source:
         for event in fold.events(frame):
+            assert type(event) is CanonicalEvent
             headers.lines(fold, event, frame.sequence, 1)
             count += 1
     return count

@@ -23,6 +23,7 @@ from penstock_automations.actions.decide import DecideExecutor
 from penstock_automations.actions.executor import ActionExecutor
 from penstock_automations.actions.shares import Shares
 from penstock_automations.actions.start_run import StartRunExecutor
+from penstock_automations.actions.webhook.checks import Checks
 from penstock_automations.actions.webhook.exchange import Sender
 from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.actions.webhook.mirror import Mirror
@@ -128,7 +129,9 @@ class AutomationsService(Service):
             give_up=self.give_up,
             batch=settings.match_batch,
         )
-        secrets = settings.call_secrets
+        file = settings.call_secrets
+        call_secrets = read_call_secrets(file) if file is not None else {}
+        self._checks = Checks(self.bus, webhooks, call_secrets)
         parts = Parts(
             bus=self.bus,
             pod=context.pod,
@@ -136,7 +139,7 @@ class AutomationsService(Service):
             store=self._store,
             order=order,
             executors=executors,
-            call_secrets=read_call_secrets(secrets) if secrets is not None else {},
+            call_secrets=call_secrets,
             announcements=Announcements(self.bus, context.pod),
             records=records,
             failing=failing,
@@ -175,7 +178,7 @@ class AutomationsService(Service):
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
         )
-        self._listening: Subscription | None = None
+        self._listening: list[Subscription] = []
         self._mirror = Mirror(self.bus, context.pod, webhooks.endpoints)
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
@@ -194,10 +197,12 @@ class AutomationsService(Service):
         await until_answered("reading the rules", self._rules.refresh_all)
         await until_answered("making the consumers of events", self._consumers.update)
         self._consume()
-        for_pushes = partial(
-            self.bus.subscribe, subjects.push("*"), self._pushes.on_request, self.name
-        )
-        self._listening = await until_answered("subscribing to push.*", for_pushes)
+        for subject, answer in (
+            (subjects.push("*"), self._pushes.on_request),
+            (subjects.check("*"), self._checks.on_request),
+        ):
+            subscribe = partial(self.bus.subscribe, subject, answer, self.name)
+            self._listening.append(await until_answered(f"subscribing to {subject}", subscribe))
         self.spawn("rules", self._rules.follow)
         self.spawn("schedules of workflows", self._rules.follow_schedules)
         self.spawn("consumers", self._keep_consumers)
@@ -213,12 +218,13 @@ class AutomationsService(Service):
         return [*super().notices, *([READABLE] if is_readable else [])]
 
     async def drain(self, grace_s: float) -> None:
-        if self._listening is not None:
-            await self._listening.unsubscribe()
+        for subscription in self._listening:
+            await subscription.unsubscribe()
         await self.stop_consuming()
 
     async def stop(self) -> None:
         await self._waking.stop()
+        await self._checks.stop()
         await super().stop()
         await self._matcher.stop()
 

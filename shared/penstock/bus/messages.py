@@ -3,7 +3,8 @@
 Kinds of messages in RAW: `open` (a leg is claimed; JSON), `claim` (another connector continues the
 leg; JSON), `bytes` (a piece of the upstream's response body, verbatim), `part` (a piece of a source
 frame that is too large for one message), `end` (the body ended cleanly; JSON), `lost` (the body
-broke off, or never began; JSON), `event` (a source event of Penstock itself; JSON).
+broke off, or never began; JSON), `event` (a source event of Penstock itself; JSON), `checked` (what
+a checker has found in texts; JSON).
 """
 
 from __future__ import annotations

@@ -133,7 +133,9 @@ class StartCommand(Record):
         None, description="For workflows: as in the run's record, for the run's children"
     )
     redactions: dict[str, Any] | None = Field(
-        None, description="The `version` of the redactions, and those `rules` that apply to the run"
+        None,
+        description="The `version` of the redactions, and the `rules` and the `check` that apply "
+        "to the run",
     )
     created_at: str
 
@@ -794,6 +796,25 @@ class PushReply(Record):
     status: int
     detail: str = ""
     pushes: list[Push] = []
+
+
+class CheckRequest(Record):
+    """Core request `check.<run id>`: have texts of a run checked by a server of the operator's, for
+    the run's user. `secret` is the name of a secret of calls."""
+
+    url: str
+    body: dict[str, Any]
+    timeout_s: float
+    secret: str | None = None
+    user_id: str = ""
+    tenant: str = ""
+
+
+class CheckReply(Record):
+    """The answer to a CheckRequest: the JSON that the server has answered, or why there is none."""
+
+    answer: Any = None
+    error: str | None = None
 
 
 class DecideReply(Record):

@@ -134,6 +134,11 @@ def push(run_id: str) -> str:
     return f"push.{run_id}"
 
 
+def check(run_id: str) -> str:
+    """Return the subject of a request to check texts, which the automations service answers."""
+    return f"check.{run_id}"
+
+
 def replay_letter(number: int | str) -> str:
     """Return the subject of a request to replay a dead letter, which the normalizer answers."""
     return f"letter.{number}"

@@ -36,14 +36,42 @@ _NAMES: Final = ", ".join(KINDS)
 KindName = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARACTERS + len(OWN))]
 
 
+class Checker(Strict):
+    """A server of the operator's that reads texts, and says what is taken out of them."""
+
+    url: str = Field(
+        max_length=2000,
+        pattern=r"^https?://[^/\s]",
+        description="It gets `{run_id, agent, texts}`, and answers `{found: [{text, start, end, "
+        "kind, action}]}`: the number of the text, the characters, and what they are.",
+    )
+    secret: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,128}$",
+        description="The name of a secret of the operator, as in a call of a workflow.",
+    )
+    timeout_s: float = Field(
+        5.0, ge=1, le=30, description="Seconds after which a text counts as not checked."
+    )
+    on_failure: Literal["open", "closed"] = Field(
+        "closed",
+        description="What becomes of a text that was not checked: `open` lets it pass, `closed` "
+        "stops the run.",
+    )
+
+
 class Redaction(Strict):
-    """What is taken out of the content of some runs."""
+    """What is taken out of the content of some runs: `kinds`, or what a `check` finds."""
 
     id: Id = Field(description="The rule's name.")
     match: RunMatch = Field(RunMatch(), description="The runs to which it applies.")
-    kinds: Annotated[list[KindName], Listed, Field(min_length=1, max_length=50)] = Field(
+    kinds: Annotated[list[KindName], Listed, Field(max_length=50)] = Field(
+        [],
         description=f"What is taken out: {_NAMES}, or `re:` and a pattern of RE2 without `*` and "
-        "`+`, such as `re:\\bEMP-[0-9]{6}\\b`."
+        "`+`, such as `re:\\bEMP-[0-9]{6}\\b`.",
+    )
+    check: Checker | None = Field(
+        None, description="Of a run's rules with a check, the first counts."
     )
     where: Literal["ingest"] = Field(
         "ingest", description="`ingest`: before the events are stored, so that nobody sees it."
@@ -53,6 +81,12 @@ class Redaction(Strict):
         description="`mask` puts a name in its place, such as `[EMAIL_1]`, which is the same for "
         "the same value in the run; `drop` puts nothing there; `block` stops the run.",
     )
+
+    @model_validator(mode="after")
+    def _finds_something(self) -> Redaction:
+        if bool(self.kinds) == (self.check is not None):
+            raise ValueError("give either `kinds` or `check`")
+        return self
 
 
 class RedactionsDocument(Strict):
@@ -80,13 +114,23 @@ class Redactions:
         return self.document.version
 
     def of(self, run: StartedRun) -> dict[str, Any] | None:
-        """Return what the run's record has about its rules: their version and the rules."""
+        """Return the version, and the rules and the check that apply to a run, as its command has
+        them; None without any."""
+        applying = [rule for rule in self.document.redact if rule.match.misfit(run) is None]
+        if not applying:
+            return None
         rules = [
             {"id": rule.id, "kinds": rule.kinds, "action": rule.action}
-            for rule in self.document.redact
-            if rule.match.misfit(run) is None
+            for rule in applying
+            if rule.check is None
         ]
-        return {"version": self.version, "rules": rules} if rules else None
+        checks = [
+            {**rule.check.model_dump(exclude_none=True), "action": rule.action}
+            for rule in applying
+            if rule.check is not None
+        ]
+        found: dict[str, Any] = {"version": self.version, "rules": rules}
+        return {**found, "check": checks[0]} if checks else found
 
     def names(self, agent: str) -> bool:
         """Return whether a run of this agent may have rules."""

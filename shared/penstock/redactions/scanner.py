@@ -31,6 +31,7 @@ _MAX_MEMORY_BYTES: Final = 32 * 1024 * 1024
 # The greatest size of all patterns of a document, in RE2's instructions. RE2 compiles them as one,
 # in a time that grows with the square of it, while the services that start and read runs wait.
 MAX_INSTRUCTIONS: Final = 50_000
+_NOTHING: Final = r"[^\x00-\x{10FFFF}]"  # matches nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Rules:
                 f"the patterns have {size} instructions of RE2, and may have {MAX_INSTRUCTIONS} "
                 "together; repeat less often, or name fewer signs"
             )
-        self.first = compiled("|".join(kind.pattern.whole for kind, _ in kinds))
+        self.first = compiled("|".join(kind.pattern.whole for kind, _ in kinds) or _NOTHING)
         beginnings = "|".join(kind.pattern.beginnings for kind, _ in kinds)
         # RE2 searches this from the end of the text, and stops where no match can have begun.
         self.open_end = compiled(rf"(?:{beginnings})\z")
@@ -119,6 +120,9 @@ class Redactor:
     _known: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def text(self, text: str) -> str:
+        return self.patterns(text)
+
+    def patterns(self, text: str) -> str:
         return Scanner(self).feed(text, last=True)
 
     def without_open_end(self, text: str) -> str:
@@ -138,12 +142,12 @@ class Redactor:
             case int() | float() if not isinstance(value, bool):
                 # The digits of a fraction look like those of a card.
                 text = str(int(value)) if value == value // 1 else ""
-                return value if (clean := self.text(text)) == text else clean
+                return value if (clean := self.patterns(text)) == text else clean
             case list() if levels:
                 return [self._value(each, levels - 1) for each in value]
             case dict() if levels:
                 return {
-                    self.text(key): self._value(each, levels - 1) for key, each in value.items()
+                    self.patterns(key): self._value(each, levels - 1) for key, each in value.items()
                 }
             case list() | dict():
                 return None
@@ -160,23 +164,22 @@ class Redactor:
         except ValueError:  # it is no JSON, or half of a surrogate pair
             return text
 
-    def replace(self, search: _Search, match: bytes) -> bytes:
+    def replace(self, kind: Kind, action: Action, match: str) -> str:
         """Return what comes in place of a match, and count it."""
-        kind = search.kind
         name = kind.label.lower()
         self.found[name] = self.found.get(name, 0) + 1
-        if search.action == "block":
+        if action == "block":
             self.blocked = self.blocked or name
-        if search.action != "mask":
-            return b""
+        if action != "mask":
+            return ""
         known = self._known.setdefault(kind.label, {})
-        same = kind.same(match.decode(*_UTF8))
+        same = kind.same(match)
         digest = hashlib.sha256(f"{self.run_id} {kind.name} {same}".encode(*_UTF8)).hexdigest()[:24]
         if (number := known.get(digest)) is None:
             if len(known) >= MAX_NUMBERED:
-                return f"[{kind.label}]".encode()
+                return f"[{kind.label}]"
             number = known[digest] = len(known) + 1
-        return f"[{kind.label}_{number}]".encode()
+        return f"[{kind.label}_{number}]"
 
     def take_found(self) -> dict[str, int]:
         found, self.found = self.found, {}
@@ -235,7 +238,9 @@ class Scanner:
                 stop = start + _character_bytes(text[start])
                 decided.append(text[at:stop])
             else:
-                decided += (text[at:start], self.redactor.replace(search, text[start:stop]))
+                found = text[start:stop].decode(*_UTF8)
+                instead = self.redactor.replace(search.kind, search.action, found)
+                decided += (text[at:start], instead.encode())
                 if search.action == "block":
                     self._has_ended = True
                     return b"".join(decided).decode(*_UTF8)

@@ -364,6 +364,8 @@ class Starter:
             # A long text is searched for seconds, in which others are served.
             search = partial(_admitted, command, redactions, start)
             message = await OFF_LOOP.run(command.tenant_user, search)
+            if "check" in redactions:
+                message = ""  # until the normalizer has had it checked
         if budgets:
             # A workflow that was admitted may run its steps, so their runs are never refused.
             await self.admission.enter(budgets, facts, always=origin.step_id is not None)

@@ -289,3 +289,9 @@ def test_a_checksum_is_that_of_the_longest_text_that_ends_with_a_word(
         ends = [end for end in ends if len(re.sub(r"\W", "", text[:end])) >= least]
         wanted = max((end for end in ends if fits(re.sub(r"\W", "", text[:end]))), default=0)
         assert KINDS[kind][0].check(text.encode()) == wanted, text
+
+
+def test_no_rules_find_nothing_and_hold_nothing_back() -> None:
+    by = Redactor(Rules([]), "run")
+    assert by.text(TEXT) == TEXT
+    assert Scanner(by).feed("joe@exam") == "joe@exam"

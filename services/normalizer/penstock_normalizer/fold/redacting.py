@@ -1,20 +1,23 @@
 """Applies a run's redactions to its events, before they are numbered. Pure.
 
 A text that comes in pieces, such as a message, is held back from where a match may have begun until
-its next pieces decide it, or until the text ends. All other events come whole.
+its next pieces decide it, or until the text ends; in a run with a checker, always until it ends.
+All other events come whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from penstock.bus.records import MAX_SHOWN_CHARACTERS
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem, cut_off
 from penstock.events import TERMINAL
 from penstock.redactions.json_text import JsonScanner
 from penstock.redactions.scanner import Redactor, Scanner, redactor_of
+from penstock_normalizer.fold.checking import CheckedRedactor, Question, WholeText, whole_json
 
 # The fields of `data` that say what an event is and what it belongs to. They are no content: ids
 # and names by which agents, tools and people are known, states, numbers and times. All other fields
@@ -61,10 +64,11 @@ _ENDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 }
 # A text is known by the type of its pieces, its owner, and the path of an argument.
 _Key = tuple[str, str, str]
+_T = TypeVar("_T")
 
 
 class _Searching(Protocol):
-    def feed(self, piece: str, *, last: bool = False) -> str: ...
+    def feed(self, piece: str) -> str: ...
 
     def flush(self) -> str: ...
 
@@ -90,9 +94,18 @@ class RunRedactions:
 
     @classmethod
     def of(cls, run_id: str, redactions: Mapping[str, Any], *, is_workflow: bool) -> RunRedactions:
-        return cls(redactor_of(run_id, redactions), redactions["version"], is_workflow)
+        redactor = redactor_of(run_id, redactions)
+        if (check := redactions.get("check")) is not None:
+            fails_closed = check["on_failure"] == "closed"
+            redactor = CheckedRedactor(redactor.rules, run_id, fails_closed=fails_closed)
+        return cls(redactor, redactions["version"], is_workflow)
 
-    def apply(self, draft: Draft) -> Iterator[Draft]:
+    @property
+    def asks(self) -> bool:
+        """Whether the run has a checker."""
+        return isinstance(self.redactor, CheckedRedactor)
+
+    def apply(self, draft: Draft) -> Iterator[Draft | Question]:
         """Yield the drafts that come in place of this one: none while all its text is held back.
 
         If something in it blocks the run, `take_blocked` says so afterwards. A message is then
@@ -101,7 +114,7 @@ class RunRedactions:
         yield from self._texts_ended_by(draft)
         if (kind := self.take_blocked()) is not None:
             if draft.type == _MESSAGE_END:
-                yield self._cut(draft)
+                yield from self._cut(draft)
             self.redactor.blocked = kind
             return
         pieces = _PIECES.get(draft.type)
@@ -114,10 +127,10 @@ class RunRedactions:
         else:
             yield from self._whole(draft)
 
-    def pause(self, pause: Pause) -> tuple[Pause, list[JsonObject]]:
+    def pause(self, pause: Pause) -> Generator[Question, None, tuple[Pause, list[JsonObject]]]:
         """Return what people are asked, and what was taken out of it. The answer to an item that
         was changed cannot change its arguments: the agent server would get what people see."""
-        items = [self._item(item) for item in pause.items]
+        items = yield from self._answered(lambda: [self._item(item) for item in pause.items])
         return replace(pause, items=items), self._found("items")
 
     def start_of(self, message: str) -> str:
@@ -126,10 +139,10 @@ class RunRedactions:
             return message
         return self.redactor.without_open_end(message)
 
-    def shown(self, text: str) -> str:
+    def shown(self, text: str) -> Generator[Question, None, str]:
         """Return a text of the run as its record shows it. An event has the same text, and counts
         what was taken out of it."""
-        clean = self.redactor.text(text)
+        clean = yield from self._answered(partial(self.redactor.text, text))
         self.redactor.take_found()
         self.take_blocked()
         return clean
@@ -142,6 +155,23 @@ class RunRedactions:
         """Forget what is held back of texts, since the run is stopped."""
         self._open.clear()
 
+    def _answered(self, search: Callable[[], _T]) -> Generator[Question, None, _T]:
+        """Return what `search` returns when the checker has seen all texts that it searches; of a
+        JSON text, the checker sees the texts in it first, and then what has become of it."""
+        redactor, before = self.redactor, self.redactor.blocked
+        result = search()
+        if not isinstance(redactor, CheckedRedactor):
+            return result
+        while missing := redactor.take_missing():
+            question = Question(missing)
+            yield question
+            redactor.learn(question)
+            redactor.take_found()
+            redactor.blocked = before
+            result = search()
+        redactor.forget()
+        return result
+
     def _item(self, item: PauseItem) -> PauseItem:
         changed = {
             name: self.redactor.value(value)
@@ -150,7 +180,7 @@ class RunRedactions:
         }
         return replace(item, **changed, editable=item.editable and changed["args"] == item.args)
 
-    def _texts_ended_by(self, draft: Draft) -> Iterator[Draft]:
+    def _texts_ended_by(self, draft: Draft) -> Iterator[Draft | Question]:
         if not self._open:
             return
         if draft.type in TERMINAL or draft.type == _REQUEST:
@@ -164,36 +194,54 @@ class RunRedactions:
             return
         for key in ended:
             text = self._open.pop(key)
-            if rest := text.scanner.flush():
+            if rest := (yield from self._answered(text.scanner.flush)):
                 data = {**text.last.data, text.field: rest}
                 data.pop("title", None)
                 found = self._found(text.field)
                 yield replace(text.last, data=data, redactions=found)
 
-    def _piece(self, draft: Draft, pieces: _Pieces, path: str, name: str) -> Iterator[Draft]:
+    def _piece(
+        self, draft: Draft, pieces: _Pieces, path: str, name: str
+    ) -> Iterator[Draft | Question]:
         key = draft.type, str(draft.data[pieces.owner]), path
         found: list[JsonObject] = []
         for each in ("title", "path"):
             if (whole := draft.data.get(each)) is not None:
-                draft = replace(draft, data={**draft.data, each: self.redactor.text(whole)})
+                clean = yield from self._answered(partial(self.redactor.text, whole))
+                draft = replace(draft, data={**draft.data, each: clean})
                 found += self._found(each)
         text = self._open.get(key)
         if text is None:
             is_json = draft.type == "llm.tool_args" and name == "delta"
-            scanner = (JsonScanner if is_json else Scanner)(self.redactor)
-            text = self._open[key] = _OpenText(scanner, draft, name)
+            text = self._open[key] = _OpenText(self._searching(is_json=is_json), draft, name)
         text.last = draft
+        decided = text.scanner.feed(draft.data[name])
         is_last = draft.data.get("final") is True
         if is_last:
             del self._open[key]
-        decided = text.scanner.feed(draft.data[name], last=is_last)
+            decided += yield from self._answered(text.scanner.flush)
         found += self._found(name)
         if decided or is_last or "title" in draft.data:
             yield replace(draft, data={**draft.data, name: decided}, redactions=found)
 
-    def _whole(self, draft: Draft) -> Iterator[Draft]:
+    def _searching(self, *, is_json: bool) -> _Searching:
+        if self.asks:
+            return WholeText(self.redactor, is_json)
+        return (JsonScanner if is_json else Scanner)(self.redactor)
+
+    def _whole(self, draft: Draft) -> Iterator[Draft | Question]:
+        data, found = yield from self._answered(partial(self._fields, draft))
+        if self.redactor.blocked is None:
+            yield replace(draft, data=data, redactions=found)
+        elif draft.type == _MESSAGE_END:
+            yield from self._cut(draft)
+        elif draft.type == _START:  # every run begins with this event
+            yield replace(draft, data={**draft.data, **data}, redactions=found)
+
+    def _fields(self, draft: Draft) -> tuple[JsonObject, list[JsonObject]]:
+        """Return the fields of a draft up to one that blocks the run, and what was taken out."""
         found: list[JsonObject] = []
-        data = {}
+        data: JsonObject = {}
         for name, value in draft.data.items():
             if name in _NO_CONTENT or name.endswith("_id") or value is None:
                 data[name] = value
@@ -203,12 +251,8 @@ class RunRedactions:
                 data[name] = self._field(name, value)
             found += self._found(name)
             if self.redactor.blocked is not None:
-                if draft.type == _MESSAGE_END:
-                    yield self._cut(draft)
-                elif draft.type == _START:  # every run begins with this event
-                    yield replace(draft, data={**draft.data, name: data[name]}, redactions=found)
-                return
-        yield replace(draft, data=data, redactions=found)
+                break
+        return data, found
 
     def _field(self, name: str, value: Any) -> Any:
         if isinstance(value, list):
@@ -217,6 +261,8 @@ class RunRedactions:
             if name == "delta":
                 return [self._operation(each) for each in value]
         if name == "args_text" and isinstance(value, str):
+            if self.asks:
+                return whole_json(self.redactor, value)
             return JsonScanner(self.redactor).feed(value, last=True)
         return self.redactor.value(value)
 
@@ -225,7 +271,7 @@ class RunRedactions:
         if not isinstance(value, dict):
             return self.redactor.value(value)
         return {
-            self.redactor.text(key): inner
+            self.redactor.patterns(key): inner
             if key in _IDS and isinstance(inner, str)
             else self._field(key, inner)
             for key, inner in value.items()
@@ -244,15 +290,16 @@ class RunRedactions:
 
     def _path(self, path: str) -> str:
         keys = (key.replace("~1", "/").replace("~0", "~") for key in path.split("/"))
-        clean = (self.redactor.text(key) for key in keys)
+        clean = (self.redactor.patterns(key) for key in keys)
         return "/".join(key.replace("~", "~0").replace("/", "~1") for key in clean)
 
-    def _cut(self, draft: Draft) -> Draft:
-        """Return a message up to what blocks the run."""
-        data = {name: draft.data[name] for name in ("message_id", "role")}
-        data["content"] = self.redactor.text(draft.data.get("content", ""))
+    def _cut(self, draft: Draft) -> Iterator[Draft | Question]:
+        """Yield a message up to what blocks the run."""
+        content = draft.data.get("content", "")
+        content = yield from self._answered(partial(self.redactor.text, content))
+        data = {name: draft.data[name] for name in ("message_id", "role")} | {"content": content}
         data |= cut_off("a redaction has stopped the run")
-        return replace(draft, data=data, redactions=self._found("content"))
+        yield replace(draft, data=data, redactions=self._found("content"))
 
     def _found(self, name: str) -> list[JsonObject]:
         return [

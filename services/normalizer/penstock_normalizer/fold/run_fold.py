@@ -1,8 +1,9 @@
 """Folds a run's source frames, in the order of RAW, into the run's canonical events. Pure.
 
-The fold is deterministic: the same frames give the same events, with the same numbers and times. So
-any normalizer can rebuild a run at any time by folding the run's frames again. Only the `cost` of
-an `llm.usage` may differ, if prices have changed; an event that is published keeps its own.
+The fold is deterministic: the same frames, and the same findings of a checker, give the same events
+with the same numbers and times. So any normalizer can rebuild a run at any time by folding the
+run's frames again. Only the `cost` of an `llm.usage` may differ, if prices have changed; an event
+that is published keeps its own.
 
 A decoder reads the responses of one agent server. The fold decides everything that depends on the
 whole run:
@@ -16,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -32,6 +33,7 @@ from penstock_normalizer.fold.approval_request import (
     budget_pause,
     pending_approval,
 )
+from penstock_normalizer.fold.checking import UNCHECKED, Question
 from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, canonical_event
 from penstock_normalizer.fold.redacting import RunRedactions
 from penstock_normalizer.fold.service_events import is_allowed, is_of_workflow
@@ -45,6 +47,10 @@ CostOf = Callable[[str, JsonObject, JsonObject, str, str], JsonObject | None]
 
 # maps a protocol to the function that makes its decoder
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
+
+# What a handler makes of a frame, before redactions, and the fold after them.
+Step: TypeAlias = Draft | Question
+Folded: TypeAlias = CanonicalEvent | Question
 
 BLOCKED = "blocked"  # why a redaction has ended a run
 _CALLS = frozenset({USAGE, TOOL_RESULT})
@@ -115,13 +121,20 @@ class RunFold:
     def is_workflow(self) -> bool:
         return self.facts.get("protocol") == PROTOCOL
 
-    def feed(self, frame: RawFrame) -> list[CanonicalEvent]:
-        """Return this frame's events; an empty list if the frame was fed before."""
-        return list(self.events(frame))
+    @property
+    def asks(self) -> bool:
+        """Whether the run has a checker, so that `events` may yield questions."""
+        return self._redactions is not None and self._redactions.asks
 
-    def events(self, frame: RawFrame) -> Iterator[CanonicalEvent]:
-        """Yield this frame's events one by one. All events of a frame together can be a hundred
-        times as large as the frame, so they are not returned as a list."""
+    def feed(self, frame: RawFrame) -> list[CanonicalEvent]:
+        """Return this frame's events; an empty list if the frame was fed before. The run must not
+        have a checker."""
+        return [event for event in self.events(frame) if type(event) is CanonicalEvent]
+
+    def events(self, frame: RawFrame) -> Iterator[Folded]:
+        """Yield this frame's events one by one, and the questions to which the caller must know the
+        findings before it goes on. All events of a frame together can be a hundred times as large
+        as the frame, so they are not returned as a list."""
         self.error = self.blocked = None
         if frame.sequence <= self.raw_sequence or self.broken_off:
             return
@@ -144,7 +157,7 @@ class RunFold:
                 return
             if self._redactions is not None:
                 yield from self._redacted(self._redactions, draft)
-            elif self._admits(draft):
+            elif type(draft) is Draft and self._admits(draft):
                 yield self._placed(draft)
         text = f"the frame cannot be read: {self.error!r}"
         failed = self._failed(code="internal", error=text)
@@ -153,9 +166,12 @@ class RunFold:
         elif self._admits(failed):
             yield self._placed(failed)
 
-    def _redacted(self, redactions: RunRedactions, draft: Draft) -> Iterator[CanonicalEvent]:
+    def _redacted(self, redactions: RunRedactions, draft: Step) -> Iterator[Folded]:
         """Yield the events of a draft; end the run if something in it blocks the run."""
-        yield from map(self._placed, filter(self._admits, redactions.apply(draft)))
+        if isinstance(draft, Question):
+            yield draft
+            return
+        yield from self._each_placed(redactions.apply(draft))
         kind = redactions.take_blocked()
         if kind is None or self.ended:
             return
@@ -163,13 +179,20 @@ class RunFold:
         self.blocked, self._response, self._pause = kind, None, None
         closing = self._decoder.abort() if self._decoder is not None else ()
         for each in self._decoded(closing):
-            yield from map(self._placed, filter(self._admits, redactions.apply(each)))
+            yield from self._each_placed(redactions.apply(each))
             redactions.take_blocked()
-        yield from map(self._placed, filter(self._admits, _stopped_for(kind)))
+        yield from self._each_placed(_stopped_for(kind))
+
+    def _each_placed(self, steps: Iterable[Step]) -> Iterator[Folded]:
+        for each in steps:
+            if isinstance(each, Question):
+                yield each
+            elif self._admits(each):
+                yield self._placed(each)
 
     # The kinds of source frames
 
-    def _on_open(self, frame: RawFrame) -> Iterable[Draft]:
+    def _on_open(self, frame: RawFrame) -> Iterable[Step]:
         opened: JsonObject = orjson.loads(frame.payload)
         if frame.leg == 1 and not self.leg:
             self.leg = 1
@@ -181,7 +204,8 @@ class RunFold:
             started = self._started()
             if self._redactions is not None and "message" in opened:
                 # The run's record shows it, too.
-                self.facts = {**opened, "message": self._redactions.shown(opened["message"])}
+                shown = yield from self._redactions.shown(opened["message"])
+                self.facts = {**opened, "message": shown}
             yield started
             self._begin_response(frame)
             yield from self._decoded(self._the_decoder().open(1))
@@ -241,7 +265,7 @@ class RunFold:
                 yield self._failed(code="limit", error=f"the upstream sent too much: {too_large}")
                 return
 
-    def _on_part(self, frame: RawFrame) -> Iterable[Draft]:
+    def _on_part(self, frame: RawFrame) -> Iterable[Step]:
         assert frame.part is not None
         number, count = frame.part
         if number == 1:
@@ -252,7 +276,7 @@ class RunFold:
             self._parts.clear()
             yield from _HANDLERS[frame.whole](self, frame)
 
-    def _on_end(self, frame: RawFrame) -> Iterable[Draft]:
+    def _on_end(self, frame: RawFrame) -> Iterable[Step]:
         if frame.leg != self.leg or self._response is None:
             return
         outcome: JsonObject = orjson.loads(frame.payload or b"{}")
@@ -272,7 +296,7 @@ class RunFold:
         yield from self._request_approval()
         self.attempt = 1
 
-    def _on_lost(self, frame: RawFrame) -> Iterable[Draft]:
+    def _on_lost(self, frame: RawFrame) -> Iterable[Step]:
         if frame.leg != self.leg:
             return
         self._response = None
@@ -306,6 +330,9 @@ class RunFold:
         if type_ in TERMINAL and self._decoder is not None:
             yield from self._decoded(self._decoder.abort())
         yield Draft(type_, data, event.get("source"))
+
+    def _on_checked(self, _: RawFrame) -> Iterable[Draft]:
+        return ()  # the caller of `events` has read it
 
     # The state of the run
 
@@ -358,13 +385,13 @@ class RunFold:
             ),
         )
 
-    def _request_approval(self) -> Iterable[Draft]:
+    def _request_approval(self) -> Iterable[Step]:
         pause, self._pause = self._pause, None
         if pause is None or self.ended:
             return
         found: list[JsonObject] = []
         if self._redactions is not None:
-            pause, found = self._redactions.pause(pause)
+            pause, found = yield from self._redactions.pause(pause)
         self.pending = pending_approval(self.run_id, self.leg, pause)
         yield approval_requested(self.pending.approval_id, pause, found)
 
@@ -496,7 +523,7 @@ class RunFold:
 _NOT_THE_DECODERS = frozenset({"lifecycle.resumed", "lifecycle.cancelled"})
 _IN_SNAPSHOT = ("sequence", "raw_sequence", "raw_first", "timestamp", "leg", "facts", "ended")
 
-_HANDLERS: Mapping[str, Callable[[RunFold, RawFrame], Iterable[Draft]]] = {
+_HANDLERS: Mapping[str, Callable[[RunFold, RawFrame], Iterable[Step]]] = {
     "open": RunFold._on_open,
     "claim": RunFold._on_claim,
     "bytes": RunFold._on_bytes,
@@ -504,11 +531,14 @@ _HANDLERS: Mapping[str, Callable[[RunFold, RawFrame], Iterable[Draft]]] = {
     "end": RunFold._on_end,
     "lost": RunFold._on_lost,
     "event": RunFold._on_event,
+    "checked": RunFold._on_checked,
 }
 
 
 def _stopped_for(kind: str) -> tuple[Draft, ...]:
     text = f"the run was stopped: its content has a match of kind {kind}, which is blocked"
+    if kind == UNCHECKED:
+        text = "the run was stopped: its content could not be checked"
     return (
         Draft("system.warning", {"message": text, "code": BLOCKED}),
         # The agent server is asked to stop only now, so nobody knows whether it does.

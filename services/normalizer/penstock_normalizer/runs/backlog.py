@@ -146,10 +146,10 @@ async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterato
         start = found[-1].sequence + 1
 
 
-async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
+async def read(bus: Bus, run_id: str, start: int, limit: int, writer: str = "*") -> list[Stored]:
     """Return the run's next frames from position `start` on, at most `limit`; wait for the bus. The
     list is empty only if the stream's leader has no frame of the run from `start` on."""
-    stream, pattern = streams.raw_for(run_id), subjects.raw_of_run(run_id)
+    stream, pattern = streams.raw_for(run_id), subjects.raw_stored(run_id, writer)
     ask = partial(direct.read, bus, stream, pattern, start, limit, READ_BYTES)
     while True:
         found, _ = await with_retries(ask, f"run {run_id}: its frames cannot be read yet")

@@ -13,7 +13,10 @@ from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.events import TERMINAL
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
+from penstock_normalizer.fold.checking import Question
+from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import BLOCKED, RunFold
+from penstock_normalizer.runs.checks import Checks
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
 from penstock_normalizer.runs.run_output import ReadyEvents, RunOutput
@@ -26,7 +29,7 @@ class Feeder:
     """Feeds the frames of one run to its fold. Each frame's fence names the previous frame of the
     same writer. So the feeder notices if the fold lacks a frame that another partition has read."""
 
-    __slots__ = ("_calls", "_context", "_last_of_writer", "_output", "_run_id")
+    __slots__ = ("_calls", "_checks", "_context", "_last_of_writer", "_output", "_run_id")
 
     def __init__(self, context: RunContext, output: RunOutput) -> None:
         self._context = context
@@ -35,9 +38,11 @@ class Feeder:
         # each writer's last frame in the fold: the frame's sequence in RAW
         self._last_of_writer: dict[str, int] = {}
         self._calls = CallSpans(output.run_id) if spans.is_on() else None
+        self._checks: Checks | None = None  # made with the first question
 
     def restart(self) -> None:
         self._last_of_writer.clear()
+        self._checks = None
         self._calls = CallSpans(self._run_id) if spans.is_on() else None
 
     def follows(self, stored: Stored, fold: RunFold) -> bool:
@@ -65,7 +70,8 @@ class Feeder:
     async def feed(
         self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
     ) -> None:
-        """Fold a frame, and add its unpublished events to `ready`; publish them when it is full."""
+        """Fold a frame, and add its unpublished events to `ready`; publish them when it is full, or
+        when the run's checker must see something first."""
         has_new = False
         published = self._output
         self._last_of_writer[_writer(stored)] = stored.sequence
@@ -76,6 +82,9 @@ class Feeder:
         if calls is not None and "open" in (frame.kind, frame.whole):
             calls.leg_began = frame.received
         for event in fold.events(frame):
+            if isinstance(event, Question):
+                await self._check(fold, event, ready)
+                continue
             ended: tuple[Span, ...] = ()
             if calls is not None and event.type in ENDS_OR_BEGINS:
                 ended = calls.ended_by(event, frame, fold)
@@ -99,10 +108,17 @@ class Feeder:
             fold.ended, fold.sequence = published.last_type, published.sequence
         await self.complete(fold, stored, ready)
 
+    async def _check(self, fold: RunFold, question: Question, ready: ReadyEvents) -> None:
+        if ready.events:
+            await self._output.publish(fold, ready)
+        if self._checks is None:
+            self._checks = Checks(self._context.bus, self._run_id)
+        await self._checks.answer(question, fold)
+
     def feed_at_once(
         self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
     ) -> bool:
-        """Fold a small frame as `feed` does, without waiting for the bus.
+        """Fold a small frame of a run without a checker as `feed` does, but never wait.
 
         Returns True if the frame's events only need to be published. If the result is False, the
         caller calls `complete`, and then publishes the events with `RunOutput.publish`.
@@ -112,6 +128,7 @@ class Feeder:
         self._last_of_writer[frame.writer] = frame.sequence
         calls = self._calls
         for event in fold.events(frame):
+            assert type(event) is CanonicalEvent, "the run has no checker"
             ended: tuple[Span, ...] = ()
             if calls is not None and event.type in ENDS_OR_BEGINS:
                 ended = calls.ended_by(event, frame, fold)

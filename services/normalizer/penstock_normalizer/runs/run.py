@@ -191,11 +191,11 @@ class Run:
         Returns the number of folded frames, and whether their events only need to be published. If
         the second value is False, the caller calls `_complete` with the number and the events.
         `_advance` folds all frames that need a task: the frames of a run that has not begun,
-        control frames, large frames, frames with published events, and frames that the fold cannot
-        accept.
+        control frames, large frames, frames with published events, frames of a run with a checker,
+        and frames that the fold cannot accept.
         """
         fold, backlog, count = self._fold, self.backlog, 0
-        if fold is None or not self.output.first:
+        if fold is None or not self.output.first or fold.asks:
             return 0, True
         while len(ready.events) < BATCH_FROM and (stored := backlog.after(count)) is not None:
             if len(stored.payload) > QUICK_FRAME_BYTES or stored is backlog.remnant:

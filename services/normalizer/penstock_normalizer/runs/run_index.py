@@ -101,6 +101,9 @@ class RunIndex:
             if record.sequence >= event.sequence and may_stay:
                 return True
             changes = _changes(fold, event, record.first_event or first_event)
+            if fold.asks and not record.message:
+                # Who has started the run did not know what the checker finds.
+                changes["message"] = fold.facts.get("message", "")[:200]
             before, record = record, record.model_copy(update=changes)
             revision = entry.revision if entry is not None else 0
             if await self._bucket.update(run_id, record.dump(), revision) is None:

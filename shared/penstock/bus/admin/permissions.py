@@ -214,6 +214,8 @@ USERS: Final = (
         # The normalizer processes the server's advisories, so it makes dead letters for all
         # services and subscribers.
         ["raw.*.normalizer", "deadletter.*.*"],
+        # The normalizer has texts of runs checked, and stores the answers beside the frames.
+        ["check.*", "raw.*.checks"],
         # The normalizer replays the dead letters that edges ask for. It publishes a command only
         # from a letter of the service that takes the command, so an edge cannot make one up.
         [f"command.connector.{kind}.*" for kind in CONNECTOR_COMMANDS],
@@ -340,7 +342,7 @@ USERS: Final = (
         _TOKENS,
         _KEEPS_OBJECTS,
         _SEALS,
-        hears=["push.*"],
+        hears=["push.*", "check.*"],
         responds=True,
     ),
     _service(
