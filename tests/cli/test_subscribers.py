@@ -65,17 +65,57 @@ def test_a_durable_that_takes_other_events_is_named_and_not_changed(nats: NatsSe
     assert said(nats, "make", "a", "--event", "llm.*") == []
 
 
-async def test_a_new_shard_gets_the_durables_of_the_first_from_its_first_event(
+async def test_a_new_shard_gets_durables_and_grants_of_the_first_from_its_first_event(
     nats: NatsServer,
 ) -> None:
     async with connected(nats.url) as bus:
         await subscribers.make(bus, subscribers.Durable("a", ("llm",), "now"))
+        grant = subscribers.Grant(True, ("acme",))
+        assert await subscribers.grant(bus, "a", grant) == ["EVENTS"]
         await reshard(bus, 2)
         made = await subscribers.ensure(bus)
         assert "the durable a of EVENTS_1" in made
         assert await subscribers.ensure(bus) == []
         config = (await bus.api("CONSUMER.INFO.EVENTS_1.a"))["config"]
+        assert await subscribers.grant_to(bus, "EVENTS_1", "a") == grant
+        assert await subscribers.grant_to(bus, "EVENTS_1", "b") == subscribers.SHAPE
     assert (config["deliver_policy"], config["filter_subjects"]) == ("all", ["llm.*.*"])
+
+
+def test_a_grant_is_given_in_each_shard_shown_and_taken_back_and_moves_no_durable(
+    nats: NatsServer,
+) -> None:
+    def grants() -> list[str]:
+        return [row["grant"] for row in said(nats, "list") if row["durable"] == "a"]
+
+    said(nats, "make", "a", "--event", "llm.*")
+    before = listed(nats)
+    assert grants() == ["shape"]
+    given = {"durable": "the durable a of EVENTS", "grant": "content"}
+    assert said(nats, "grant", "a", "content") == [given]
+    assert grants() == ["content"]
+    said(nats, "grant", "a", "content", "--tenant", "acme", "--tenant", "zoo")
+    assert grants() == ["content of acme, zoo"]
+    said(nats, "grant", "a", "shape")
+    assert grants() == ["shape"]
+    assert listed(nats) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["grant", "nobody", "content"], 1, "there is no durable nobody"),
+        (["grant", "approvals", "content"], 1, "approvals is a durable of a service"),
+        (["grant", "a", "shape", "--tenant", "acme"], 2, "--tenant is for the grant content"),
+        (["grant", "a", "everything"], 2, "is not one of"),
+    ],
+)
+def test_a_grant_that_cannot_be_given_is_refused(
+    nats: NatsServer, arguments: list[str], code: int, message: str
+) -> None:
+    result = CliRunner().invoke(app, ["subscribers", *arguments, "--nats", nats.url])
+    assert result.exit_code == code
+    assert message in " ".join(result.output.replace("│", "").split())
 
 
 def test_the_permissions_of_the_user_are_shown(nats: NatsServer) -> None:
@@ -83,6 +123,8 @@ def test_the_permissions_of_the_user_are_shown(nats: NatsServer) -> None:
     assert result.exit_code == 0
     assert '"$JS.penstock.API.CONSUMER.MSG.NEXT.EVENTS.a-b"' in result.output
     assert '"$JS.ACK.EVENTS.a-b.>"' in result.output
+    assert '"runkey.a-b.*"' in result.output
+    assert '"keygone.*"' in result.output
 
 
 @pytest.mark.parametrize(

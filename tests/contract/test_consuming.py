@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bus import Message, sealing
+from penstock.contract.asyncapi import headers
 from penstock.events import Event, subject_of
+from penstock.events.examples import example
 from penstock.events.llm import ToolCall
 from penstock.events.note import RUN_ID
 from penstock.subscribe import Nats, Subscriber
@@ -107,6 +110,19 @@ async def check(
     await guarded.publish(FUTURE.model_copy(update={"sequence": 101}))
     async with running(command, guarded, folder) as output:
         assert await read(output, 1) == [f"{RUN_ID}.101 approval.delegated"]
+        await guarded.bus.publisher.publish(sealed(example("llm.tool_call"), 102))
+        assert await read(output, 1) == [f"{RUN_ID}.102 llm.tool_call is sealed"]
+        await eventually(lambda: is_acknowledged(guarded), what="every event acknowledged")
+
+
+def sealed(event: Event, sequence: int) -> Message:
+    """Return the event as a sealed installation stores it."""
+    event = event.model_copy(update={"sequence": sequence, "session_id": "s", "leg": 1})
+    subject = subject_of(event)
+    place = sealing.place_of(subject, b"")
+    assert place is not None
+    key = sealing.RunKey(b"k" * sealing.KEY_BYTES)
+    return sealing.sealed_message(key, place, Message(subject, event.dump(), headers(event)))
 
 
 async def test_the_python_program_reads_every_event_of_its_durable(

@@ -39,6 +39,9 @@ FORBIDDEN = {
     "read the last of a subject": f"$JS.API.DIRECT.GET.EVENTS.llm.stream.{RUN_ID}",
     "empty the stream": "$JS.API.STREAM.PURGE.EVENTS",
     "read the source frames": "$JS.API.CONSUMER.CREATE.RAW.mine",
+    "ask for keys under another's name": f"runkey.{OTHER}.{RUN_ID}",
+    "read the stream of keys": "$JS.API.STREAM.MSG.GET.KEYS",
+    "let others forget a key": f"keygone.{RUN_ID}",
     "read a bucket": "$JS.API.DIRECT.GET.KV_approvals.$KV.approvals.x",
 }
 # A request that the reader may send for its own durable is forbidden for other durables, also under
@@ -48,7 +51,17 @@ IMPORTED = {
     for what, subject in FORBIDDEN.items()
     if subject.startswith("$JS.API")
 }
-UNHEARD = ["live.>", "frames.>", "llm.>", ">", "_INBOX.>", "_INBOX_billing.>", "$JS.EVENT.>"]
+UNHEARD = [
+    "live.>",
+    "runkey.>",
+    "key.>",
+    "frames.>",
+    "llm.>",
+    ">",
+    "_INBOX.>",
+    "_INBOX_billing.>",
+    "$JS.EVENT.>",
+]
 
 
 async def test_a_reader_gets_and_acknowledges_what_its_durable_has(

@@ -8,14 +8,23 @@ import random
 from functools import partial
 from pathlib import Path
 
+import nats
 import pytest
 
-from penstock.bus import streams, subjects
+from penstock.bus import Bus, streams, subjects
+from penstock.bus.admin import subscribers
+from penstock.bus.admin.permissions import SUBSCRIBER
+from penstock.bus.admin.subscribers import Durable, Grant
+from penstock.bus.messages import REFUSAL
 from penstock.bus.read import direct
+from penstock.bus.sealing import KEY_BYTES
+from penstock.events import Event as Canonical
+from penstock.subscribe import Nats, Subscriber
 from support.drive.bus import connected
+from support.drive.dead_letters import all_letters
 from support.drive.waiting import eventually
 from support.real.deployment import CONTENT_KEY, Deployment, Event, deployment
-from support.real.nats import NatsServer
+from support.real.nats import NatsServer, login
 from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -73,6 +82,75 @@ async def test_a_service_that_lacks_the_key_does_not_start_and_says_what_to_do(
             await penstock.start("edge", environment={"PENSTOCK_CONTENT_KEYS": ""})
     finally:
         penstock.instances[:] = before
+
+
+async def test_a_subscriber_reads_what_it_is_granted_until_the_run_is_erased(
+    penstock: Deployment, penstocks_nats: NatsServer
+) -> None:
+    """Separate services, NATS with accounts, and the user of subscribers."""
+    args = planted("args")
+    run_id = await penstock.run("assistant", f"confirm {args}")
+    events = await approved(penstock, run_id, planted("note"))
+    shown = [(each.sequence, each.type) for each in events]
+
+    async with connected(penstocks_nats.url, content_keys=(CONTENT_KEY,)) as bus:
+        envelopes = await read(bus, penstocks_nats, run_id, Grant(), len(events))
+        assert [(each.sequence, each.type) for each in envelopes] == shown
+        assert all(each.data == {"sealed": each.data["sealed"]} for each in envelopes)
+        assert args not in "".join(each.model_dump_json() for each in envelopes)
+
+        whole = await read(bus, penstocks_nats, run_id, Grant(True), len(events))
+        assert [(each.sequence, each.type, each.data) for each in whole] == [
+            (each.sequence, each.type, each.data) for each in events
+        ]
+
+        request = subjects.key_request(SUBSCRIBER, run_id)
+        reader = await nats.connect(penstocks_nats.url, **login(SUBSCRIBER))
+        try:
+            assert len((await reader.request(request, timeout=5)).data) == KEY_BYTES
+            await erased(penstock, run_id)
+            answer = await reader.request(request, timeout=5)
+            assert (answer.data, (answer.headers or {})[REFUSAL]) == (b"", "erased")
+        finally:
+            await reader.close()
+        await subscribers.delete(bus, SUBSCRIBER)
+        assert await all_letters(bus, SUBSCRIBER) == []
+
+
+async def read(
+    bus: Bus, server: NatsServer, run_id: str, given: Grant, count: int
+) -> list[Canonical]:
+    """Read the events of the run with this grant, from the first one on."""
+    await subscribers.delete(bus, SUBSCRIBER)
+    await subscribers.make(bus, Durable(SUBSCRIBER, (f"*.*.{run_id}",)))
+    await subscribers.grant(bus, SUBSCRIBER, given)
+    subscriber = Subscriber(SUBSCRIBER, Nats(url=server.url, **login(SUBSCRIBER)))
+    found: list[Canonical] = []
+
+    @subscriber.on(f"*.*.{run_id}")
+    async def take(event: Canonical) -> None:
+        found.append(event)
+
+    async def enough() -> bool:
+        return len(found) >= count
+
+    await subscriber.broker.start()
+    try:
+        await eventually(enough, 30, f"{count} events")
+    finally:
+        await subscriber.broker.stop()
+    return found
+
+
+async def erased(penstock: Deployment, run_id: str) -> None:
+    """Erase the run's content; return when nobody gets it any more."""
+
+    async def is_withheld() -> bool:
+        # The record says some milliseconds after the last event that the run has ended.
+        answer = await penstock.http.delete(f"{penstock.edge()}/v1/runs/{run_id}/content")
+        return answer.is_success
+
+    await eventually(is_withheld, 30, "the erasure")
 
 
 @pytest.mark.chaos

@@ -27,6 +27,7 @@ from penstock.web.problems import Problem
 from penstock.web.server import raise_file_limit
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources.key_requests import KeyRequests
 from penstock_edge.sources.large_events import LargeEvents
 from penstock_edge.stream.direct_write import is_tried
 from penstock_edge.surfaces.a2a import A2a
@@ -97,6 +98,7 @@ class EdgeService(Service):
         self.ws_ping_s = context.settings.keep_alive_s
         self._edge = Edge.of(context.bus, context.config, context.settings)
         self._large_events = LargeEvents(context.bus, self._edge.many.records)
+        self._key_requests = KeyRequests(context.bus)
         self._surfaces = [surface(self._edge) for surface in SURFACES]
         around = on_bus(context.bus)
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
@@ -110,6 +112,7 @@ class EdgeService(Service):
         self._edge.streams.fit(raise_file_limit())
         self.bus.continuity.on_loss(self._on_loss)
         await self._large_events.start()
+        await self._key_requests.start()
         self.bus.on_reconnect(self._edge.forget_events)
         await until_answered(
             f"subscribing to {ERASURES}",
@@ -142,6 +145,7 @@ class EdgeService(Service):
             *("list-runs", "list-sessions", "list-costs"),
         )
         await self._large_events.stop()
+        await self._key_requests.stop()
         await self._edge.hubs.close()
         await self._edge.cursors.close()
         await self._edge.many.feeds.close()

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 from penstock.bus.errors import ContentErased, ContentRefused
 
@@ -31,9 +32,12 @@ RAW_FIRST = "Penstock-Raw-First"
 COST = "Penstock-Cost"  # of an `llm.tool_result` that has a cost
 # The header with which a write names the sequence of the last message of its subject.
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
-# Headers of an edge's answer to a subscriber's request for a large event.
+# A header of an edge's answer to a subscriber's request for a large event.
 LARGE_PARTS = "Penstock-Parts"
-LARGE_ERROR = "Penstock-Error"  # its values: gone, invalid, sealed, unavailable
+# The header of an edge's answer that says why a subscriber does not get what it asks for: a large
+# event (gone, invalid, unavailable) or the key of a run (see `KeyRefusal`).
+REFUSAL = "Penstock-Error"
+KeyRefusal = Literal["no_grant", "other_tenant", "erased", "unknown", "busy", "unavailable"]
 
 # How a payload begins that refers to an object of the object store (see `write.objects`).
 REFERENCE = b'{"penstock_object":"'

@@ -231,17 +231,42 @@ class RunKeys(NamedTuple):
 def sealed_message(key: RunKey, place: Place, message: Message) -> Message:
     payload, headers = message.payload, _parsed(message.headers)
     if place.is_event:
-        begin, end = payload.find(_DATA), payload.rfind(_AFTER_DATA)
-        if 0 < begin < end:
-            before, after = payload[:begin], payload[end:]
-            name = _event_name(place, headers.get(messages.SEQUENCE, ""), before, after)
-            data = base64.b64encode(key.seal(payload[begin + len(_DATA) : end], name))
-            sealed = b'%b%b,"data":{"sealed":"%b"}%b' % (_EVENT, before[1:], data, after)
+        sealed = _sealed_event(key, place, headers.get(messages.SEQUENCE, ""), payload)
+        if sealed is not None:
             return Message(message.subject, sealed, message.headers)
     if place.envelope is not None:
         return Message(message.subject, _sealed_record(key, place, payload), message.headers)
     sealed = _WHOLE + key.seal(payload, _name(place, headers))
     return Message(message.subject, sealed, message.headers)
+
+
+def _sealed_event(
+    key: RunKey, place: Place, sequence: str, payload: bytes, *, is_repeatable: bool = False
+) -> bytes | None:
+    begin, end = payload.find(_DATA), payload.rfind(_AFTER_DATA)
+    if not 0 < begin < end:
+        return None
+    before, content, after = payload[:begin], payload[begin + len(_DATA) : end], payload[end:]
+    name = _event_name(place, sequence, before, after)
+    nonce = key.fixed_nonce(content, name) if is_repeatable else b""
+    data = base64.b64encode(key.seal(content, name, nonce))
+    return b'%b%b,"data":{"sealed":"%b"}%b' % (_EVENT, before[1:], data, after)
+
+
+def sealed_event(key: RunKey, payload: bytes) -> bytes:
+    """Return a large event as `sealed_message` would seal it if it was a message, and the same each
+    time, since several processes may send parts of it. Raises ValueError if it is no event."""
+    fields = orjson.loads(payload[: payload.find(_DATA)] + b"}")
+    try:
+        type_, run_id = fields["event"], fields["run_id"]
+        subject = f"{type_['category']}.{type_['action']}.{run_id}"
+        place = Place(run_id, subject.encode(), is_event=True)
+        sealed = _sealed_event(key, place, f"{fields['sequence']}", payload, is_repeatable=True)
+    except (KeyError, TypeError):
+        sealed = None
+    if sealed is None:
+        raise ValueError("this is no event")
+    return sealed
 
 
 def _sealed_record(key: RunKey, place: Place, payload: bytes) -> bytes:

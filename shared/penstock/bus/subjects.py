@@ -163,8 +163,14 @@ def content_key(run_id: str) -> str:
 
 
 def key_notice(run_id: str) -> str:
-    """Return the subject of the notice that the key of a run was destroyed."""
+    """Return the subject of the notice that the key of a run is withheld, or was destroyed."""
     return f"keygone.{run_id}"
+
+
+def key_request(durable: str, run_id: str) -> str:
+    """Return the subject of a subscriber's core request for the key of a run. NATS lets a user ask
+    only under the names of its durables."""
+    return f"runkey.{durable}.{run_id}"
 
 
 def alive(pod: str) -> str:

@@ -36,6 +36,8 @@ as Pydantic models in the package `penstock`.
   and `code` may get further values.
 - **Large events.** In place of a body over 512 KiB the message is `{"penstock_object": "<name>"}`
   ([schema](schemas/reference.json)), with the headers and the subject of the event.
+- **Sealed events.** Where the operator seals content, an event has `sealed: 1`, and its `data` are
+  ciphertext ([consuming.md](consuming.md#sealed-content)).
 """
 
 

@@ -6,7 +6,7 @@ docs/subscribe.md describes how to use this module.
 try:
     from penstock.bus.admin.subscribers import Start
     from penstock.bus.errors import StartUpError
-    from penstock.subscribe.received import Later, Received, Reject
+    from penstock.subscribe.received import Later, Received, Reject, Sealed
     from penstock.subscribe.settings import Limits, Nats
     from penstock.subscribe.subscriber import Subscriber
 except ModuleNotFoundError as error:
@@ -16,4 +16,14 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-__all__ = ["Later", "Limits", "Nats", "Received", "Reject", "Start", "StartUpError", "Subscriber"]
+__all__ = [
+    "Later",
+    "Limits",
+    "Nats",
+    "Received",
+    "Reject",
+    "Sealed",
+    "Start",
+    "StartUpError",
+    "Subscriber",
+]

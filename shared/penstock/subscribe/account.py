@@ -1,4 +1,5 @@
-"""Makes a subscriber's requests: for its consumers, the number of shards, and large events."""
+"""Makes a subscriber's requests: for its consumers, the number of shards, large events, and the
+keys of runs whose content is sealed."""
 
 from __future__ import annotations
 
@@ -9,31 +10,36 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.bus import BusUnavailable, NatsError, ObjectGone, StartUpError
+from penstock.bus import BusUnavailable, Listener, NatsError, ObjectGone, StartUpError, Stored
 from penstock.bus.admin.permissions import SHARDS_RECORD
+from penstock.bus.admin.subscribers import SHAPE, Grant, grant_of
 from penstock.bus.connection.dialing import Dialer
 from penstock.bus.connection.health import Health
 from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.nats_client import Connection
 from penstock.bus.errors import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, BusError
-from penstock.bus.messages import LARGE_ERROR, LARGE_PARTS
+from penstock.bus.messages import LARGE_PARTS, REFUSAL, Unreadable
 from penstock.bus.shards import ONE, Shards
-from penstock.bus.subjects import is_run_id, large_event
+from penstock.bus.streams import events_for
+from penstock.bus.subjects import is_run_id, key_notice, key_request, large_event
 from penstock.events import InvalidEvent
+from penstock.subscribe.granted import GrantedContent, KeyRefused
 from penstock.subscribe.settings import Nats
 
 log = logging.getLogger("penstock.subscribe")
 
 _REFERENCE: Final = re.compile(rb'\{"penstock_object":"([0-9a-f-]+)\.([0-9]{1,9})"\}')
-LARGE_AGAIN_S: Final = 1.0  # seconds before an unanswered request for a large event is repeated
+# Seconds before a request to edges is repeated that got no answer, for a large event or a key.
+AGAIN_S: Final = 1.0
 
 
 class Account:
     """A subscriber's connection to NATS, with the rights of the subscriber's NATS user. Requests
     raise StartUpError if the user may not make them, and BusError if they fail."""
 
-    def __init__(self, nats: Nats, name: str) -> None:
-        self._settings = nats.bus_settings(name)
+    def __init__(self, nats: Nats, durable: str) -> None:
+        self._settings = nats.bus_settings(f"penstock-subscriber-{durable}")
+        self._durable = durable
         self._prefix = f"$JS.{nats.domain}.API" if nats.domain else "$JS.API"
         self.domain = nats.domain
         self.connection = Connection()
@@ -41,6 +47,9 @@ class Account:
         self._jetstream = JetStream(self.connection, Health(), nats.request_timeout_s)
         # the subjects that NATS has refused to this user, in lower case
         self._denied: set[str] = set()
+        self._content = GrantedContent(self._jetstream, self._key)
+        self._grants: dict[str, Grant] = {}  # of the durable, by stream, as last seen
+        self._notices: Listener | None = None  # to forget keys that were destroyed
 
     @property
     def inbox_prefix(self) -> str:
@@ -56,6 +65,7 @@ class Account:
         dialer = Dialer(self._settings, self.connection)
 
         async def lost() -> None:
+            self._content.forget()  # the notices that come meanwhile are lost
             dialer.record_disconnect()
             if not self.connection.is_closed:
                 log.warning("%s", dialer.disconnect_reason)
@@ -83,15 +93,21 @@ class Account:
             raise BusUnavailable(f"the number of shards: {status}")
         return Shards.parse(answer.data).made if answer.data else ONE.made
 
-    async def consumer(self, stream: str, durable: str) -> dict[str, Any] | None:
-        """Return the configuration of a durable consumer; None if the durable does not exist."""
+    async def consumer(self, stream: str) -> dict[str, Any] | None:
+        """Return the configuration of the durable consumer; None if the durable does not exist."""
         try:
-            info = await self._api(f"CONSUMER.INFO.{stream}.{durable}", {})
+            info = await self._api(f"CONSUMER.INFO.{stream}.{self._durable}", {})
         except ApiError as error:
             if error.code in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
                 return None
             raise
         config: dict[str, Any] = info["config"]
+        grant = grant_of(config)
+        if grant != self._grants.get(stream):
+            self._content.forget()
+        self._grants[stream] = grant
+        if grant.content:
+            await self._listen_to_notices()
         return config
 
     async def declare(self, stream: str, config: dict[str, Any]) -> None:
@@ -120,18 +136,63 @@ class Account:
                     "run %s: the event %s is large, and no edge sends it: %s",
                     *(run_id, sequence, error),
                 )
-                await asyncio.sleep(LARGE_AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
                 continue
             headers = answer.headers or {}
-            trouble = headers.get(LARGE_ERROR)
+            trouble = headers.get(REFUSAL)
             if trouble == "unavailable":
-                await asyncio.sleep(LARGE_AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
             elif trouble is not None:
                 raise ObjectGone(f"the payload of {run_id}.{sequence} is {trouble}")
             else:
                 wanted = int(headers[LARGE_PARTS])
                 parts.append(answer.data)
         return b"".join(parts)
+
+    async def opened(self, stored: Stored) -> bytes:
+        """Return the payload of an event whose content this subscriber may read; ask until an edge
+        answers.
+
+        Raises:
+            KeyRefused: this subscriber gets the envelope only.
+            ObjectGone: the content was changed, or stands where it does not belong.
+        """
+        while True:
+            try:
+                await self._content.open(stored)
+            except BusError as error:
+                log.warning("%s is sealed, and no edge sends its key: %s", stored.subject, error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            if isinstance(stored.payload, Unreadable):
+                raise stored.payload.error
+            return stored.payload
+
+    async def _key(self, run_id: str) -> bytes:
+        """Return the key of a run. Raises KeyRefused, BusError."""
+        if not self._grants.get(events_for(run_id), SHAPE).content:
+            raise KeyRefused("no_grant")
+        answer = await self._request(key_request(self._durable, run_id), b"")
+        refusal = (answer.headers or {}).get(REFUSAL)
+        if refusal in ("busy", "unavailable"):
+            raise BusUnavailable(f"the key of run {run_id}: {refusal}")
+        if key_notice("*") in self._denied:
+            # Without the notices, a key would stay here after an erasure.
+            raise StartUpError(
+                f"the NATS user {self._settings.user} may not subscribe to {key_notice('*')}: the "
+                "operator allows it in the server's configuration (see deploy/nats)"
+            )
+        if refusal is not None and refusal != "unknown":
+            raise KeyRefused(refusal)
+        return bytes(answer.data)
+
+    async def _listen_to_notices(self) -> None:
+        subject = key_notice("*")
+        if self._notices is None or subject in self._denied:
+            if self._notices is not None:
+                self._notices.stop()
+            self._denied.discard(subject)
+            self._notices = await self._jetstream.listen(subject, self._content.on_notice)
 
     async def _api(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self._request(f"{self._prefix}.{call}", orjson.dumps(body))

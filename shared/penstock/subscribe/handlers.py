@@ -11,11 +11,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from penstock.bus import subjects
 from penstock.events import CATALOGUE, Data, Event
-from penstock.subscribe.received import Received
+from penstock.subscribe.received import Received, Sealed
 
 _FORMS = (
-    "one of the models of penstock.events such as ToolCall, several of them joined by |, "
-    "Received[…] of these, or Event"
+    "one of the models of penstock.events such as ToolCall, several of them joined by |, also with "
+    "Sealed, Received[…] of these, or Event"
 )
 
 
@@ -25,12 +25,14 @@ class Handler:
 
     `events` are types such as `llm.tool_call`, in which each part may be `*`. `models` has the
     models of `data` that the handler accepts. If `models` is empty, the handler accepts any data.
+    With `takes_sealed`, it is also called with events whose content the subscriber does not get.
     """
 
     call: Callable[[Any], Awaitable[object]]
     events: tuple[str, ...]
     models: tuple[type[Data], ...]
     form: type[Data] | type[Event] | type[Received[Any]]
+    takes_sealed: bool
 
     @property
     def name(self) -> str:
@@ -39,14 +41,16 @@ class Handler:
     def matches(self, subject: str) -> bool:
         return any(subjects.covers(each, subject) for each in subjects.event_patterns(self.events))
 
-    def argument(self, event: Event, delivered: int, stored_at: datetime) -> Any:
-        """Return the event in the form that the handler takes. Raises InvalidEvent if the event's
-        `data` does not fit the event's type."""
+    def argument(
+        self, event: Event, sealed: Sealed | None, delivered: int, stored_at: datetime
+    ) -> Any:
+        """Return the event in the form that the handler takes, with `sealed` in place of its data.
+        Raises InvalidEvent if the event's `data` does not fit the event's type."""
         if self.form is Event:
             return event
         # If this version does not know the event's type, there is no model. `Data` then keeps all
         # fields.
-        data = event.data_model() or Data.model_validate(event.data)
+        data = sealed or event.data_model() or Data.model_validate(event.data)
         if self.form is Received:
             return Received(event, data, delivered, stored_at)
         return data
@@ -68,7 +72,7 @@ def handler_of(call: Callable[[Any], Awaitable[object]], events: Sequence[str]) 
     hints = get_type_hints(call)
     if parameters[0].name not in hints:
         raise TypeError(f"{name}: annotate the parameter {parameters[0].name} with {_FORMS}")
-    form, models = _form(name, hints[parameters[0].name])
+    form, models, takes_sealed = _form(name, hints[parameters[0].name])
     own = tuple(model.TYPE for model in models)
     if not events and not own:
         raise TypeError(
@@ -77,17 +81,18 @@ def handler_of(call: Callable[[Any], Awaitable[object]], events: Sequence[str]) 
         )
     for each in events:
         _check(name, each, own)
-    return Handler(call, tuple(events) or own, models, form)
+    return Handler(call, tuple(events) or own, models, form, takes_sealed)
 
 
 def _form(
     name: str, annotation: Any
-) -> tuple[type[Data] | type[Event] | type[Received[Any]], tuple[type[Data], ...]]:
+) -> tuple[type[Data] | type[Event] | type[Received[Any]], tuple[type[Data], ...], bool]:
+    """Return the form, the models, and whether the handler takes sealed events."""
     if annotation is Event:
-        return Event, ()
+        return Event, (), True
     form: type[Data] | type[Received[Any]] = Data
     if annotation is Received:
-        return Received, ()
+        return Received, (), True
     if get_origin(annotation) is Received:
         form, (annotation,) = Received, get_args(annotation)
     choices = (annotation,)
@@ -98,11 +103,17 @@ def _form(
         if not (inspect.isclass(choice) and issubclass(choice, Data)):
             raise TypeError(f"{name}: the annotation must be {_FORMS}, and not {annotation!r}")
         if choice is Data:
-            return form, ()  # `Data` accepts the data of any event
+            return form, (), True  # `Data` accepts the data of any event
+        if choice is Sealed:
+            continue
         if choice.__dict__.get("TYPE") not in CATALOGUE:
             raise TypeError(f"{name}: {choice.__name__} is not the model of an event")
         models.append(choice)
-    return form, tuple(models)
+    if not models:
+        raise TypeError(
+            f"{name}: join Sealed with the model of an event, such as ToolCall | Sealed"
+        )
+    return form, tuple(models), Sealed in choices
 
 
 def _check(name: str, wanted: str, own: Sequence[str]) -> None:

@@ -4,11 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from pydantic import Field
 
 from penstock.events import Data, Event
 
 D_co = TypeVar("D_co", bound=Data, covariant=True)
+
+
+class Sealed(Data):
+    """Stands for the data of an event whose content this subscriber does not get. It has no field
+    of the event's type, so nobody takes it for empty content."""
+
+    reason: str = Field(
+        description="`no_grant`: the subscriber gets envelopes only; `other_tenant`: its grant is "
+        "for other tenants; `erased`: nobody gets this content any more."
+    )
+
+
+class ContentNeeded(LookupError):
+    """A handler asks for a field of `data` that is sealed. The event waits until the durable has
+    the grant `content`."""
+
+
+class SealedFields(dict[str, Any]):
+    """The `data` of such an event in a handler that takes `Event`. Who asks for a field of the
+    event's type gets ContentNeeded, also from `get`."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ContentNeeded(f"data.{name} is sealed, and this subscriber gets no content")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field that is there; the default is never used."""
+        return self[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Subscriber:
         # The FastStream broker. An application that has hooks of its own can run the broker with
         # `FastStream(subscriber.broker)`.
         self.broker = EventBroker(
-            lambda: Account(nats, f"penstock-subscriber-{durable}"),
+            lambda: Account(nats, durable),
             self._begin,
             self._end,
             self._limits.grace_s,
@@ -156,7 +156,7 @@ class Subscriber:
     async def _consumer(self, stream: str) -> dict[str, Any]:
         """Return the durable's configuration. With `start`, make the durable if it is missing."""
         account = self.broker.account
-        config = await account.consumer(stream, self._durable)
+        config = await account.consumer(stream)
         wanted = sorted({each for handler in self._handlers for each in handler.events})
         if self._start is not None:
             filters = subjects.event_patterns(wanted)
@@ -166,7 +166,7 @@ class Subscriber:
             elif sorted(_filters(config)) != sorted(filters):
                 kept = {name: each for name, each in config.items() if name != "filter_subject"}
                 await account.declare(stream, kept | {"filter_subjects": filters})
-            config = await account.consumer(stream, self._durable)
+            config = await account.consumer(stream)
         if config is None:
             options = " ".join(f"--event '{each}'" for each in wanted)
             raise StartUpError(

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 import orjson
 
-from penstock.bus import Msg, NatsError, ObjectGone
+from penstock.bus import Msg, NatsError, ObjectGone, Stored
 from penstock.bus.connection.nats_client import Connection
 from penstock.bus.subjects import run_id_of
 from penstock.bus.write.objects import is_reference
 from penstock.events import Event, InvalidEvent, parse
-from penstock.subscribe.account import Account
+from penstock.subscribe.account import AGAIN_S, Account
+from penstock.subscribe.granted import KeyRefused
 from penstock.subscribe.handlers import Handler
-from penstock.subscribe.received import Later, Reject
+from penstock.subscribe.received import ContentNeeded, Later, Reject, Sealed, SealedFields
 from penstock.subscribe.settings import Limits
 
 log = logging.getLogger("penstock.subscribe")
 
 MAX_REASON_CHARACTERS: Final = 300
+# Seconds between two log lines that say that a handler needs the grant `content`.
+SAY_AGAIN_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Delivery:
     subject: str
     reply: str
     payload: bytes
+    headers: Mapping[str, str]
     delivered: int
     stored_at: datetime
 
@@ -45,6 +50,7 @@ class Delivery:
             msg.subject,
             msg.reply,
             msg.data,
+            msg.headers or {},
             metadata.num_delivered or 1,
             metadata.timestamp,
         )
@@ -86,6 +92,9 @@ class Work:
         self._room = asyncio.Semaphore(limits.concurrency)
         # maps a run's id to the task of the run's newest event
         self._last: dict[str, asyncio.Task[None]] = {}
+        # the handlers that take `Event`, and have asked for a field of its data that was sealed
+        self._needing: set[str] = set()
+        self._said_at = float("-inf")  # when the log said that a handler needs the grant `content`
 
     async def take(self, delivery: Delivery, heartbeat_s: float) -> None:
         """Wait until fewer than `concurrency` events are handled; then begin to handle this one."""
@@ -138,10 +147,19 @@ class Work:
         where = f"run {delivery.run_id}: {delivery.subject}"
         name = ""
         try:
-            event = await self._read(delivery.payload)
+            event, sealed = await self._read(delivery, wanting)
             for handler in wanting:
                 name = handler.name
-                await handler.call(handler.argument(event, delivery.delivered, delivery.stored_at))
+                while sealed is None or not self._needs_content(handler):
+                    facts = delivery.delivered, delivery.stored_at
+                    try:
+                        await handler.call(handler.argument(event, sealed, *facts))
+                        break
+                    except ContentNeeded:
+                        if sealed is None:
+                            raise
+                        self._needing.add(name)
+                        event, sealed = await self._read(delivery, wanting)
         except (InvalidEvent, ObjectGone) as error:
             log.error("%s is given up, since it cannot be read: %s", where, error)
             delivery.give_up(f"cannot be read: {error}")
@@ -155,10 +173,39 @@ class Work:
         else:
             delivery.done()
 
-    async def _read(self, payload: bytes) -> Event:
+    async def _read(
+        self, delivery: Delivery, wanting: Sequence[Handler]
+    ) -> tuple[Event, Sealed | None]:
+        """Return the event, and what stands for its data if this subscriber does not get them.
+        While the durable lacks the grant that a handler needs, the event waits."""
+        payload = delivery.payload
         if is_reference(payload):
             payload = await self._account.large_event(payload)
-        return parse(payload)
+        while True:
+            stored = Stored(delivery.subject, 0, delivery.headers, payload)
+            try:
+                return parse(await self._account.opened(stored)), None
+            except KeyRefused as error:
+                needing = [each.name for each in wanting if self._needs_content(each)]
+                if error.reason != "no_grant" or not needing:
+                    event = parse(payload)
+                    event.data = SealedFields(event.data)
+                    return event, Sealed(reason=error.reason)
+                self._say_what_it_needs(delivery, needing[0])
+            await asyncio.sleep(AGAIN_S)
+
+    def _needs_content(self, handler: Handler) -> bool:
+        return not handler.takes_sealed or handler.name in self._needing
+
+    def _say_what_it_needs(self, delivery: Delivery, name: str) -> None:
+        if time.monotonic() - self._said_at >= SAY_AGAIN_S:
+            self._said_at = time.monotonic()
+            log.error(
+                "run %s: %s is sealed, and waits, since %s needs its content: the operator grants "
+                "it with `penstock subscribers grant DURABLE content`, or the handler takes "
+                "`| Sealed`",
+                *(delivery.run_id, delivery.subject, name),
+            )
 
     def _failed(self, delivery: Delivery, name: str, error: Exception) -> None:
         where = f"run {delivery.run_id}: {delivery.subject}"

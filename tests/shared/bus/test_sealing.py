@@ -204,6 +204,21 @@ def test_the_reference_to_a_large_event_stays_json() -> None:
     )
 
 
+def test_a_large_event_is_sealed_as_a_message_is_and_the_same_each_time() -> None:
+    message = event({"text": ',"data":{},"session_id":' * 2})
+    made = [sealing.sealed_event(KEY, message.payload) for _ in range(2)]
+    assert made[0] == made[1]
+    found = sealed(message)
+    found.payload = made[0]
+    assert opened(found) == message.payload
+
+
+@pytest.mark.parametrize("payload", [b"", b"{}", b'{"a":1,"data":{},"session_id":"s"}', b"[1]"])
+def test_what_is_no_event_is_not_sealed_as_a_large_event(payload: bytes) -> None:
+    with pytest.raises(ValueError, match=r"no event|unexpected|JSON"):
+        sealing.sealed_event(KEY, payload)
+
+
 @pytest.mark.parametrize("subject", [f"journal.{RUN}.{'0' * 64}", f"raw.{RUN}.upstream"])
 def test_content_that_begins_as_a_sealed_event_does_is_in_clear(subject: str) -> None:
     place = sealing.place_of(subject, b"")

@@ -11,7 +11,7 @@ import pytest
 from penstock.bus import subjects
 from penstock.events import Data, Event
 from penstock.events.llm import ToolCall, ToolResult
-from penstock.subscribe import Received
+from penstock.subscribe import Received, Sealed
 from penstock.subscribe.handlers import handler_of
 
 
@@ -21,6 +21,8 @@ async def received(event: Received[ToolCall]) -> None: ...
 async def any_data(event: Data) -> None: ...
 async def any_received(event: Received[Data]) -> None: ...
 async def envelope(event: Event) -> None: ...
+async def or_sealed(event: ToolCall | Sealed) -> None: ...
+async def received_or_sealed(event: Received[ToolCall | Sealed]) -> None: ...
 async def with_more(event: Event, times: int = 1) -> None: ...
 
 
@@ -33,6 +35,8 @@ async def with_more(event: Event, times: int = 1) -> None: ...
         (joined, (), ["llm.tool_call.*", "llm.tool_result.*"]),
         (joined, ("llm.tool_result",), ["llm.tool_result.*"]),
         (received, (), ["llm.tool_call.*"]),
+        (or_sealed, (), ["llm.tool_call.*"]),
+        (received_or_sealed, ("llm.tool_call",), ["llm.tool_call.*"]),
         (any_data, ("llm.*",), ["llm.*.*"]),
         (any_received, ("llm",), ["llm.*.*"]),
         (envelope, ("approval.*", "approval.requested"), ["approval.*.*"]),
@@ -47,6 +51,26 @@ def test_a_handler_wants_what_it_names(
     assert subjects.event_patterns(handler_of(call, events).events) == wanted
 
 
+@pytest.mark.parametrize(
+    ("call", "takes_sealed"),
+    [
+        (one, False),
+        (joined, False),
+        (received, False),
+        (or_sealed, True),
+        (received_or_sealed, True),
+        (any_data, True),
+        (any_received, True),
+        (envelope, True),
+    ],
+)
+def test_a_handler_says_whether_it_takes_events_without_content(
+    call: Any, takes_sealed: bool
+) -> None:
+    assert handler_of(call, ("llm.tool_call",)).takes_sealed is takes_sealed
+
+
+async def sealed_only(event: Sealed) -> None: ...
 async def unannotated(event) -> None: ...  # type: ignore[no-untyped-def]
 async def of_text(event: str) -> None: ...
 async def of_none(event: ToolCall | None) -> None: ...
@@ -61,6 +85,7 @@ def plain(event: Event) -> None: ...
         (unannotated, (), "annotate the parameter event with one of the models"),
         (of_text, (), "the annotation must be one of the models"),
         (of_none, (), "the annotation must be one of the models"),
+        (sealed_only, ("llm.tool_call",), "join Sealed with the model of an event"),
         (two, ("llm.*",), "must have one parameter"),
         (none, ("llm.*",), "must have one parameter"),
         (plain, ("llm.*",), "async def"),

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from penstock.bus import Bus
 from penstock.bus.admin import subscribers
 from penstock.bus.admin.permissions import DOMAIN
-from penstock.bus.admin.subscribers import PLACES, Durable, Start
+from penstock.bus.admin.subscribers import PLACES, Durable, Grant, Start, grant_of
 from penstock.bus.errors import ApiError
+from penstock.bus.subjects import key_notice, key_request
 from penstock.events.catalogue import CATEGORIES
 from penstock_cli.commands.options import operator, parser
 from penstock_cli.operations.connection import DONE, FAILED
 from penstock_cli.terminal.output import Output
 
 app = typer.Typer(
-    help="List, make and delete the durable consumers of subscribers. Speaks with NATS, as the "
-    "services do.",
+    help="List, make and delete the durable consumers of subscribers; grant them sealed content. "
+    "Speaks with NATS, as the services do.",
     no_args_is_help=True,
 )
 
@@ -73,6 +74,7 @@ async def list_subscribers(bus: Bus, output: Output) -> int:
         {
             "durable": info["name"],
             "stream": info["stream_name"],
+            "grant": grant_of(info["config"]).name,
             "events": info["config"].get("filter_subjects") or [],
             "waiting": info["num_pending"],
             "in_work": info["num_ack_pending"],
@@ -80,7 +82,7 @@ async def list_subscribers(bus: Bus, output: Output) -> int:
         }
         for info in await subscribers.listed(bus)
     ]
-    columns = ("durable", "stream", "events", "waiting", "in_work", "again")
+    columns = ("durable", "stream", "grant", "events", "waiting", "in_work", "again")
     output.listing(rows, columns, lambda row: [_cell(row[name]) for name in columns])
     return DONE
 
@@ -136,7 +138,45 @@ async def make_subscriber(
             output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.INFO.{stream}.{name}"))
             output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.MSG.NEXT.{stream}.{name}"))
             output.notice(json.dumps(f"$JS.ACK.{stream}.{name}.>"))
+        output.notice("for `penstock subscribers grant` also to")
+        output.notice(json.dumps(key_request(name, "*")))
+        output.notice(f"and to subscribe to {json.dumps(key_notice('*'))}")
     return DONE
+
+
+def _check_grant(grant: str, tenant: list[str] | None, **_: object) -> None:
+    if tenant and grant == "shape":
+        raise typer.BadParameter("--tenant is for the grant content")
+
+
+@app.command("grant")
+@operator(check=_check_grant)
+async def grant_subscriber(
+    bus: Bus,
+    output: Output,
+    name: Name,
+    grant: Annotated[
+        Literal["content", "shape"],
+        typer.Argument(help="content, or shape: the envelope only, as without a grant."),
+    ],
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(help="A tenant whose runs' content it may read; repeat it for several."),
+    ] = None,
+) -> int:
+    """Say what a durable's subscriber may read where content is sealed."""
+    given = Grant(grant == "content", tuple(tenant or ()))
+    try:
+        changed = await subscribers.grant(bus, name, given)
+    except ValueError as error:
+        output.notice(str(error))
+        return FAILED
+    for stream in changed:
+        what = f"the durable {name} of {stream}"
+        output.result({"durable": what, "grant": given.name}, f"{what}: {given.name}")
+    if not changed:
+        output.notice(f"there is no durable {name}: see `penstock subscribers list`")
+    return DONE if changed else FAILED
 
 
 @app.command("delete")

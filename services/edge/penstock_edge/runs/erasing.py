@@ -8,6 +8,7 @@ from typing import Any, Final
 import uuid_utils
 
 from penstock.bus import Bus, Message, streams, subjects
+from penstock.bus.admin.subscribers import grant_of
 from penstock.bus.records import EraseCommand, Erasure, RunRecord
 from penstock.web.auth import Identity, acting_user
 from penstock.web.problems import Problem
@@ -118,7 +119,8 @@ async def places_of(bus: Bus, record: RunRecord, erasure: Erasure) -> list[Place
     for consumer in await bus.jetstream.consumers(streams.events_for(run_id)):
         name = consumer["name"]
         if consumer["config"].get("durable_name") and name.partition("-")[0] not in _SERVICES:
-            found.append(_place("subscriber", "out_of_reach", name))
+            grant = grant_of(consumer["config"]).name
+            found.append(_place("subscriber", "out_of_reach", f"{name} (grant {grant})"))
     for receiver in erasure.receivers:
         sent = f"{receiver.url} (rule {receiver.automation}, at {receiver.at})"
         found.append(_place("webhook", "out_of_reach", sent))

@@ -2,7 +2,8 @@
 
 Subscribers may not read the object store, because it also has commands, decisions and dead letters.
 Each answer has one part of the event, and the header `Penstock-Parts` with the number of parts, or
-it is empty and has the header `Penstock-Error`.
+it is empty and has the header `Penstock-Error`. An event of a run that has a key is sent in the
+sealed form that a small event has: who asks here need not have the grant `content`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import asyncio
 import logging
 from typing import Final
 
-from penstock.bus import Bus, BusError, Msg, NatsError, ObjectGone, Subscription
+from penstock.bus import Bus, BusError, Msg, NatsError, ObjectGone, Subscription, sealing
 from penstock.bus.connection.retry import until_answered
-from penstock.bus.messages import LARGE_ERROR, LARGE_PARTS
+from penstock.bus.messages import LARGE_PARTS, REFUSAL
 from penstock.bus.subjects import is_run_id, large_event
 from penstock.bus.write import objects
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES as PART_BYTES
@@ -74,22 +75,18 @@ class LargeEvents:
         _, run_id, sequence, part = msg.subject.split(".")
         body, headers = b"", {}
         if not (is_run_id(run_id) and sequence.isdecimal() and part.isdecimal()):
-            headers = {LARGE_ERROR: "invalid"}
-        elif self._bus.content.masters:
-            # Where content is sealed, subscribers get envelopes only. A large event would come with
-            # its content.
-            headers = {LARGE_ERROR: "sealed"}
+            headers = {REFUSAL: "invalid"}
         else:
             try:
                 if await self._records.withholds_number(run_id, int(sequence)):
                     raise ObjectGone(f"the content of run {run_id} was erased")
                 async with self._room:
-                    event = await self._event(f"{run_id}.{sequence}")
-            except ObjectGone:
-                headers = {LARGE_ERROR: "gone"}
+                    event = await self._event(run_id, f"{run_id}.{sequence}")
+            except (ObjectGone, ValueError):
+                headers = {REFUSAL: "gone"}
             except BusError as error:
                 log.warning("run %s: a large event cannot be read now: %s", run_id, error)
-                headers = {LARGE_ERROR: "unavailable"}
+                headers = {REFUSAL: "unavailable"}
             else:
                 start = int(part[:9]) * PART_BYTES
                 body = event[start : start + PART_BYTES]
@@ -99,12 +96,16 @@ class LargeEvents:
         except NatsError as error:
             log.debug("a part of a large event could not be sent: %s", error)
 
-    async def _event(self, name: str) -> bytes:
+    async def _event(self, run_id: str, name: str) -> bytes:
         """Commands and dead letters have other names in the object store than `<run
         id>.<sequence>`, so a subscriber cannot request them."""
         kept = self._kept.get(name)
         if kept is None:
             kept = await objects.unwrap(self._bus, objects.reference(name))
+            if self._bus.content.masters:
+                keys, _ = await self._bus.content.stored_keys(run_id)
+                if keys.key is not None:
+                    kept = sealing.sealed_event(keys.key, kept)
             if sum(map(len, self._kept.values())) + len(kept) <= KEPT_BYTES:
                 self._kept[name] = kept
                 asyncio.get_running_loop().call_later(KEPT_S, self._kept.pop, name, None)

@@ -103,6 +103,8 @@ class Eraser:
                 value = _without_content("runs", record.dump())
                 await self._runs.update(run_id, value, entry.revision)
                 continue  # with the record that is stored now
+            # Edges refuse subscribers the key from now on, since the record says that it is erased.
+            await self._bus.content.let_forget(run_id)
             await self._overwrite_records(run_id)
             await self._delete_conversation(record)
             # Administrators can read and replay dead letters.

@@ -43,6 +43,7 @@ from penstock.bus.subjects import (
     command,
     content_key,
     key_notice,
+    key_request,
     large_event,
     replay_letter,
     replay_of,
@@ -62,6 +63,9 @@ _API = "$JS.API"
 SHARDS_RECORD: Final = f"DIRECT.GET.KV_{SHARDS_BUCKET}.$KV.{SHARDS_BUCKET}.{SHARDS_KEY}"
 # The subjects of subscribers' requests for the parts of large events. Edges answer these requests.
 LARGE_EVENTS: Final = large_event("*", "*", "*")
+# The subjects of subscribers' requests for the keys of runs. Edges answer them, as the grant says
+# that the operator has given to the durable in the subject.
+KEY_REQUESTS: Final = key_request("*", "*")
 _OBJECTS = "OBJ_payloads"
 # The streams from which services or subscribers take messages by durable consumers.
 READ_BY_DURABLES: Final = (EVENTS, COMMANDS, SCHEDULES, DELIVERIES, ADVISORIES)
@@ -267,11 +271,13 @@ USERS: Final = (
         _buckets("leases", "tokens", "claims", "threads", "workflows", "trees"),
         _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "leases.cancel.*"),
         [*_buckets("cursors"), *_keys("cursors.*.*")],
+        # The durable of a subscriber says whether the edge may give it the key of a run.
+        [f"{_API}.{_INFO}.{EVENTS}.*"],
         _buckets("costs"),
         _TOKENS,
         _KEEPS_OBJECTS,
         _SEALS,
-        hears=["live.>", "frames.>", "turn.*", LARGE_EVENTS],
+        hears=["live.>", "frames.>", "turn.*", LARGE_EVENTS, KEY_REQUESTS],
         responds=True,
     ),
     _service(
@@ -384,21 +390,27 @@ USERS: Final = (
         _SEALS,
     ),
 )
-READERS: Final = (
-    User(
-        SUBSCRIBER,
-        "reads live events (`live.>`), and each event once by the durable consumer `subscriber`",
+
+
+def reader(name: str) -> User:
+    """Return the user of a subscriber whose durable consumer has the same name."""
+    return User(
+        name,
+        f"reads live events (`live.>`), and each event once by the durable consumer `{name}`",
         (
-            f"$JS.{DOMAIN}.API.{_INFO}.{EVENTS}.{SUBSCRIBER}",
-            f"$JS.{DOMAIN}.API.{_NEXT}.{EVENTS}.{SUBSCRIBER}",
-            f"$JS.ACK.{EVENTS}.{SUBSCRIBER}.>",
+            f"$JS.{DOMAIN}.API.{_INFO}.{EVENTS}.{name}",
+            f"$JS.{DOMAIN}.API.{_NEXT}.{EVENTS}.{name}",
+            f"$JS.ACK.{EVENTS}.{name}.>",
             f"$JS.{DOMAIN}.API.{SHARDS_RECORD}",
             LARGE_EVENTS,
+            key_request(name, "*"),
             USER_INFO,
         ),
-        (f"{inbox_prefix(SUBSCRIBER)}.>", "live.>"),
-    ),
-)
+        (f"{inbox_prefix(name)}.>", "live.>", *_KEY_NOTICES),
+    )
+
+
+READERS: Final = (reader(SUBSCRIBER),)
 NAMES: Final = tuple(user.name for user in (*USERS, *READERS))
 
 
@@ -406,11 +418,15 @@ def password_variable(user: str) -> str:
     return f"PENSTOCK_NATS_PASSWORD_{user.upper()}"
 
 
-def configuration(passwords: Mapping[str, str], shards: int = 1) -> str:
+def configuration(
+    passwords: Mapping[str, str], shards: int = 1, subscribers: Iterable[User] = READERS
+) -> str:
     """Return the block `accounts` of a NATS server's configuration. A password is written
     unchanged, so the caller must quote one that is no variable (`json.dumps`)."""
     operators = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in USERS)
-    readers = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in READERS)
+    readers = "\n".join(
+        _user(with_shards(user, shards), passwords[user.name]) for user in subscribers
+    )
     names = [events_of(shard) for shard in range(shards)]
     return _ACCOUNTS.format(
         operators=operators,
@@ -475,7 +491,9 @@ accounts {{{{
     exports: [
 {{exports}}      {{{{service: "{_API}.{SHARDS_RECORD}"}}}}
       {{{{service: "{LARGE_EVENTS}"}}}}
+      {{{{service: "{KEY_REQUESTS}"}}}}
       {{{{stream: "live.>"}}}}
+      {{{{stream: "{_KEY_NOTICES[0]}"}}}}
     ]
   }}}}
   {SUBSCRIBERS} {{{{
@@ -488,7 +506,9 @@ accounts {{{{
         to: "$JS.{DOMAIN}.API.{SHARDS_RECORD}"
       }}}}
       {{{{service: {{{{account: {ACCOUNT}, subject: "{LARGE_EVENTS}"}}}}}}}}
+      {{{{service: {{{{account: {ACCOUNT}, subject: "{KEY_REQUESTS}"}}}}}}}}
       {{{{stream: {{{{account: {ACCOUNT}, subject: "live.>"}}}}}}}}
+      {{{{stream: {{{{account: {ACCOUNT}, subject: "{_KEY_NOTICES[0]}"}}}}}}}}
     ]
   }}}}
 }}}}

@@ -1,4 +1,5 @@
-"""Makes the durable consumers of subscribers, whose NATS users may not make consumers themselves.
+"""Makes the durable consumers of subscribers, whose NATS users may not make consumers themselves,
+and grants them the content of sealed events.
 
 A user that may make a consumer could choose any subject for the consumer's deliveries. The server
 does not check whether the user may publish to this subject, so the user could write to every
@@ -7,13 +8,15 @@ subject.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from penstock.bus import subjects
 from penstock.bus.admin.ensure import shards_of
-from penstock.bus.admin.permissions import SUBSCRIBER
+from penstock.bus.admin.permissions import SUBSCRIBER, USERS
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError
 from penstock.bus.state.kv import Buckets
@@ -28,6 +31,10 @@ Start = Place | datetime
 PLACES: Final[tuple[Place, ...]] = ("beginning", "now")
 
 _MARK: Final = "penstock-subscriber"  # the key in the metadata that marks durables of this module
+# The key in the metadata of the grant `content`, with the tenants as a list in JSON; an empty list
+# means all tenants. Without this key, the grant is `shape`.
+_CONTENT: Final = "penstock-content"
+_SERVICES: Final = frozenset(user.name for user in USERS)
 # The fields of a durable's configuration that are copied to further shards.
 _KEPT: Final = (
     *("durable_name", "description", "filter_subject", "filter_subjects", "ack_policy"),
@@ -67,6 +74,74 @@ class Durable:
         elif self.start == "now":
             config["deliver_policy"] = "new"
         return config
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a subscriber may read of sealed events: with `content` all of them, else the envelope.
+    With `tenants`, the content of these tenants' runs only."""
+
+    content: bool = False
+    tenants: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        if not self.content:
+            return "shape"
+        return "content" + (f" of {', '.join(self.tenants)}" if self.tenants else "")
+
+    def covers(self, tenant: str) -> bool:
+        return self.content and (not self.tenants or tenant in self.tenants)
+
+
+SHAPE: Final = Grant()
+
+
+def grant_of(config: Mapping[str, Any]) -> Grant:
+    """Return the grant in the configuration of a durable, `SHAPE` if it cannot be read."""
+    try:
+        tenants = json.loads((config.get("metadata") or {})[_CONTENT])
+    except (KeyError, ValueError):
+        return SHAPE
+    if not (isinstance(tenants, list) and all(isinstance(each, str) for each in tenants)):
+        return SHAPE
+    return Grant(True, tuple(tenants))
+
+
+async def grant_to(bus: HasJetStream, stream: str, durable: str) -> Grant:
+    """Return the grant of a durable now, `SHAPE` if there is no such durable. Raises BusError."""
+    try:
+        return grant_of((await bus.jetstream.api(f"CONSUMER.INFO.{stream}.{durable}"))["config"])
+    except ApiError as error:
+        if error.code != CONSUMER_NOT_FOUND:
+            raise
+        return SHAPE
+
+
+async def grant(bus: Buckets, name: str, given: Grant) -> list[str]:
+    """Give a durable this grant, in each shard that has the durable; return these shards' streams.
+    Raises ValueError for the durable of a service, BusError."""
+    if name.partition("-")[0] in _SERVICES:
+        raise ValueError(f"{name} is a durable of a service")
+    changed = []
+    for shard in range((await shards_of(bus)).made):
+        stream = events_of(shard)
+        for info in await bus.jetstream.consumers(stream):
+            config = info["config"]
+            if config.get("durable_name") == name:
+                metadata = {
+                    key: value
+                    for key, value in (config.get("metadata") or {}).items()
+                    if key != _CONTENT and not key.startswith("_nats.")
+                }
+                metadata[_MARK] = "yes"
+                if given.content:
+                    metadata[_CONTENT] = json.dumps(given.tenants)
+                call = f"CONSUMER.DURABLE.CREATE.{stream}.{name}"
+                body = {"stream_name": stream, "config": {**config, "metadata": metadata}}
+                await bus.jetstream.api(call, body)
+                changed.append(stream)
+    return changed
 
 
 async def ensure(bus: Buckets) -> list[str]:

@@ -176,6 +176,27 @@ class Content:
             return ""
         return sealing.missing_text(sealing.master_of(newest[1]), bool(self.masters))
 
+    async def stored_keys(self, run_id: str) -> tuple[RunKeys, int]:
+        """Return the keys of a run as KEYS has them now, and the sequence of their message (0: it
+        has none).
+
+        Raises:
+            KeyMissing: this process lacks the master key.
+            BusUnavailable, OutcomeUnknown: the keys cannot be read now.
+        """
+        newest = await self._message(last_by_subj=subjects.content_key(run_id))
+        if newest is None:
+            return RunKeys(), 0
+        try:
+            return self.masters.unwrap(run_id, newest[1]), newest[0]
+        except KeyMissing as error:
+            self._health.refused("sealed", "", str(error))
+            raise
+        except ContentRefused as error:
+            # Somebody has written over the key. Only the operator can help, with a backup.
+            self._health.refused("sealed", "", str(error))
+            raise BusUnavailable(str(error)) from error
+
     async def destroy(self, run_id: str) -> bool:
         """Destroy the key of a run, so that nobody can read the run's content any more.
 
@@ -199,6 +220,12 @@ class Content:
                 break
             # Without `no_erase`, the server overwrites the message with random bytes.
             await self._ask.api(f"STREAM.MSG.DELETE.{KEYS}", {"seq": first[0]})
+        await self.let_forget(run_id)
+        return was_there
+
+    async def let_forget(self, run_id: str) -> None:
+        """Let all processes and subscribers forget the key of a run. Raises OutcomeUnknown if some
+        may still have it; call again."""
         self.forget(run_id)
         try:
             await self._ask.connection.publish(subjects.key_notice(run_id))
@@ -207,7 +234,6 @@ class Content:
             raise OutcomeUnknown(
                 f"not all processes may have forgotten the key of run {run_id}: {error}"
             ) from error
-        return was_there
 
     def on_notice(self, message: Incoming) -> None:
         self.forget(message.subject.rpartition(".")[2])
@@ -230,22 +256,10 @@ class Content:
     async def _read_key(self, run_id: str) -> None:
         while True:
             before = self._forgettings
-            newest = await self._message(last_by_subj=subjects.content_key(run_id))
+            keys, sequence = await self.stored_keys(run_id)
             if before == self._forgettings:
                 break
             # A notice has come meanwhile. The answer may be older than the notice.
-        keys, sequence = RunKeys(), 0
-        if newest is not None:
-            sequence = newest[0]
-            try:
-                keys = self.masters.unwrap(run_id, newest[1])
-            except KeyMissing as error:
-                self._health.refused("sealed", "", str(error))
-                raise
-            except ContentRefused as error:
-                # Somebody has written over the key. Only the operator can help, with a backup.
-                self._health.refused("sealed", "", str(error))
-                raise BusUnavailable(str(error)) from error
         if not self._health:
             self._health.worked("", "sealed")
         self._keep(run_id, keys, sequence)

@@ -121,6 +121,8 @@ PUBLISH: Mapping[str, set[str]] = {
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.subscriber": set(),
     # what subscribers may ask for besides their durable
     f"large.{RUN}.1.0": {SUBSCRIBER},
+    f"runkey.subscriber.{RUN}": {SUBSCRIBER},
+    f"runkey.other.{RUN}": set(),
     "$JS.penstock.API.DIRECT.GET.KV_checkpoints.$KV.checkpoints.shards": {SUBSCRIBER},
     "$JS.penstock.API.DIRECT.GET.KV_checkpoints.$KV.checkpoints.marks": set(),
     "$JS.penstock.API.DIRECT.GET.KV_checkpoints": set(),
@@ -164,8 +166,9 @@ SUBSCRIBE: Mapping[str, set[str]] = {
     "control.*": {"connector"},
     "handover.leg": {"connector"},
     "turn.*": {"connector", "edge"},
-    "keygone.*": SERVICES,
+    "keygone.*": SERVICES | {SUBSCRIBER},
     "large.*.*.*": {"edge"},
+    "runkey.*.*": {"edge"},
     "raw.>": set(),
     "command.>": set(),
     "llm.>": set(),
@@ -319,8 +322,8 @@ async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
     """A JetStream request names the subject of its answer; no publish permission limits it."""
     heard: list[str] = []
     own = permissions.READERS[0].publish
-    asked = [*own[:2], own[3], f"large.{RUN}.1.0"]
-    assert own[4] == permissions.LARGE_EVENTS
+    asked = [*own[:2], own[3], f"large.{RUN}.1.0", f"runkey.subscriber.{RUN}"]
+    assert own[4:6] == (permissions.LARGE_EVENTS, "runkey.subscriber.*")
 
     async def hear(msg: Msg) -> None:
         heard.append(msg.subject)
@@ -330,6 +333,7 @@ async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
 
     await bus.client.subscribe("decide.*", cb=hear)
     await bus.client.subscribe(permissions.LARGE_EVENTS, cb=answer)
+    await bus.client.subscribe(permissions.KEY_REQUESTS, cb=answer)
     await bus.publisher.publish(event(new_run_id(), 1))
     elsewhere = ["decide.1", "$KV.approvals.1", f"command.connector.continue.{RUN}"]
     elsewhere += [f"raw.{RUN}.upstream", f"approval.decided.{RUN}", f"control.{RUN}"]
