@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import datetime
 import json
+import os
 from typing import Any, Final
 
 from compare.page import FILE
@@ -26,6 +27,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=34)
     parser.add_argument("--rounds", type=int, default=8)
     asked = parser.parse_args()
+    # With it, each start compiles the server anew, which is no part of a restart elsewhere.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for rival in RIVALS:
         if rival.id in (asked.servers or names):
             extent = Extent(asked.seed, asked.rounds, rival.patience_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -90,14 +91,14 @@ def _section(rival: Rival, report: Report) -> str:
 
 
 def _checked(rival: Rival, report: Report) -> str:
-    """Return which statements of the protocol a run with a text alone has shown."""
+    """Return which statements of its protocol the server has kept."""
     counts = [f"{report[name]} {name.replace('_', ' ')}" for name in _VERDICTS]
-    options = " ".join(rival.conformance)
-    text = f"`penstock-conformance {options}`, with a text alone: {', '.join(counts)}."
+    options = shlex.join(rival.conformance)
+    text = f"`penstock-conformance --scripted {options}`: {', '.join(counts)}."
     told = [
-        f"{each['id']} ({each['level']}): {'; '.join(each['told'])}" for each in report["faults"]
+        f"- {each['id']} ({each['level']}): {'; '.join(each['told'])}" for each in report["faults"]
     ]
-    return text + "".join(f"\n- {each}" for each in told)
+    return "\n".join([f"{text} {rival.kept}".strip(), *(["", *told] if told else [])])
 
 
 _VERDICTS: Final = ("passed", "failed", "not_shown")

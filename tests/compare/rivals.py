@@ -34,16 +34,17 @@ class Rival:
     command: str
     protocol: Protocol
     design: str
-    agent: str = "chaos"
+    agent: str = "scripted"
     ready: str = "/"
     goes_on: bool = False
     patience_s: float = 15.0  # that a run has after a restart
     beside: Beside | None = None
     url_of_beside: bool = False  # whether the clients use the server beside
     conformance: tuple[str, ...] = ()  # of penstock-conformance, where it knows the protocol
+    kept: str = ""  # how its design explains which statements it keeps
 
 
-_AGNO: Final = "CHAOS_DATA={data} PYTHONPATH={agents} {bin}/uvicorn agno_app:app --port {port}"
+_AGNO: Final = "AGENT_DATA={data} PYTHONPATH={agents} {bin}/uvicorn agno_app:app --port {port}"
 _ADK: Final = (
     "PYTHONPATH={agents} {bin}/adk api_server --port {port} "
     "--session_service_uri sqlite:///{data}/adk.sqlite --artifact_service_uri memory:// "
@@ -67,7 +68,11 @@ RIVALS: Final = (
         command=_PENSTOCK,
         protocol="penstock",
         ready="/v1/agents",
-        conformance=("--protocol", "agui", "--path", "/agui/chaos"),
+        conformance=(
+            *("--protocol", "agui", "--path", "/agui/scripted"),
+            *("--cancel", "/v1/runs/{penstock-run-id}/cancel"),
+            *("--resume", "/agui/scripted/threads/{session}/events?until=idle&protocolVersion=1.0"),
+        ),
         beside=Beside(
             "PENSTOCK_CHAOS_COUNTER=http://127.0.0.1:{counter_port} "
             + _AGNO.replace("{port}", "{beside_port}").replace("{data}", "{data}/beside"),
@@ -104,6 +109,11 @@ RIVALS: Final = (
         command=_AGNO,
         protocol="agno",
         ready="/health",
+        conformance=("--protocol", "agno", "--agent", "scripted"),
+        kept=(
+            "AgentOS stores a cancel by the run's id, whether or not it knows the run, so that a "
+            "cancel which overtakes its start counts, too."
+        ),
         design=_AGNO_DESIGN,
     ),
     Rival(
@@ -129,6 +139,11 @@ RIVALS: Final = (
         command=_ADK,
         protocol="adk",
         ready="/list-apps",
+        conformance=("--protocol", "adk", "--agent", "scripted"),
+        kept=(
+            "What is not shown is what ADK's API does not have: ids of frames, a request that "
+            "reads a stream again, and one that cancels."
+        ),
         design=(
             "ADK's API has sessions and no runs: an invocation belongs to its request, and ends "
             "with its connection. Each whole event is stored in the session; the pieces of a text "
@@ -142,7 +157,7 @@ RIVALS: Final = (
         environment="adk",
         command=_ADK,
         protocol="adk",
-        agent="chaos_resumable",
+        agent="scripted_resumable",
         ready="/list-apps",
         goes_on=True,
         design=(
@@ -162,6 +177,11 @@ RIVALS: Final = (
         agent="agui",
         ready="/openapi.json",
         conformance=("--protocol", "agui", "--path", "/agui"),
+        kept=(
+            "The adapter keeps nothing between requests: an answer that is sent again is one more "
+            "run with the same history, in which the tool runs again. An application that stores "
+            "its threads can refuse it."
+        ),
         design=(
             "The adapter carries out a run within its request and stores nothing, and AG-UI has no "
             "request that enters a run again."

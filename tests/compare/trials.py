@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from compare.rivals import VENVS, Rival
 from penstock.contract import VERSION
-from penstock_conformance.chaos.command import AGENTS
+from penstock_conformance.agent import AGENTS
 from penstock_conformance.chaos.server import Server
 from support.real.ports import free_port
 
@@ -24,10 +24,10 @@ _BIN: Final = Path(sys.executable).parent
 _START_S: Final = 120.0
 _CONFIG: Final = """\
 agents:
-  - id: chaos
+  - id: scripted
     protocol: agno
     url: http://127.0.0.1:{port}
-    agent: chaos
+    agent: scripted
 """
 
 
@@ -44,7 +44,7 @@ def lacking(rival: Rival) -> str | None:
     """Return why a server cannot be tried here, or None."""
     if (VENVS / rival.environment / "bin" / "python").exists():
         return None
-    return f"its environment is not there: `make compare-{rival.environment}` did not make it"
+    return f"its environment is not there: `make compare` could not make {rival.environment}"
 
 
 def versions(rival: Rival) -> str:
@@ -93,8 +93,9 @@ async def check(rival: Rival, folder: Path) -> dict[str, Any] | None:
         async with Server(command, url + rival.ready, log=log, env={}) as server:
             await server.start(_START_S)
             tool = _BIN / "penstock-conformance"
-            said = ("--text", "chaos conformance 0", "--json", report)
-            await asyncio.to_thread(_run, [tool, url, *rival.conformance, *said])
+            await asyncio.to_thread(
+                _run, [tool, url, "--scripted", *rival.conformance, "--json", report]
+            )
     found: dict[str, Any] = json.loads(report.read_text("utf-8"))
     return found
 

@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock_conformance import reports
+from penstock_conformance import agent, reports
+from penstock_conformance.agents.script import RAN
 from penstock_conformance.chaos import command as chaos
 from penstock_conformance.dialect import Options, filled
-from penstock_conformance.exchange import User
+from penstock_conformance.exchange import Exchange, User
 from penstock_conformance.protocols import PROTOCOLS
 from penstock_conformance.statements import Statement, Verdict, judge
 from penstock_conformance.trial import ACTS, Trial
@@ -26,17 +27,20 @@ _HELP: Final = {
     "calls": "calls a tool that needs no approval",
     "asks": "asks before it calls a tool",
     "fails": "fails",
+    "thinks": "thinks, and then says a few words",
     "slow": "talks for 10 seconds or more",
+    "long": "says the same long text each time",
     "echo": "repeats the rest of the message",
 }
+_COMMANDS: Final = {"agent": agent.main, "chaos": chaos.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0 if no MUST has failed, 1 if one has, and 2 if the
     command is wrong or nothing could be shown."""
     command = list(sys.argv[1:] if arguments is None else arguments)
-    if command[:1] == ["chaos"]:
-        return chaos.main(command[1:])
+    if command and command[0] in _COMMANDS:
+        return _COMMANDS[command[0]](command[1:])
     parser = _parser()
     options = parser.parse_args(command)
     protocol = PROTOCOLS[options.protocol]
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error("no statement has this id, rule or group: --list has them")
     try:
-        report = asyncio.run(_report(options, chosen, command))
+        report, lines = asyncio.run(_report(options, chosen, command))
     except NotReachable as error:
         print(error, file=sys.stderr)
         return 2
@@ -62,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         if path is not None:
             path.write_text(write(report), "utf-8")
+    if options.frames is not None:
+        options.frames.write_text("".join(lines), "utf-8")
     if report.breaks:
         return 1
     return 0 if report.count(Verdict.PASSED) else 2
@@ -69,16 +75,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _report(
     options: argparse.Namespace, statements: Sequence[Statement], command: Sequence[str]
-) -> reports.Report:
+) -> tuple[reports.Report, list[str]]:
+    """Return the report, and what was sent and received as lines of JSON."""
     protocol = PROTOCOLS[options.protocol]
     path = (options.path or protocol.path).replace("{agent}", options.agent)
     known = Options(options.agent, path, options.resume, options.cancel, options.user)
-    async with Wire(options.url, _credentials(options), options.timeout) as wire:
-        trial = Trial(wire, protocol.dialect(known), _messages(options), options.ran)
+    lines: list[str] = []
+
+    def log(exchange: Exchange) -> None:
+        if options.frames is not None:
+            lines.append(reports.as_line(exchange))
+
+    async with Wire(options.url, _credentials(options), options.timeout, log=log) as wire:
+        ran = options.ran or (RAN if options.scripted else "")
+        trial = Trial(wire, protocol.dialect(known), _messages(options), ran)
         results = await judge(trial, statements)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     line = f"{reports.TOOL} {shlex.join(_without_secrets(command))}"
-    return reports.Report(options.url, options.protocol, at, line, results)
+    return reports.Report(options.url, options.protocol, at, line, results), lines
 
 
 def _is_chosen(statement: Statement, only: Sequence[str]) -> bool:
@@ -87,8 +101,9 @@ def _is_chosen(statement: Statement, only: Sequence[str]) -> bool:
 
 
 def _messages(options: argparse.Namespace) -> Mapping[str, str]:
+    known = {name: name for name in ACTS} if options.scripted else {"text": "Hello"}
     passed = {name: getattr(options, name) for name in ACTS}
-    return {name: text for name, text in passed.items() if text is not None}
+    return {**known, **{name: text for name, text in passed.items() if text is not None}}
 
 
 def _credentials(options: argparse.Namespace) -> Mapping[User, Mapping[str, str]]:
@@ -141,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=reports.TOOL,
         description="Tells which statements of its protocol a server of AI agents keeps.",
-        epilog=f"`{reports.TOOL} chaos` kills a server again and again: see its own --help. "
+        epilog=f"`{reports.TOOL} chaos` kills a server again and again, `{reports.TOOL} agent` "
+        "starts a scripted agent: see their own --help. "
         "Exit status: 1 if a MUST has failed, 2 if nothing could be shown, otherwise 0.",
         allow_abbrev=False,
     )
@@ -152,12 +168,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--user", default="user", help="the user's id, where requests have it")
     parser.add_argument("--only", action="append", default=[], help="an id, a rule or a group")
     parser.add_argument("--list", action="store_true", help="list the statements")
-    agent = parser.add_argument_group("the agent", "messages that make it do something")
+    known = parser.add_argument_group("the agent", "messages that make it do something")
+    known.add_argument(
+        "--scripted", action="store_true", help=f"it is that of `{reports.TOOL} agent`"
+    )
     for name, text in _HELP.items():
-        default = "Hello" if name == "text" else None
-        said = f"with it, the agent {text}"
-        agent.add_argument(f"--{name}", default=default, metavar="MESSAGE", help=said)
-    agent.add_argument(
+        known.add_argument(f"--{name}", metavar="MESSAGE", help=f"with it, the agent {text}")
+    known.add_argument(
         "--ran", default="", metavar="TEXT", help="only the result of the asked tool has this text"
     )
     server = parser.add_argument_group("the server", "{run}, {session} and {a-header} are replaced")
@@ -172,6 +189,12 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{name}", type=chaos.report_file, metavar="FILE", help="write the report there"
         )
+    parser.add_argument(
+        "--frames",
+        type=chaos.report_file,
+        metavar="FILE",
+        help="write each request and its answer there, as a line of JSON",
+    )
     return parser
 
 

@@ -78,6 +78,8 @@ class Dialect(ABC):
     # how a cancelled run may end
     cancelled_as: ClassVar[frozenset[How]] = frozenset({How.CANCELLED})
     stays_open: ClassVar[bool] = False  # whether a stream goes on after a question
+    # the statuses of servers that cannot send a stream again, where the protocol lets them
+    no_resume: ClassVar[frozenset[int]] = frozenset()
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -85,6 +87,11 @@ class Dialect(ABC):
     @abstractmethod
     def start(self, message: str, session: str) -> Request:
         """Return the request that starts a run and streams it."""
+
+    def lasting(self, start: Request) -> Request:
+        """Return this start for a run that its client may leave, cancel and read again, where the
+        protocol has starts of two kinds."""
+        return start
 
     def prepare(self, session: str) -> Request | None:
         """Return the request that makes a session, None where a start makes it."""
@@ -103,6 +110,10 @@ class Dialect(ABC):
     def cursor(self, frame: Frame) -> str | None:
         """Return what names the place after a frame, None if nothing does."""
         return frame.id
+
+    def is_of_run(self, frame: Frame) -> bool:
+        """Return whether a frame is of the run, and no note of the server about the stream."""
+        return True
 
     def incomplete(self, start: Request) -> Mapping[str, Request]:
         """Return what this start is without a required field, by what it lacks."""

@@ -10,9 +10,11 @@ from importlib.metadata import version
 from typing import Any, Final
 from xml.etree import ElementTree
 
+from penstock_conformance.exchange import Exchange
 from penstock_conformance.statements import Group, Result, Verdict
 
 TOOL: Final = "penstock-conformance"
+_MAX_LOGGED: Final = 20_000  # letters of one text
 _STYLE: Final = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
 table { border-collapse: collapse; width: 100% }
@@ -106,6 +108,32 @@ def _described(result: Result) -> Mapping[str, Any]:
         "verdict": result.verdict.value,
         "told": list(result.told),
     }
+
+
+def as_line(exchange: Exchange) -> str:
+    """Return an exchange as a line of JSON, without the credentials that were sent with it."""
+    request = exchange.request
+    sent = request.body if request.content is None else request.content.decode(errors="replace")
+    line = {
+        "request": str(request),
+        "user": request.user.value,
+        "sent": _short(json.dumps(request.form or sent)),
+        "status": exchange.status,
+        "end": exchange.end.value,
+        "took_s": round(exchange.took_s, 3),
+        "frames": [
+            [round(each.at_s, 3), each.event, each.id, _short(each.data)]
+            for each in exchange.frames
+        ],
+    }
+    if not exchange.frames:
+        line["content"] = _short(exchange.content.decode(errors="replace"))
+    return json.dumps(line) + "\n"
+
+
+def _short(text: str) -> str:
+    rest = len(text) - _MAX_LOGGED
+    return text if rest <= 0 else f"{text[:_MAX_LOGGED]}… and {rest} more"
 
 
 def as_junit(report: Report) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from penstock_conformance import scenarios as done
@@ -210,14 +210,18 @@ IDS_ONCE: Final = Rule(
 # --- resume
 
 
-def _keys(dialect: Dialect, frames: tuple[Frame, ...]) -> list[object]:
-    return [(dialect.cursor(frame), frame.value or frame.data) for frame in frames]
-
-
 def _differences(
-    dialect: Dialect, expected: tuple[Frame, ...], got: tuple[Frame, ...]
+    dialect: Dialect, expected: Sequence[Frame], got: Sequence[Frame], *, by_meaning: bool = False
 ) -> Iterator[str]:
-    wanted, found = _keys(dialect, expected), _keys(dialect, got)
+    """Compare the frames of a run, with all their data or with what the protocol reads of them."""
+
+    def keys(frames: Sequence[Frame]) -> list[object]:
+        of_run = [each for each in frames if dialect.is_of_run(each)]
+        if not by_meaning:
+            return [(dialect.cursor(each), each.value or each.data) for each in of_run]
+        return [(dialect.cursor(each), *dialect.seen(each, 0)) for each in of_run]
+
+    wanted, found = keys(expected), keys(got)
     if wanted == found:
         return
     missing = [key for key in wanted if key not in found]
@@ -247,7 +251,8 @@ def _rests(dialect: Dialect, cuts: Cuts) -> Iterator[str]:
 
 def _while_running(dialect: Dialect, broken: BrokenOff) -> Iterator[str]:
     got = broken.first.frames + streamed(broken.rest).frames
-    yield from _differences(dialect, streamed(broken.whole).frames, got)
+    # A server may add figures of the whole run to the end that it has stored.
+    yield from _differences(dialect, streamed(broken.whole).frames, got, by_meaning=True)
 
 
 def _goes_on(dialect: Dialect, broken: BrokenOff) -> Iterator[str]:
@@ -546,8 +551,24 @@ def _reads_late(dialect: Dialect, stalled: Stalled) -> Iterator[str]:
         yield f"when it reads on, it gets {stalled.stalled} without an end"
 
 
+def _reads_all(dialect: Dialect, slow: Stalled) -> Iterator[str]:
+    whole, again = (text_of(dialect.read(each)) for each in slow.fast)
+    if not whole or whole != again:
+        raise NotShown("the agent does not say the same text twice")
+    seen = dialect.read(slow.stalled)
+    text = text_of(seen)
+    if slow.stalled.end is End.LATE:
+        yield f"it gets {len(text)} of {len(whole)} letters, and no end"
+    elif text != whole and any(each.how is How.COMPLETED for each in of(seen, What.END)):
+        yield f"it gets {len(text)} of {len(whole)} letters, and then hears of a completed run"
+
+
 BESIDE: Final = Rule(
-    "beside", Group.SLOW, "A client that stops reading delays nobody else", (done.STALLED,), _beside
+    "beside",
+    Group.SLOW,
+    "A client that stops reading, or reads slowly, delays nobody else",
+    (done.STALLED, done.SLOWLY),
+    _beside,
 )
 READS_LATE: Final = Rule(
     "reads-late",
@@ -555,6 +576,13 @@ READS_LATE: Final = Rule(
     "A client that reads late gets the end, too",
     (done.STALLED,),
     _reads_late,
+)
+READS_ALL: Final = Rule(
+    "reads-all",
+    Group.SLOW,
+    "A client that reads slowly gets the whole text, or a stream that has not ended well",
+    (done.SLOWLY,),
+    _reads_all,
 )
 
 
@@ -620,6 +648,7 @@ COMMON: Final[tuple[Row, ...]] = (
     (Level.SHOULD, f"{_CWE}/209.html", NO_TRACE),
     (Level.SHOULD, f"{_CWE}/400.html", BESIDE),
     (Level.SHOULD, f"{_CWE}/400.html", READS_LATE),
+    (Level.SHOULD, f"{_CWE}/400.html", READS_ALL),
     (Level.SHOULD, f"{_CWE}/639.html", FOREIGN),
     (Level.SHOULD, f"{_CWE}/639.html", UNDISTURBED),
     (Level.SHOULD, f"{HTTP}#name-401-unauthorized", ANONYMOUS),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final
 
 from penstock_conformance.dialect import NotShown, What, of
@@ -17,6 +18,9 @@ from penstock_conformance.wire import OnFrame
 MAX_CUTS: Final = 100
 _CUTS_AT_ONCE: Final = 4
 STALL_S: Final = 4.0
+# How a slow client reads: it waits so long before each piece, so many times.
+_PAUSE_S: Final = 1.0
+_PAUSES: Final = 5
 _BIG_BYTES: Final = 2 * 1024 * 1024
 _DEEP: Final = 100_000
 # What an agent that repeats it could be made to send: the end of a frame and a frame of its own,
@@ -96,11 +100,15 @@ class Hostile:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """A client that stopped reading for a while, and others beside it."""
+    """A client that did not read for a while, or read slowly, and others beside it.
+
+    `fast` are the same stream to clients that read at once, if it should be the same.
+    """
 
     stalled: Exchange
     alone_s: float
     beside: tuple[Exchange, ...]
+    fast: tuple[Exchange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ def _said(name: str) -> Scenario[Exchange]:
 TEXT: Final = _said("text")
 CALLS: Final = _said("calls")
 FAILS: Final = _said("fails")
+THINKS: Final = _said("thinks")
 
 
 async def _asked(at: Trial) -> Exchange:
@@ -134,7 +143,7 @@ async def _asked(at: Trial) -> Exchange:
 
 
 ASKS: Final = Scenario("asks", _asked)
-STREAMS: Final = (TEXT, CALLS, ASKS, FAILS)
+STREAMS: Final = (TEXT, CALLS, ASKS, FAILS, THINKS)
 
 
 async def _echo(at: Trial) -> Exchange:
@@ -146,15 +155,14 @@ ECHO: Final = Scenario("echo", _echo)
 
 def _cuts(stream: Scenario[Exchange]) -> Scenario[Cuts]:
     async def record(at: Trial) -> Cuts:
-        whole = streamed(await at.get(stream))
+        whole = await _lasting(at, stream)
         number = len(whole.frames)
         places = range(number) if number <= MAX_CUTS else _spread(number)
         turn = asyncio.Semaphore(_CUTS_AT_ONCE)
 
         async def rest(index: int) -> tuple[int, Exchange]:
             async with turn:
-                request = at.dialect.resume(whole, _cursor(at, whole, index))
-                return index, await at.wire.send(request)
+                return index, await at.resume(whole, _cursor(at, whole, index))
 
         _cursor(at, whole, 0)
         at.dialect.resume(whole, None)
@@ -164,6 +172,13 @@ def _cuts(stream: Scenario[Exchange]) -> Scenario[Cuts]:
         return Cuts(whole, dict(await asyncio.gather(*map(rest, with_cursors))))
 
     return Scenario(f"{stream.name}, cut", record)
+
+
+async def _lasting(at: Trial, stream: Scenario[Exchange]) -> Exchange:
+    """Return a stream that can be read again: the recorded one, unless a start says which can."""
+    start = await at.start(stream.name)
+    lasting = at.dialect.lasting(start)
+    return streamed(await at.get(stream)) if lasting is start else await at.stream(lasting)
 
 
 def _spread(number: int) -> list[int]:
@@ -181,7 +196,7 @@ CUTS: Final = (_cuts(TEXT), _cuts(CALLS))
 
 
 async def _broken_off(at: Trial) -> BrokenOff:
-    first = await at.stream(await at.start("slow"), _until_texts(at, 2))
+    first = await at.stream(await at.lasting("slow"), _until_texts(at, 2))
     cursor = _cursor(at, first, -1)
     is_stopped = False
 
@@ -192,8 +207,8 @@ async def _broken_off(at: Trial) -> BrokenOff:
             await _cancel(at, first)
         return True
 
-    rest = await at.wire.send(at.dialect.resume(first, cursor), stop)
-    return BrokenOff(first, rest, await at.wire.send(at.dialect.resume(first, None)))
+    rest = await at.resume(first, cursor, stop)
+    return BrokenOff(first, rest, await at.resume(first, None))
 
 
 BROKEN_OFF: Final = Scenario("slow, broken off", _broken_off)
@@ -212,9 +227,32 @@ async def _cancel(at: Trial, exchange: Exchange) -> None:
         await at.wire.send(at.dialect.cancel(exchange))
 
 
+async def _subscribed(at: Trial) -> Exchange:
+    found: list[Exchange] = []
+
+    async def subscribe(so_far: Exchange) -> bool:
+        if not found and has(at.dialect, so_far.frames, What.TEXT):
+            found.append(await at.resume(so_far, None, _leave))
+            await _cancel(at, so_far)
+        return True
+
+    stream = await at.stream(await at.lasting("slow"), subscribe)
+    if not found:
+        raise NotShown(f"{stream} has no text after which it could be read again")
+    return found[0]
+
+
+async def _ended(at: Trial) -> Exchange:
+    return await at.resume(streamed(await at.get(TEXT)), None)
+
+
+SUBSCRIBED: Final = Scenario("slow, read again from its start", _subscribed)
+ENDED: Final = Scenario("text, read again from its start", _ended)
+
+
 async def _cursors(at: Trial) -> Cursors:
-    whole = streamed(await at.get(TEXT))
-    other = await at.stream(await at.start("text"))
+    whole = await _lasting(at, TEXT)
+    other = await at.stream(await at.lasting("text"))
     own = {at.dialect.cursor(frame) for frame in whole.frames}
     _cursor(at, whole, 0)
     foreign = {at.dialect.cursor(frame) for frame in other.frames} - own - {None}
@@ -223,10 +261,7 @@ async def _cursors(at: Trial) -> Cursors:
         tries["a cursor of another run"] = sorted(map(str, foreign))[0]
     return Cursors(
         whole,
-        {
-            name: await at.wire.send(at.dialect.resume(whole, cursor))
-            for name, cursor in tries.items()
-        },
+        {name: await at.resume(whole, cursor) for name, cursor in tries.items()},
     )
 
 
@@ -241,7 +276,7 @@ async def _cancelled(at: Trial) -> Cancelled:
             answers.append(await at.wire.send(at.dialect.cancel(so_far)))
         return True
 
-    stream = await at.stream(await at.start("slow"), cancel)
+    stream = await at.stream(await at.lasting("slow"), cancel)
     if not answers:
         raise NotShown(f"{stream} has no text in which it could be cancelled")
     return Cancelled(stream, answers[0], await at.wire.send(at.dialect.cancel(stream)))
@@ -338,17 +373,37 @@ NOWHERE: Final = Scenario("an agent that does not exist", _nowhere)
 
 
 async def _stalled(at: Trial) -> Stalled:
-    alone = await at.stream(await at.start("text"))
-    has_begun = asyncio.Event()
-
-    async def stall(so_far: Exchange) -> bool:
-        if not has_begun.is_set():
-            has_begun.set()
+    async def stall(so_far: Exchange, earlier: int) -> None:
+        if earlier == 0:
             await asyncio.sleep(STALL_S)
             await _cancel(at, so_far)
+
+    return await _beside(at, await at.lasting("slow"), stall)
+
+
+async def _slowly(at: Trial) -> Stalled:
+    async def pause(so_far: Exchange, earlier: int) -> None:
+        if earlier < _PAUSES:
+            await asyncio.sleep(_PAUSE_S)
+
+    fast = [await at.stream(await at.start("long")) for _ in range(2)]
+    return replace(await _beside(at, await at.start("long"), pause), fast=tuple(fast))
+
+
+async def _beside(
+    at: Trial, start: Request, wait: Callable[[Exchange, int], Awaitable[None]]
+) -> Stalled:
+    """Read a stream and wait before each piece; `wait` gets the number of pieces before."""
+    alone = await at.stream(await at.start("text"))
+    has_begun = asyncio.Event()
+    pieces = count()
+
+    async def on_frame(so_far: Exchange) -> bool:
+        has_begun.set()
+        await wait(so_far, next(pieces))
         return True
 
-    slow = asyncio.create_task(at.wire.send(await at.start("slow"), stall))
+    slow = asyncio.create_task(at.wire.send(start, on_frame, slowly=True))
     try:
         begun = asyncio.create_task(has_begun.wait())
         await asyncio.wait({slow, begun}, return_when=asyncio.FIRST_COMPLETED)
@@ -360,6 +415,7 @@ async def _stalled(at: Trial) -> Stalled:
 
 
 STALLED: Final = Scenario("a client that stops reading", _stalled)
+SLOWLY: Final = Scenario("a client that reads slowly", _slowly)
 
 
 async def _leave(so_far: Exchange) -> bool:
@@ -395,7 +451,7 @@ async def _foreign(at: Trial) -> Foreign:
             await _cancel(at, so_far)
         return True
 
-    stream = await at.stream(await at.start("slow"), on_frame)
+    stream = await at.stream(await at.lasting("slow"), on_frame)
     if not tries:
         raise NotShown("there is no way to read or to cancel a run of somebody else")
     return Foreign(stream, tries, seen_at)

@@ -14,7 +14,7 @@ from penstock_conformance.wire import OnFrame, Wire
 T = TypeVar("T")
 
 # What an agent can be made to do by a message.
-ACTS = ("text", "calls", "asks", "fails", "slow", "echo")
+ACTS = ("text", "calls", "asks", "fails", "thinks", "slow", "long", "echo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,15 @@ class Trial:
     """A server, and what was recorded of it.
 
     `messages` has what makes the agent do each of `ACTS`. `ran` is a text that only the
-    result of the tool has for which the agent asks.
+    result of the tool has for which the agent asks. `recorded` has, by the names of scenarios,
+    what was recorded, or why it could not be.
     """
 
     wire: Wire
     dialect: Dialect
     messages: Mapping[str, str]
     ran: str = ""
-    _recorded: dict[str, Any] = field(default_factory=dict)
+    recorded: dict[str, Any] = field(default_factory=dict)
 
     async def get(self, scenario: Scenario[T]) -> T:
         """Return the record of a scenario, which is made once.
@@ -48,15 +49,15 @@ class Trial:
         Raises:
             NotShown: it cannot be made.
         """
-        if scenario.name not in self._recorded:
+        if scenario.name not in self.recorded:
             try:
-                self._recorded[scenario.name] = await scenario.record(self)
+                self.recorded[scenario.name] = await scenario.record(self)
             except NotShown as reason:
-                self._recorded[scenario.name] = reason
+                self.recorded[scenario.name] = reason
             except OTHER_TYPES as error:
                 told = f"{scenario.name}: a value is not of its type: {error!r}"
-                self._recorded[scenario.name] = NotShown(told)
-        found = self._recorded[scenario.name]
+                self.recorded[scenario.name] = NotShown(told)
+        found = self.recorded[scenario.name]
         if isinstance(found, NotShown):
             raise found
         made: T = found
@@ -75,6 +76,27 @@ class Trial:
         if (prepare := self.dialect.prepare(session)) is not None:
             await self.wire.send(prepare)
         return self.dialect.start(f"{self.messages[name]} {more}".strip(), session)
+
+    async def lasting(self, name: str) -> Request:
+        """Return such a start for a run that its client may leave, cancel and read again.
+
+        Raises:
+            NotShown: no message is known that makes the agent do it.
+        """
+        return self.dialect.lasting(await self.start(name))
+
+    async def resume(
+        self, exchange: Exchange, after: str | None, on_frame: OnFrame | None = None
+    ) -> Exchange:
+        """Ask for the frames of a run after a cursor, or for all of them.
+
+        Raises:
+            NotShown: the protocol or the server has no such request.
+        """
+        answer = await self.wire.send(self.dialect.resume(exchange, after), on_frame)
+        if answer.status in self.dialect.no_resume:
+            raise NotShown(f"the server does not send a stream again: {answer}")
+        return answer
 
     async def stream(self, request: Request, on_frame: OnFrame | None = None) -> Exchange:
         """Send a request whose answer is a stream, and record it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -16,6 +17,8 @@ from penstock_conformance.exchange import End, Exchange, Frame, Frames, Request,
 CONNECT_TIMEOUT_S: Final = 10.0
 # A server that answers with more has lost its way.
 MAX_BYTES: Final = 64 * 1024 * 1024
+# Of a client that reads slowly: what it does not read soon waits at the server.
+_SMALL_BUFFER: Final = (socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
 
 # Called when frames have come, with the exchange so far. The client leaves when it returns False.
 # Nothing is read meanwhile.
@@ -27,7 +30,8 @@ class NotReachable(Exception):
 
 
 class Wire:
-    """The connections to one server. `credentials` are the headers of each user."""
+    """The connections to one server. `credentials` are the headers of each user, and `log` gets
+    each exchange when it is over."""
 
     def __init__(
         self,
@@ -35,15 +39,21 @@ class Wire:
         credentials: Mapping[User, Mapping[str, str]] | None = None,
         limit_s: float = 60.0,
         transport: httpx.AsyncBaseTransport | None = None,
+        log: Callable[[Exchange], None] | None = None,
     ) -> None:
         self.limit_s = limit_s
+        self._log = log
         self.credentials = credentials or {}
         self._has_answered = False
-        self._http = httpx.AsyncClient(
-            base_url=url.rstrip("/"),
-            timeout=httpx.Timeout(limit_s, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=None),
-            transport=transport,
+        slow = transport or httpx.AsyncHTTPTransport(socket_options=[_SMALL_BUFFER])
+        self._http, self._slow_http = (
+            httpx.AsyncClient(
+                base_url=url.rstrip("/"),
+                timeout=httpx.Timeout(limit_s, connect=CONNECT_TIMEOUT_S),
+                limits=httpx.Limits(max_connections=None),
+                transport=each,
+            )
+            for each in (transport, slow)
         )
 
     async def __aenter__(self) -> Self:
@@ -56,10 +66,14 @@ class Wire:
         traceback: TracebackType | None,
     ) -> None:
         await self._http.aclose()
+        await self._slow_http.aclose()
 
-    async def send(self, request: Request, on_frame: OnFrame | None = None) -> Exchange:
+    async def send(
+        self, request: Request, on_frame: OnFrame | None = None, *, slowly: bool = False
+    ) -> Exchange:
         """Send a request and read its answer to the end, for at most `limit_s` seconds. A server
-        that has answered before and does not now is recorded as an answer without a status.
+        that has answered before and does not now is recorded as an answer without a status. With
+        `slowly`, the client has little room for what it has not read.
 
         Raises:
             NotReachable: nothing has ever answered HTTP at the address.
@@ -68,26 +82,36 @@ class Wire:
         recorded = _Recorded(request, began)
         try:
             async with asyncio.timeout(self.limit_s):
-                await self._read(request, recorded, on_frame)
+                http = self._slow_http if slowly else self._http
+                await self._read(http, request, recorded, on_frame)
         except (TimeoutError, httpx.TimeoutException) as error:
             self._require_an_answer(f"within {self.limit_s:g} s", error)
             recorded.end = End.LATE
         except httpx.HTTPError as error:
             self._require_an_answer(f"as HTTP: {error or type(error).__name__}", error)
             recorded.end = End.CUT
-        return recorded.exchange(is_over=True)
+        exchange = recorded.exchange(is_over=True)
+        if self._log is not None:
+            self._log(exchange)
+        return exchange
 
     def _require_an_answer(self, how: str, error: Exception) -> None:
         if not self._has_answered:
             raise NotReachable(f"{self._http.base_url.host} does not answer {how}") from error
 
-    async def _read(self, request: Request, recorded: _Recorded, on_frame: OnFrame | None) -> None:
+    async def _read(
+        self,
+        http: httpx.AsyncClient,
+        request: Request,
+        recorded: _Recorded,
+        on_frame: OnFrame | None,
+    ) -> None:
         headers = {
             "accept": "text/event-stream",
             **self.credentials.get(request.user, {}),
             **request.headers,
         }
-        made = self._http.build_request(
+        made = http.build_request(
             request.method,
             request.path,
             json=request.body,
@@ -95,7 +119,7 @@ class Wire:
             content=request.content,
             headers=headers,
         )
-        answer = await self._http.send(made, stream=True)
+        answer = await http.send(made, stream=True)
         try:
             self._has_answered = True
             recorded.status = answer.status_code

@@ -123,11 +123,6 @@ def test_the_command_says_what_it_found_and_how_to_repeat_it(
     }
 
 
-def test_the_command_shows_where_the_agents_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chaos", "--agents"]) == 0
-    assert (Path(capsys.readouterr().out.strip()) / "script.py").is_file()
-
-
 def processes(folder: Path) -> list[int]:
     """Return the processes whose command line names the folder."""
     found = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,17 +17,18 @@ import yaml
 
 from penstock_conformance import rules
 from penstock_conformance.__main__ import main
-from penstock_conformance.dialect import Options
-from penstock_conformance.exchange import Exchange, Frame, Frames, Request, User
+from penstock_conformance.dialect import Dialect, NotShown, Options
+from penstock_conformance.exchange import End, Exchange, Frame, Frames, Request, User
 from penstock_conformance.protocols import PROTOCOLS
 from penstock_conformance.protocols.agui import Agui
-from penstock_conformance.scenarios import Answered
-from penstock_conformance.statements import Group, Result, Verdict, judge
+from penstock_conformance.scenarios import STREAMS, Answered
+from penstock_conformance.statements import Group, Result, Statement, Verdict, judge
 from penstock_conformance.trial import Trial
 from penstock_conformance.wire import Wire
 from support.drive.secured import bearer
 from support.drive.short import in_short
 from support.fakes.issuer import SECRET
+from support.fakes.misrecorded import RAN, changes_of
 from support.fakes.planted import FAULTS, MORE, Fault, Planted
 from support.real.ports import free_port
 from support.real.up import Up
@@ -39,10 +41,11 @@ MESSAGES = {
     "calls": "tool",
     "asks": "confirm it",
     "fails": "failmid",
+    "thinks": "reason",
     "slow": "slow",
+    "long": "long",
     "echo": "say",
 }
-RAN = "doc-123"
 PATH = "/agui/assistant"
 RESUME = "/agui/assistant/threads/{session}/events?until=idle&protocolVersion=1.0"
 CANCEL = "/v1/runs/{penstock-run-id}/cancel"
@@ -61,10 +64,12 @@ PLACES = {
 # stream a task from its start when it has ended.
 _CURSORS = {"resumes", "resumes-live", "goes-on", "ids-once", "gaps"}
 NOT_SHOWN = {"adk": _CURSORS, "agno": _CURSORS, "a2a": {"resumes-live"}}
+# Each of their rules finds a fault in what was recorded; those of AG-UI find faults on the way.
+RECORDED = [name for name in PROTOCOLS if name != "agui"]
 SCOPE = "start read decide raw"
 # One fault of each group; `make faults` plants all of them.
 SHORT = ["lines", "spans", "closes", "resumes", "once", "gaps", "cancels", "no-text", "invalid"]
-SHORT += ["beside", "foreign"]
+SHORT += ["reads-all", "foreign"]
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,23 @@ class Site:
 
     async def result(self, rule: str, fault: Fault) -> Result:
         """Return the verdict on the statement of this rule, while there is a fault on the way."""
-        protocol = PROTOCOLS["agui"]
-        users = {User.OWNER: "alice", User.OTHER: "bob"}
-        credentials = {user: {"authorization": _token(name)} for user, name in users.items()}
-        options = Options(path=PATH, resume=RESUME, cancel=CANCEL)
-        statements = [each for each in protocol.statements if each.rule.name == rule]
-        async with Wire(self.url, credentials, 40, Planted(fault)) as wire:
-            trial = Trial(wire, protocol.dialect(options), MESSAGES, RAN)
+        statements = [each for each in PROTOCOLS["agui"].statements if each.rule.name == rule]
+        async with self.trial("agui", Planted(fault)) as trial:
             [result] = await judge(trial, statements)
         return result
+
+    @asynccontextmanager
+    async def trial(
+        self, name: str, way: httpx.AsyncBaseTransport | None = None
+    ) -> AsyncIterator[Trial]:
+        protocol = PROTOCOLS[name]
+        users = {User.OWNER: "alice", User.OTHER: "bob"}
+        credentials = {user: {"authorization": _token(who)} for user, who in users.items()}
+        known = dict(zip(PLACES[name][::2], PLACES[name][1::2], strict=True))
+        options = Options(**{option[2:]: value for option, value in known.items()})
+        path = (options.path or protocol.path).replace("{agent}", options.agent)
+        async with Wire(self.url, credentials, 40, way) as wire:
+            yield Trial(wire, protocol.dialect(replace(options, path=path)), MESSAGES, RAN)
 
 
 def _token(user: str) -> str:
@@ -120,6 +133,7 @@ def test_the_tool_finds_no_fault_in_penstock_and_writes_its_reports(
     site: Site, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {name: tmp_path / f"report.{name}" for name in ("junit", "json", "html")}
+    files["frames"] = tmp_path / "frames.jsonl"
     words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     status = main([*site.options(protocol), *words])
     said = capsys.readouterr().out
@@ -135,7 +149,10 @@ def test_the_tool_finds_no_fault_in_penstock_and_writes_its_reports(
     assert len(suite.findall("testcase/skipped")) == len(not_shown)
     page = files["html"].read_text()
     assert all(f"{protocol}.{name}" in page for name in verdicts)
-    assert "Bearer" not in page + files["json"].read_text()
+    lines = files["frames"].read_text()
+    assert sum(len(json.loads(each)["frames"]) for each in lines.splitlines()) > 100
+    credentials = _token("alice").removeprefix("Bearer ").partition(".")[0]  # alike in all tokens
+    assert credentials not in page + files["json"].read_text() + lines
 
 
 @pytest.mark.parametrize("rule", in_short(FAULTS, SHORT))
@@ -151,6 +168,107 @@ async def test_the_tool_finds_other_faults_too(site: Site, name: str) -> None:
     rule, make = MORE[name]
     result = await site.result(rule, make())
     assert result.verdict is Verdict.FAILED, result
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_each_rule_about_streams_finds_a_fault_in_them(site: Site, name: str) -> None:
+    streams = {each.name for each in STREAMS}
+    rules_of_streams = [
+        each
+        for each in PROTOCOLS[name].statements
+        if streams.issuperset(scenario.name for scenario in each.rule.of)
+    ]
+    await _every_fault_is_found(site, name, rules_of_streams)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", RECORDED)
+async def test_each_rule_finds_a_fault_in_what_was_recorded(site: Site, name: str) -> None:
+    await _every_fault_is_found(site, name, PROTOCOLS[name].statements)
+
+
+async def _every_fault_is_found(site: Site, name: str, statements: Sequence[Statement]) -> None:
+    """Record what the rules need, once; then change it for one rule after the other."""
+    changes = changes_of(name)
+    async with site.trial(name) as trial:
+        before = {each.statement.rule.name: each for each in await judge(trial, statements)}
+        others = {rule for rule, result in before.items() if result.verdict is not Verdict.PASSED}
+        assert others == NOT_SHOWN.get(name, set[str]()) & before.keys(), before
+        missed: list[Result] = []
+        for statement in statements:
+            if statement.rule.name in others:
+                continue
+            change = changes[statement.rule.name]
+            changed = {
+                scenario.name: change(trial.dialect, found, trial.recorded)
+                for scenario in statement.rule.of
+                if not isinstance(found := trial.recorded[scenario.name], NotShown)
+            }
+            recorded = {**trial.recorded, **changed}
+            missed += [
+                each
+                for each in await judge(replace(trial, recorded=recorded), [statement])
+                if each.verdict is not Verdict.FAILED
+            ]
+    assert missed == []
+
+
+# What a server does wrong, as a tool that asks the wrong thing sees it.
+CONFUSED: dict[str, Callable[[type[Dialect]], dict[str, Any]]] = {
+    "approves": lambda of: {
+        "answer": lambda self, asked, *, approve: of.answer(self, asked, approve=not approve)
+    },
+    "rejects": lambda of: {
+        "answer": lambda self, asked, *, approve: of.answer(self, asked, approve=not approve)
+    },
+    "no-text": lambda of: {
+        "texts": lambda self, asked: {"a yes": of.answer(self, asked, approve=True)}
+    },
+    "no-forgery": lambda of: {
+        "forged": lambda self, asked: {"a yes": of.answer(self, asked, approve=True)}
+    },
+    "resumes": lambda of: {"resume": lambda self, stream, after: of.resume(self, stream, None)},
+    "nowhere": lambda of: {"unknown_agent": lambda self: of.start(self, "Hello", "")},
+    "invalid": lambda of: {"incomplete": lambda self, start: {"nothing": start}},
+}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("rule", CONFUSED)
+@pytest.mark.parametrize("name", RECORDED)
+async def test_a_server_that_takes_one_request_for_another_is_found_out(
+    site: Site, name: str, rule: str
+) -> None:
+    statements = [each for each in PROTOCOLS[name].statements if each.rule.name == rule]
+    if not statements or rule in NOT_SHOWN.get(name, ()):
+        pytest.skip(f"{name} does not show {rule}")
+    async with site.trial(name) as trial:
+        kind = type(trial.dialect)
+        confused = type("Confused", (kind,), CONFUSED[rule](kind))(trial.dialect.options)
+        [result] = await judge(replace(trial, dialect=confused), statements)
+    assert result.verdict is Verdict.FAILED, result
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("rule", ["foreign", "own-answer"])
+@pytest.mark.parametrize("name", RECORDED)
+async def test_a_server_to_which_all_users_are_one_is_found_out(
+    site: Site, name: str, rule: str
+) -> None:
+    statements = [each for each in PROTOCOLS[name].statements if each.rule.name == rule]
+    if not statements:
+        pytest.skip(f"{name} does not show {rule}")
+    async with site.trial(name) as trial:
+        owner = trial.wire.credentials[User.OWNER]
+        trial.wire.credentials = {User.OWNER: owner, User.OTHER: owner}
+        [result] = await judge(trial, statements)
+    assert result.verdict is Verdict.FAILED, result
+
+
+def test_every_rule_of_every_protocol_has_a_fault() -> None:
+    for name in RECORDED:
+        names = {each.rule.name for each in PROTOCOLS[name].statements}
+        assert names - changes_of(name).keys() == set(), name
 
 
 def test_every_rule_has_a_fault_that_it_finds_and_every_group_is_tried_in_short() -> None:
@@ -300,6 +418,41 @@ ALLOWED: dict[str, tuple[tuple[str, str], list[dict[str, Any]]]] = {
         ("a2a", "text"),
         [{"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "Hi"}]}}],
     ),
+    "AI SDK: parts of a provider's own, and an approval that was automatic": (
+        ("vercel", "text"),
+        [
+            {"type": "start"},
+            {"type": "custom", "kind": "openai.compaction"},
+            {"type": "reasoning-file", "url": "data:,", "mediaType": "image/png"},
+            {"type": "tool-input-available", "toolCallId": "c", "toolName": "t", "input": {}},
+            {"type": "tool-approval-request", "toolCallId": "c", "approvalId": "a"}
+            | {"isAutomatic": True},
+            {"type": "tool-output-available", "toolCallId": "c", "output": "ran"},
+            {"type": "finish"},
+        ],
+    ),
+    # As OpenAI does when a response fails.
+    "OpenAI: an error, and then the response that failed": (
+        ("openai", "fails"),
+        [
+            {"type": "response.created", "response": {"id": "r"}, "sequence_number": 0},
+            {"type": "error", "message": "overloaded", "sequence_number": 1},
+            {"type": "response.failed", "response": {"id": "r"}, "sequence_number": 2},
+        ],
+    ),
+    "A2A: the whole task once more at the end": (
+        ("a2a", "text"),
+        [
+            {"task": {"id": "r", "contextId": "t", "status": {"state": "TASK_STATE_WORKING"}}},
+            {
+                "statusUpdate": {
+                    **{"taskId": "r", "contextId": "t"},
+                    "status": {"state": "TASK_STATE_COMPLETED"},
+                }
+            },
+            {"task": {"id": "r", "contextId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}},
+        ],
+    ),
     "A2A: an artifact is replaced, then a question without the extension": (
         ("a2a", "asks"),
         [
@@ -327,7 +480,8 @@ ALLOWED: dict[str, tuple[tuple[str, str], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", ALLOWED)
 async def test_what_the_documents_allow_is_no_fault(name: str) -> None:
     (protocol, act), events = ALLOWED[name]
-    datas = [json.dumps(each) for each in events] + ["[DONE]"] * (protocol == "vercel")
+    frames = [f"event: {each.get('type')}\ndata: {json.dumps(each)}\n\n" for each in events]
+    frames += ["data: [DONE]\n\n"] * (protocol in ("vercel", "openai"))
     headers = {
         "content-type": "text/event-stream",
         "x-vercel-ai-ui-message-stream": "v1",
@@ -336,7 +490,7 @@ async def test_what_the_documents_allow_is_no_fault(name: str) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
         names = {'"t"': body.get("threadId"), '"r"': body.get("runId")}
-        content = "".join(f"data: {data}\n\n" for data in datas)
+        content = "".join(frames)
         for placeholder, id in names.items():
             content = content.replace(placeholder, json.dumps(id) if id else placeholder)
         return httpx.Response(200, headers=headers, content=content)
@@ -349,6 +503,31 @@ async def test_what_the_documents_allow_is_no_fault(name: str) -> None:
         results = await judge(Trial(wire, tool.dialect(options), {act: "Hello"}), statements)
     assert [each for each in results if each.verdict is Verdict.FAILED] == []
     assert any(each.verdict is Verdict.PASSED for each in results)
+
+
+@pytest.mark.parametrize(
+    ("state", "broken"),
+    [
+        ("COMPLETED", ["a2a.closes"]),
+        # Section 3.1.2 has a MUST for terminal states, and none for this one.
+        ("INPUT_REQUIRED", ["a2a.closes-asking"]),
+    ],
+)
+async def test_a2a_says_of_each_state_whether_a_stream_must_close(
+    state: str, broken: list[str]
+) -> None:
+    tool = PROTOCOLS["a2a"]
+    task = {"id": "r", "contextId": "t", "status": {"state": f"TASK_STATE_{state}"}}
+    open_still = Exchange(
+        Request("POST", "/"), 200, frames=(Frame("", value={"task": task}),), end=End.LATE
+    )
+    recorded = {each.name: open_still for each in STREAMS}
+    statements = [each for each in tool.statements if each.rule.name.startswith("closes")]
+    async with Wire("http://a") as wire:
+        trial = Trial(wire, tool.dialect(Options()), {}, recorded=recorded)
+        results = await judge(trial, statements)
+    assert [each.statement.id for each in results if each.verdict is Verdict.FAILED] == broken
+    assert any(each.breaks for each in results) is (state == "COMPLETED")
 
 
 STREAM = 'data: {"a":\ndata: 1}\r\nid: 1\r\n\r\n: nothing\n\nevent: x\rdata:\u2028\r\rid: 9\n\n'

@@ -19,6 +19,7 @@ Forward = Callable[[httpx.Request], Awaitable[httpx.Response]]
 Fault = Callable[[httpx.Request, Forward], Awaitable[httpx.Response]]
 Frames = AsyncGenerator[bytes, None]
 Json = dict[str, Any]
+_LATE_S = 0.5  # after which a reader is late
 
 
 @dataclass
@@ -400,9 +401,19 @@ async def _ends_when_late(frames: Frames) -> Frames:
     last = asyncio.get_running_loop().time()
     async for frame in frames:
         now = asyncio.get_running_loop().time()
-        if now - last > 1:
+        if now - last > _LATE_S:
             return
         yield frame
+        last = now
+
+
+async def _loses_texts_when_late(frames: Frames) -> Frames:
+    """Drop the texts for which the reader has no time, in silence."""
+    last = asyncio.get_running_loop().time()
+    async for frame in frames:
+        now = asyncio.get_running_loop().time()
+        if now - last <= _LATE_S or _event(frame).get("type") != "TEXT_MESSAGE_CONTENT":
+            yield frame
         last = now
 
 
@@ -502,6 +513,7 @@ FAULTS: Mapping[str, Callable[[], Fault]] = {
     ),
     "beside": _OneAtATime,
     "reads-late": lambda: of_frames(_ends_when_late),
+    "reads-all": lambda: of_frames(_loses_texts_when_late),
     "foreign": lambda: _EveryoneIsTheOwner(_is_resume),
     "undisturbed": _Disturbed,
     "own-answer": lambda: _EveryoneIsTheOwner(lambda request: True),

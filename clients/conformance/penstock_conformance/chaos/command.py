@@ -17,7 +17,6 @@ from penstock_conformance.chaos.rounds import Options, play
 from penstock_conformance.chaos.server import ServerFailed
 from penstock_conformance.dialect import NotShown
 
-AGENTS = Path(__file__).parent / "agents"
 FAULTS, NO_RESULT = 1, 2  # exit statuses
 
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ready", help="a URL that answers when the server is ready (--url)")
     parser.add_argument("--protocol", required=True, choices=sorted(PROTOCOLS))
     parser.add_argument(
-        "--agent", default="chaos", help="the scripted agent's name; for AG-UI its path (chaos)"
+        "--agent", default="scripted", help="the agent's name; for AG-UI its path (scripted)"
     )
     parser.add_argument("--seed", type=int, help="repeats the moments of an earlier call")
     parser.add_argument("--rounds", type=int, default=10, help="how many kills (10)")
@@ -61,13 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Return 0 without a fault, 1 with faults, and 2 if there is no result."""
-    if list(arguments) == ["--agents"]:
-        print(AGENTS)
-        return 0
     parser = argparse.ArgumentParser(
         prog="penstock-conformance chaos",
         description="Kill a server at moments that a seed chooses; see what becomes of its runs.",
-        epilog="`penstock-conformance chaos --agents` prints the folder of the scripted agents.",
+        epilog="`penstock-conformance agent` starts a scripted agent.",
     )
     add_arguments(parser)
     asked = parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO
 
 import httpx
 
-from penstock_conformance.chaos.agents.script import WORDS
+from penstock_conformance.agents.script import WORDS
 from penstock_conformance.chaos.counter import ANSWER_AFTER_S, Counter, Effect
 from penstock_conformance.chaos.drive import Client, client_of
 from penstock_conformance.chaos.judge import Figures, Round, judge

@@ -7,13 +7,13 @@ server may have. A server without it shows less.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from penstock_conformance import rules
 from penstock_conformance import scenarios as done
-from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What
-from penstock_conformance.exchange import Exchange, Frame, Request, with_fields
+from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What, of
+from penstock_conformance.exchange import End, Exchange, Frame, Request, with_fields
 from penstock_conformance.statements import Group, Level, Rule, table
 from penstock_conformance.trial import streamed
 
@@ -26,6 +26,7 @@ _HEADERS: Final = {
     "content-type": "application/json",
 }
 _STREAM: Final = f"{_SPEC}/#312-send-streaming-message"
+_SSE: Final = f"{_SPEC}/#117-streaming"
 _HOW: Final = {
     "TASK_STATE_COMPLETED": How.COMPLETED,
     "TASK_STATE_FAILED": How.FAILED,
@@ -36,6 +37,7 @@ _HOW: Final = {
 }
 
 Json = dict[str, Any]
+Faults = Callable[[Dialect, Exchange], Iterator[str]]
 
 
 class A2a(Dialect):
@@ -79,6 +81,16 @@ class A2a(Dialect):
             yield Seen(index, What.ASK, str(state))  # also without the extension
         if how is not None:
             yield Seen(index, What.END, how=how)
+
+    def read(self, exchange: Exchange) -> list[Seen]:
+        """Leave out the task that a server may send once more before it closes a stream."""
+        seen = super().read(exchange)
+        end = next((each.frame for each in seen if each.what is What.END), len(exchange.frames))
+        return [
+            each
+            for each in seen
+            if each.frame <= end or "task" not in exchange.frames[each.frame].fields
+        ]
 
     def incomplete(self, start: Request) -> Mapping[str, Request]:
         message = start.body["message"]
@@ -210,6 +222,17 @@ def _appended(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
             known.add(id)
 
 
+def _closes(how_it_ends: str, *, waiting: bool) -> Faults:
+    def faults(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
+        found = of(dialect.read(streamed(exchange)), What.END)
+        if not found or (found[-1].how is How.WAITING) is not waiting:
+            raise NotShown(f"{exchange} does not end in {how_it_ends} state")
+        if exchange.end is not End.WHOLE:
+            yield f"in {how_it_ends} state, the body is {exchange.end.value}"
+
+    return faults
+
+
 SHAPES: Final = Rule("shapes", Group.SHAPE, "A frame is one stream response", done.STREAMS, _shapes)
 ONE_TASK: Final = Rule(
     "one-task", Group.SHAPE, "All frames are of one task and its context", done.STREAMS, _one_task
@@ -222,20 +245,66 @@ APPENDED: Final = Rule(
     _appended,
 )
 
+CLOSES: Final = Rule(
+    "closes",
+    Group.ENDS,
+    "The server closes the body when the task has ended",
+    done.STREAMS,
+    _closes("a terminal", waiting=False),
+)
+# Section 3.1.2 demands to close at a terminal state. Section 11.7 says that the stream also closes
+# at an interrupted one, without a MUST.
+CLOSES_ASKING: Final = Rule(
+    "closes-asking",
+    Group.ENDS,
+    "The server closes the body when the task waits for its user",
+    (done.ASKS,),
+    _closes("an interrupted", waiting=True),
+)
+
+
+def _first(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
+    if "task" not in streamed(exchange).frames[0].fields:
+        yield f"the first frame has {sorted(exchange.frames[0].fields)}, no task"
+
+
+def _refused(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
+    if not 400 <= exchange.status < 500:
+        yield f"the answer is {exchange.status}"
+
+
+SUBSCRIBES: Final = Rule(
+    "subscribes",
+    Group.RESUME,
+    "A client that subscribes gets the task as it is, first of all",
+    (done.SUBSCRIBED,),
+    _first,
+)
+SUBSCRIBES_LATE: Final = Rule(
+    "subscribes-late",
+    Group.RESUME,
+    "A subscription to a task that has ended is refused",
+    (done.ENDED,),
+    _refused,
+)
+
 STATEMENTS: Final = table(
     A2a.name,
     (
         (Level.MUST, _STREAM, rules.IS_STREAM),
-        (Level.MUST, _STREAM, rules.IS_JSON),
+        (Level.MUST, _SSE, rules.IS_JSON),
         (Level.MUST, f"{_SPEC}/#323-stream-response", SHAPES),
-        (Level.MUST, _STREAM, ONE_TASK),
+        (Level.MUST, f"{_SPEC}/#421-taskstatusupdateevent", ONE_TASK),
         (Level.MUST, _STREAM, rules.BEGINS),
         (Level.MUST, f"{_SPEC}/#422-taskartifactupdateevent", APPENDED),
         (Level.MUST, _STREAM, rules.ENDS_ONCE),
-        (Level.MUST, _STREAM, rules.CLOSES),
+        (Level.MUST, _STREAM, CLOSES),
+        (Level.SHOULD, _SSE, CLOSES_ASKING),
         (Level.MUST, f"{_SPEC}/#413-taskstate", rules.COMPLETES),
         (Level.MUST, f"{_SPEC}/#413-taskstate", rules.FAILS),
         (Level.MUST, f"{_SPEC}/#413-taskstate", rules.WAITS),
+        (Level.MUST, f"{_SPEC}/#316-subscribe-to-task", SUBSCRIBES),
+        (Level.MUST, f"{_SPEC}/#316-subscribe-to-task", SUBSCRIBES_LATE),
         (Level.SHOULD, _EXTENDED, rules.CALLS_FIRST),
         (Level.SHOULD, _EXTENDED, rules.ONCE),
         (Level.SHOULD, _EXTENDED, rules.APPROVES),

@@ -13,9 +13,11 @@ from penstock_conformance.exchange import End, Exchange, Frame, Request, with_fi
 from penstock_conformance.statements import Group, Level, Rule, table
 from penstock_conformance.trial import streamed
 
-_API: Final = "https://google.github.io/adk-docs/runtime/api-server"
-_EVENTS: Final = "https://google.github.io/adk-docs/events"
-_CONFIRM: Final = "https://google.github.io/adk-docs/tools-custom/confirmation"
+_API: Final = "https://adk.dev/runtime/api-server/#run-agent-streaming"
+_EVENT: Final = "https://adk.dev/events/#what-events-are-and-why-they-matter"
+_CALLS: Final = "https://adk.dev/events/#identifying-event-origin-and-type"
+_ERRORS: Final = "https://adk.dev/events/#additional-context-and-event-details"
+_CONFIRM: Final = "https://adk.dev/tools-custom/confirmation/"
 _ASKS: Final = "adk_request_confirmation"
 
 Json = dict[str, Any]
@@ -154,15 +156,15 @@ STATEMENTS: Final = table(
     (
         (Level.MUST, _API, rules.IS_STREAM),
         (Level.MUST, _API, rules.IS_JSON),
-        (Level.MUST, _EVENTS, SHAPES),
-        (Level.MUST, _EVENTS, rules.CALLS_FIRST),
-        (Level.MUST, _API, rules.COMPLETES),
-        (Level.MUST, _API, rules.FAILS),
-        (Level.SHOULD, _EVENTS, rules.ONCE),
-        (Level.MUST, _CONFIRM, rules.WAITS),
-        (Level.MUST, _CONFIRM, rules.APPROVES),
-        (Level.MUST, _CONFIRM, rules.REJECTS),
-        (Level.SHOULD, _API, rules.NOWHERE),
+        (Level.MUST, _EVENT, SHAPES),
+        (Level.SHOULD, _CALLS, rules.CALLS_FIRST),
+        (Level.SHOULD, _ERRORS, rules.COMPLETES),
+        (Level.SHOULD, _ERRORS, rules.FAILS),
+        (Level.SHOULD, _CALLS, rules.ONCE),
+        (Level.MUST, f"{_CONFIRM}#boolean-confirmation", rules.WAITS),
+        (Level.MUST, f"{_CONFIRM}#remote-response", rules.APPROVES),
+        (Level.MUST, f"{_CONFIRM}#remote-response", rules.REJECTS),
+        (Level.SHOULD, f"{rules.HTTP}#name-client-error-4xx", rules.NOWHERE),
     ),
     rules.ASKING,
 )

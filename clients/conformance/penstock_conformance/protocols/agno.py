@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock_conformance import rules
@@ -16,8 +17,12 @@ from penstock_conformance.statements import Group, Level, Rule, table
 from penstock_conformance.trial import streamed
 
 _API: Final = "https://docs.agno.com/reference-api/schema/agents"
-_EVENTS: Final = "https://docs.agno.com/agents/running-agents#event-types"
+_RUNNING: Final = "https://docs.agno.com/agents/running-agents"
+_EVENTS: Final = f"{_RUNNING}#event-types"
 _PAUSES: Final = "https://docs.agno.com/hitl/user-confirmation"
+_RESUMES: Final = f"{_API}/resume-agent-run-stream"
+# What AgentOS says of a stream that it sends again.
+_NOTES: Final = frozenset({"replay", "catch_up", "subscribed"})
 _HOW: Final = {
     "RunCompleted": How.COMPLETED,
     "RunError": How.FAILED,
@@ -30,6 +35,7 @@ class Agno(Dialect):
     """AgentOS. `--path` has the agent, the team or the workflow."""
 
     name = "agno"
+    no_resume = frozenset({404, 405})  # AgentOS has `/resume` since 3.0
 
     def start(self, message: str, session: str) -> Request:
         form = {"message": message, "stream": "true", "session_id": session}
@@ -53,6 +59,24 @@ class Agno(Dialect):
                     yield Seen(index, What.ASK, str(each.get("tool_call_id")))
         if name in _HOW:
             yield Seen(index, What.END, how=_HOW[name])
+
+    def lasting(self, start: Request) -> Request:
+        """Only a run in the background goes on without its client, and is streamed again."""
+        return replace(start, form={**(start.form or {}), "background": "true"})
+
+    def cursor(self, frame: Frame) -> str | None:
+        index = frame.fields.get("event_index")
+        return None if index is None else str(index)
+
+    def is_of_run(self, frame: Frame) -> bool:
+        return frame.event not in _NOTES
+
+    def resume(self, exchange: Exchange, after: str | None) -> Request:
+        names = self.names(exchange)
+        form = {"session_id": names.get("session", "")}
+        if after is not None:
+            form["last_event_index"] = after
+        return self._of_run(names.get("run", ""), "resume", form)
 
     def incomplete(self, start: Request) -> Mapping[str, Request]:
         return {"no message": without(start, "message")}
@@ -152,16 +176,19 @@ STATEMENTS: Final = table(
     Agno.name,
     (
         (Level.MUST, f"{_API}/create-agent-run", rules.IS_STREAM),
-        (Level.MUST, _EVENTS, rules.IS_JSON),
-        (Level.MUST, _EVENTS, SHAPES),
+        (Level.MUST, f"{_API}/create-agent-run", rules.IS_JSON),
+        (Level.MUST, f"{_API}/create-agent-run", SHAPES),
         (Level.MUST, _EVENTS, rules.BEGINS),
         (Level.MUST, _EVENTS, rules.CALLS_FIRST),
-        (Level.MUST, _EVENTS, rules.ENDS_ONCE),
-        (Level.MUST, _EVENTS, rules.CLOSES),
+        (Level.SHOULD, _EVENTS, rules.ENDS_ONCE),
+        (Level.SHOULD, _EVENTS, rules.CLOSES),
         (Level.MUST, _EVENTS, rules.COMPLETES),
         (Level.MUST, _EVENTS, rules.FAILS),
         (Level.SHOULD, _EVENTS, rules.ONCE),
-        (Level.MUST, f"{_API}/cancel-agent-run", CANCELS),
+        (Level.MUST, f"{_RUNNING}#cancelling-a-run", CANCELS),
+        (Level.SHOULD, _RESUMES, rules.RESUMES),
+        (Level.SHOULD, _RESUMES, rules.RESUMES_LIVE),
+        (Level.SHOULD, "https://docs.agno.com/background-execution/overview", rules.GOES_ON),
         (Level.MUST, _PAUSES, rules.WAITS),
         (Level.MUST, _PAUSES, rules.APPROVES),
         (Level.MUST, _PAUSES, rules.REJECTS),

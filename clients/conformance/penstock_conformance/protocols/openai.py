@@ -9,15 +9,17 @@ from typing import Any, Final
 
 from penstock_conformance import rules
 from penstock_conformance import scenarios as done
-from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What
+from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What, of
 from penstock_conformance.exchange import Exchange, Frame, Request, with_fields, without
 from penstock_conformance.statements import Group, Level, Rule, table
 from penstock_conformance.trial import streamed
 
-_API: Final = "https://platform.openai.com/docs/api-reference"
-_STREAM: Final = f"{_API}/responses-streaming"
-_BACKGROUND: Final = "https://platform.openai.com/docs/guides/background"
-_MCP: Final = "https://platform.openai.com/docs/guides/tools-connectors-mcp#approvals"
+_DOCS: Final = "https://developers.openai.com/api"
+_RESPONSES: Final = f"{_DOCS}/reference/resources/responses"
+_CREATE: Final = f"{_RESPONSES}/methods/create"
+_STREAM: Final = f"{_RESPONSES}/streaming-events"
+_BACKGROUND: Final = f"{_DOCS}/docs/guides/background"
+_MCP: Final = f"{_DOCS}/docs/guides/tools-connectors-mcp#approvals"
 
 Json = dict[str, Any]
 
@@ -26,6 +28,7 @@ class OpenAi(Dialect):
     """The Responses API. `--path` is the base URL's path, `--agent` the model."""
 
     name = "openai"
+    sentinels = frozenset({"[DONE]"})  # OpenAI sends none, but its clients take it
 
     def start(self, message: str, session: str) -> Request:
         return self._create([{"role": "user", "content": message}])
@@ -57,6 +60,20 @@ class OpenAi(Dialect):
             case "response.incomplete", _:
                 is_cancelled = _response(event).get("status") == "cancelled"
                 yield Seen(index, What.END, how=How.CANCELLED if is_cancelled else How.FAILED)
+
+    def read(self, exchange: Exchange) -> list[Seen]:
+        """Take an `error` for the end only if `response.failed` does not follow."""
+        seen = super().read(exchange)
+        early = of(seen, What.END)[:-1]
+        return [
+            each
+            for each in seen
+            if each not in early or exchange.frames[each.frame].fields.get("type") != "error"
+        ]
+
+    def lasting(self, start: Request) -> Request:
+        """Only such a response goes on without its client, is streamed again, and is cancelled."""
+        return with_fields(start, background=True)
 
     def cursor(self, frame: Frame) -> str | None:
         number = frame.fields.get("sequence_number")
@@ -149,14 +166,18 @@ def _requests(asked: Exchange) -> list[str]:
     return found
 
 
+def _events(dialect: Dialect, exchange: Exchange) -> list[Frame]:
+    return [each for each in streamed(exchange).frames if each.data not in dialect.sentinels]
+
+
 def _shapes(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
-    for index, frame in enumerate(streamed(exchange).frames):
+    for index, frame in enumerate(_events(dialect, exchange)):
         if frame.event != frame.fields.get("type"):
             yield f"frame {index} is {frame.event}, its type {frame.fields.get('type')}"
 
 
 def _numbers(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
-    found = [frame.fields.get("sequence_number") for frame in streamed(exchange).frames]
+    found = [frame.fields.get("sequence_number") for frame in _events(dialect, exchange)]
     if found != list(range(len(found))):
         yield f"the numbers are {found[:20]}"
 
@@ -218,27 +239,28 @@ TEXTS: Final = Rule(
 STATEMENTS: Final = table(
     OpenAi.name,
     (
-        (Level.MUST, _STREAM, rules.IS_STREAM),
+        (Level.MUST, _CREATE, rules.IS_STREAM),
         (Level.MUST, _STREAM, rules.IS_JSON),
-        (Level.MUST, _STREAM, SHAPES),
-        (Level.MUST, f"{_STREAM}/response/created", rules.BEGINS),
-        (Level.MUST, f"{_STREAM}/response/output_item/added", ITEMS),
-        (Level.SHOULD, f"{_STREAM}/response/output_item/done", rules.CALLS_FIRST),
-        (Level.MUST, f"{_STREAM}/response/completed", rules.ENDS_ONCE),
-        (Level.MUST, f"{_STREAM}/response/completed", rules.CLOSES),
-        (Level.MUST, f"{_STREAM}/response/completed", rules.COMPLETES),
-        (Level.MUST, f"{_STREAM}/response/failed", rules.FAILS),
-        (Level.MUST, f"{_STREAM}/response/output_item/done", rules.ONCE),
-        (Level.SHOULD, f"{_STREAM}/response/created", NUMBERS),
-        (Level.MUST, f"{_STREAM}/response/output_text/done", TEXTS),
+        (Level.MUST, _CREATE, SHAPES),
+        (Level.MUST, f"{_STREAM}#response.created", rules.BEGINS),
+        (Level.MUST, f"{_STREAM}#response.output_item.added", ITEMS),
+        (Level.SHOULD, f"{_STREAM}#response.output_item.done", rules.CALLS_FIRST),
+        (Level.MUST, f"{_STREAM}#response.completed", rules.ENDS_ONCE),
+        (Level.SHOULD, f"{_STREAM}#response.completed", rules.CLOSES),
+        (Level.MUST, f"{_STREAM}#response.completed", rules.COMPLETES),
+        (Level.MUST, f"{_STREAM}#response.failed", rules.FAILS),
+        (Level.MUST, f"{_STREAM}#response.output_item.added", rules.ONCE),
+        (Level.SHOULD, f"{_STREAM}#response.created", NUMBERS),
+        (Level.MUST, f"{_STREAM}#response.output_text.done", TEXTS),
         (Level.SHOULD, f"{_BACKGROUND}#streaming-a-background-response", rules.RESUMES),
         (Level.SHOULD, f"{_BACKGROUND}#streaming-a-background-response", rules.RESUMES_LIVE),
-        (Level.SHOULD, f"{_BACKGROUND}#streaming-a-background-response", rules.GOES_ON),
+        (Level.SHOULD, _BACKGROUND, rules.GOES_ON),
         (Level.SHOULD, f"{_BACKGROUND}#cancelling-a-background-response", rules.CANCELS),
+        (Level.SHOULD, f"{_RESPONSES}/methods/cancel", rules.CANCELS_UNKNOWN),
         (Level.MUST, _MCP, rules.WAITS),
         (Level.MUST, _MCP, rules.APPROVES),
         (Level.MUST, _MCP, rules.REJECTS),
-        (Level.SHOULD, f"{_API}/models", rules.NOWHERE),
+        (Level.SHOULD, f"{rules.HTTP}#name-client-error-4xx", rules.NOWHERE),
     ),
     rules.ASKING,
 )

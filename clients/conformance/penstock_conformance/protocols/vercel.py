@@ -26,6 +26,10 @@ from penstock_conformance.trial import streamed
 _DOCS: Final = "https://ai-sdk.dev/docs/ai-sdk-ui"
 _STREAM: Final = f"{_DOCS}/stream-protocol"
 _APPROVAL: Final = f"{_DOCS}/chatbot-tool-usage#tool-execution-approval"
+# The client of the AI SDK refuses a result whose call it has not.
+_CLIENT: Final = (
+    "https://github.com/vercel/ai/blob/main/packages/ai/src/ui/process-ui-message-stream.ts"
+)
 
 Json = dict[str, Any]
 
@@ -34,6 +38,7 @@ _REASONS: Final = {"tool-calls": How.WAITING, "error": How.FAILED}
 # The fields that a chunk of each type must have.
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("start", "start-step", "finish-step", "reset-step", "finish", "abort"), ()),
+    "steering-message": (),
     **dict.fromkeys(("text-start", "text-end", "reasoning-start", "reasoning-end"), ("id",)),
     **dict.fromkeys(("text-delta", "reasoning-delta"), ("id", "delta")),
     "tool-input-start": ("toolCallId", "toolName"),
@@ -47,7 +52,8 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "tool-approval-response": ("approvalId", "approved"),
     "source-url": ("sourceId", "url"),
     "source-document": ("sourceId", "mediaType", "title"),
-    "file": ("url", "mediaType"),
+    **dict.fromkeys(("file", "reasoning-file"), ("url", "mediaType")),
+    "custom": ("kind",),
     "message-metadata": ("messageMetadata",),
     "error": ("errorText",),
 }
@@ -78,7 +84,7 @@ class Vercel(Dialect):
                 yield Seen(index, What.CALL, call)
             case "tool-output-available" | "tool-output-error" | "tool-output-denied":
                 yield Seen(index, What.RESULT, call, str(chunk.get("output")))
-            case "tool-approval-request":
+            case "tool-approval-request" if not chunk.get("isAutomatic"):
                 yield Seen(index, What.ASK, call)
             case "error":
                 yield Seen(index, What.END, how=How.FAILED)
@@ -181,8 +187,9 @@ def _assistant(asked: Exchange, part: Json) -> Json:
 
 def _asked(asked: Exchange) -> Mapping[str, Any]:
     for frame in reversed(asked.frames):
-        if frame.fields.get("type") == "tool-approval-request":
-            return frame.fields
+        chunk = frame.fields
+        if chunk.get("type") == "tool-approval-request" and not chunk.get("isAutomatic"):
+            return chunk
     raise NotShown(f"{asked} has no tool-approval-request")
 
 
@@ -252,7 +259,7 @@ def _parts(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
             if in_step is (kind == "start-step"):
                 yield f"frame {index}: {kind} in the wrong place"
             in_step = kind == "start-step"
-        elif name in ("text", "reasoning"):
+        elif name in ("text", "reasoning") and action in ("start", "delta", "end"):
             if (action == "start") is (part in opened):
                 yield f"frame {index}: {kind} of {part[1]} in the wrong place"
             opened.add(part)
@@ -288,19 +295,19 @@ STATEMENTS: Final = table(
     (
         (Level.MUST, f"{_STREAM}#data-stream-protocol", rules.IS_STREAM),
         (Level.MUST, f"{_STREAM}#data-stream-protocol", HEADER),
-        (Level.MUST, f"{_STREAM}#data-stream-protocol", rules.IS_JSON),
+        (Level.MUST, f"{_STREAM}#message-start-part", rules.IS_JSON),
         (Level.MUST, f"{_STREAM}#data-stream-protocol", SHAPES),
-        (Level.MUST, f"{_STREAM}#message-start-part", rules.BEGINS),
+        (Level.SHOULD, f"{_STREAM}#message-start-part", rules.BEGINS),
         (Level.MUST, f"{_STREAM}#text-parts", PARTS),
-        (Level.MUST, f"{_STREAM}#tool-output-available", rules.CALLS_FIRST),
+        (Level.SHOULD, _CLIENT, rules.CALLS_FIRST),
         (Level.MUST, f"{_STREAM}#stream-termination", DONE),
-        (Level.MUST, f"{_STREAM}#finish-message-part", rules.ENDS_ONCE),
+        (Level.SHOULD, f"{_STREAM}#finish-message-part", rules.ENDS_ONCE),
         (Level.SHOULD, f"{_STREAM}#stream-termination", rules.CLOSES),
         (Level.MUST, f"{_STREAM}#finish-message-part", rules.COMPLETES),
-        (Level.MUST, f"{_STREAM}#error-part", rules.FAILS),
-        (Level.SHOULD, f"{_STREAM}#tool-output-available", rules.ONCE),
+        (Level.SHOULD, f"{_STREAM}#error-part", rules.FAILS),
+        (Level.SHOULD, f"{_STREAM}#tool-output-available-part", rules.ONCE),
         (Level.SHOULD, f"{_STREAM}#abort-part", rules.CANCELS),
-        (Level.MUST, _APPROVAL, rules.WAITS),
+        (Level.MUST, f"{_STREAM}#tool-approval-request-part", rules.WAITS),
         (Level.MUST, _APPROVAL, rules.APPROVES),
         (Level.MUST, _APPROVAL, rules.REJECTS),
     ),

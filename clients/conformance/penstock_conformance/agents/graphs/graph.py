@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 from typing import Annotated, TypedDict
 
 import script
@@ -10,6 +11,9 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.types import interrupt
+
+TOOLS = {each.__name__: each for each in (script.lookup, script.guarded, script.effect)}
 
 
 class Scripted(BaseChatModel):
@@ -24,15 +28,18 @@ class Scripted(BaseChatModel):
 
     async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
         asked = max(index for index, message in enumerate(messages) if message.type == "human")
-        calls_made = sum(message.type == "tool" for message in messages[asked + 1 :])
-        for word in script.words(calls_made):
-            await asyncio.sleep(script.PAUSE_S)
-            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
-        arguments = script.next_call(str(messages[asked].content), calls_made)
-        if arguments is not None:
-            call = {"name": "effect", "args": json.dumps(arguments), "id": f"call_{calls_made}"}
-            chunk = AIMessageChunk(content="", tool_call_chunks=[{**call, "index": 0}])
-            yield ChatGenerationChunk(message=chunk)
+        results = [str(each.content) for each in messages[asked + 1 :] if each.type == "tool"]
+        async for kind, value in script.play(str(messages[asked].content), results):
+            if kind == "say":
+                message = AIMessageChunk(content=value)
+            elif kind == "think":
+                message = AIMessageChunk(content="", additional_kwargs={"reasoning_content": value})
+            else:
+                name, arguments = value
+                id = f"call_{uuid.uuid4().hex[:12]}"
+                call = {"name": name, "args": json.dumps(arguments), "id": id, "index": 0}
+                message = AIMessageChunk(content="", tool_call_chunks=[call])
+            yield ChatGenerationChunk(message=message)
 
 
 class State(TypedDict):
@@ -50,7 +57,10 @@ async def model(state: State):
 
 async def tool(state: State):
     [call] = state["messages"][-1].tool_calls
-    result = await asyncio.to_thread(script.effect, **call["args"])
+    if call["name"] == "guarded" and not interrupt({"tool": "guarded", "args": call["args"]}):
+        result = "The user said no."
+    else:
+        result = await asyncio.to_thread(TOOLS[call["name"]], **call["args"])
     return {"messages": [ToolMessage(content=result, tool_call_id=call["id"])]}
 
 
