@@ -72,14 +72,15 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
 
 test: ## Set up what is not there yet, and run all that CI runs (9 minutes on two cores)
-	@$(MAKE) --no-print-directory -j4 setup upstreams node agui-client
-	@$(MAKE) --no-print-directory -j2 lint imports
-	@$(MAKE) --no-print-directory -j2 types all-tests
+	@$(MAKE) --no-print-directory -j4 checks all-tests
 
-# mypy computes for a minute with one core, and the tests wait more than they compute.
-.PHONY: all-tests
-all-tests: setup
+# mypy computes for a minute with one core. It begins when .venv is there, while other environments are
+# made, and goes on beside the tests.
+.PHONY: all-tests environments
+all-tests: lint environments
 	@$(PYTEST_N) -rs
+
+environments: setup upstreams node agui-client
 
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
 	@$(PYTEST_N) -m "not real and not bench and not console and not chaos and not dist and not images and not kubernetes and not n8n" -rs $(FAST)

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
 from support.drive.repository import ROOT
-from support.real import devtools, forked, servers, up, upstreams, workers
+from support.real import devtools, forked, memory, servers, up, upstreams, workers
 from support.real.nats import NatsServer, write_passwords
 from support.real.nats_choice import NotPossible, chosen, new_server
 from support.real.ports import free_port
@@ -109,6 +109,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "not chaos" in config.option.markexpr and "not kubernetes" in config.option.markexpr:
         for name, value in FRUGAL_GO.items():
             os.environ.setdefault(name, value)
+        if memory.has_room():
+            # The folders of tests: data of `penstock up`, clusters, profiles of the browser.
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory.MEMORY))
     try:
         chosen(os.environ)
     except NotPossible as error:

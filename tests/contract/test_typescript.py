@@ -19,6 +19,7 @@ CONFIG = {
         "module": "nodenext",
         "types": [],  # no types of Node or of browsers
         "noEmit": True,
+        "skipDefaultLibCheck": True,
     },
 }
 

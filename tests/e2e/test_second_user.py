@@ -214,13 +214,13 @@ async def installed(how: str, nats_url: str, folder: Path) -> AsyncIterator[Site
 
 
 # `make test` makes some attacks for a short time on separate services; `make faults` makes all of
-# them, also on `penstock up`. Long workflows, slow conditions, many rules, silent receivers and
-# unfinished bodies have tests of their own with a second user, in the folders of workflows and
-# automations.
+# them, also on `penstock up`. Long workflows, slow conditions, many rules, receivers that fail or
+# are silent, and unfinished bodies have tests of their own with a second user, in the folders of
+# workflows and automations.
 SHORT = [
     pytest.param(how, name, 0.3, 1.0, id=f"{name}-{how}-short")
     for how, names in {
-        "separate": ("failing_receiver", "starts", "slow_readers"),
+        "separate": ("starts", "slow_readers"),
     }.items()
     for name in names
 ]

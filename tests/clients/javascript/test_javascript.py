@@ -149,7 +149,8 @@ def test_its_types_fit_what_it_does_and_a_reader_narrows_events(folder: Path) ->
     )
     options = {
         **{"strict": True, "target": "es2022", "module": "nodenext", "noEmit": True},
-        **{"lib": ["es2024", "dom", "dom.asynciterable"], "types": [], "skipLibCheck": False},
+        **{"lib": ["es2024", "dom", "dom.asynciterable"], "types": []},
+        **{"skipLibCheck": False, "skipDefaultLibCheck": True},
     }
     config = {"compilerOptions": options, "files": ["right.ts", "wrong.ts"]}
     (folder / "tsconfig.json").write_text(json.dumps(config))

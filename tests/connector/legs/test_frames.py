@@ -502,6 +502,7 @@ async def test_a_connection_that_was_cut_is_closed_by_us_too(
         await upstream.dropped()
 
 
+@pytest.mark.chaos
 async def test_a_line_of_200_mb_is_stopped_at_the_limit_in_bounded_memory(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
