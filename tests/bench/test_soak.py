@@ -141,8 +141,7 @@ async def test_a_steady_load_takes_no_more_of_anything_with_time(
                 tmp_path,
                 agents,
                 log_level="warning",
-                raw_max_age_s=kept_s,
-                events_max_age_s=kept_s,
+                keep=f"raw={kept_s:.0f}s,events={kept_s:.0f}s",
                 run_idle_s=min(60.0, SOAK_S / 10),
             )
         )

@@ -37,6 +37,7 @@ from penstock.doctor.facts import (
     Wanted,
 )
 from penstock.service import bus_settings
+from penstock.settings.keep import parse_keep
 from penstock_cli.main import app
 from penstock_cli.operations import connection
 from penstock_cli.operations.doctor import values
@@ -52,6 +53,7 @@ from support.real.deployment import Deployment
 from support.real.nats import NatsServer, password_of, write_passwords
 from support.real.servers import SharedRun
 
+AGES_S = parse_keep(()).ages_s
 HEALTHY = Facts(
     stored_bytes=10,
     max_stored_bytes=100,
@@ -67,7 +69,7 @@ HEALTHY = Facts(
     agents=[AnswerFact("assistant", True, ["fine"])],
     probes=[AnswerFact(f"http://{name}:9000", True, (), (), "a1b2c3") for name in "ab"],
     values=[],
-    wanted=Wanted(1, 1, 86_400, 604_800),
+    wanted=Wanted(1, 1, AGES_S),
 )
 EVENTS = StreamFact("EVENTS", schema=5, max_age_s=604_800)
 BAD = [AnswerFact("it", False, ["the reason"])]
@@ -123,6 +125,13 @@ def test_a_fault_is_found_by_its_check_alone_with_what_to_do(name: str) -> None:
     assert wrong[0].to_do
 
 
+def test_for_how_long_each_kind_is_kept_is_shown_as_the_streams_have_it() -> None:
+    approvals = StreamFact("KV_approvals", schema=5)
+    facts = replace(HEALTHY, streams=[EVENTS, approvals], early=["agent:a=2d"])
+    [settings] = [each for each in run_checks(facts) if each.check == "settings"]
+    assert settings.text.endswith(": events=7d, decisions=forever, agent:a=2d")
+
+
 def test_two_processes_with_secrets_of_their_own_do_not_have_one_secret() -> None:
     probes = [AnswerFact(f"http://{name}:9000", True, (), (), "its own") for name in "ab"]
     wrong = [each for each in run_checks(replace(HEALTHY, probes=probes)) if each.verdict != "ok"]
@@ -144,8 +153,8 @@ def test_a_check_that_was_not_made_is_not_reported_as_fine() -> None:
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (Wanted(1, 3, 86_400, 604_800), "streams.replicas is 3, and EVENTS has 1"),
-        (Wanted(1, 1, 86_400, 60), "streams.eventsMaxAgeSeconds is 60, and EVENTS has"),
+        (Wanted(1, 3, AGES_S), "streams.replicas is 3, and EVENTS has 1"),
+        (Wanted(1, 1, {**AGES_S, "events": 60}), "streams.keep.events is 1m, and EVENTS has 7d"),
     ],
 )
 def test_streams_that_are_not_as_the_values_say_are_found(wanted: Wanted, says: str) -> None:
@@ -156,10 +165,10 @@ def test_streams_that_are_not_as_the_values_say_are_found(wanted: Wanted, says: 
 @pytest.mark.parametrize(
     ("stream", "loss"),
     [
-        (replace(EVENTS, max_age_s=1_209_600), "has 1209600 (careful: a migration to the value"),
-        (replace(EVENTS, max_age_s=0), "has no limit (careful: a migration to the value deletes"),
+        (replace(EVENTS, max_age_s=1_209_600), "has 14d (careful: a migration to the value"),
+        (replace(EVENTS, max_age_s=0), "has forever (careful: a migration to the value deletes"),
         (replace(EVENTS, replicas=3), "has 3 (careful: a migration to the value takes copies"),
-        (replace(EVENTS, max_age_s=60), "has 60"),
+        (replace(EVENTS, max_age_s=60), "has 1m"),
     ],
 )
 def test_advice_that_would_lose_something_says_so(stream: StreamFact, loss: str) -> None:
@@ -293,7 +302,7 @@ async def test_frames_that_no_normalizer_reads_and_streams_unlike_the_values_are
         run_id = new_run_id()
         await bus.publisher.publish(Message(subjects.raw(run_id, "upstream"), b"x", {}))
     values = tmp_path / "mine.yaml"
-    values.write_text("streams: {replicas: 3, rawMaxAgeSeconds: 60}\n")
+    values.write_text("streams: {replicas: 3, keep: {raw: 60s}}\n")
     chart = str(ROOT / "deploy/helm/penstock")
     _, findings = await _in_thread("--nats", nats, "--values", str(values), "--chart", chart)
     texts: dict[str, list[str]] = {}
@@ -305,8 +314,8 @@ async def test_frames_that_no_normalizer_reads_and_streams_unlike_the_values_are
     replicas, age = texts["installation"]
     assert re.fullmatch(r"streams.replicas is 3, and \w+(, \w+){4} and \d+ more have 1", replicas)
     assert age == (
-        "streams.rawMaxAgeSeconds is 60, and RAW has 86400 (careful: a migration to the value "
-        "deletes all older messages)"
+        "streams.keep.raw is 1m, and RAW has 1d (careful: a migration to the value deletes all "
+        "older messages)"
     )
 
 
@@ -330,7 +339,7 @@ def test_null_in_a_file_of_values_removes_the_default_and_a_later_file_sets_it_a
     files = [tmp_path / "null.yaml", tmp_path / "mine.yaml"]
     files[0].write_text("streams: null\n")
     files[1].write_text("streams: {replicas: 5}\n")
-    assert values.read(chart, files).wanted == Wanted(1, 5, 86_400, 604_800)
+    assert values.read(chart, files).wanted == Wanted(1, 5, AGES_S)
     assert values.read(chart, files[:1]).wrong[0] == (
         "$.streams.shards: null removes the value, and the chart needs it"
     )
@@ -448,7 +457,7 @@ async def test_faults_of_streams_that_nobody_looks_after_are_found(
         config = (await bus.api("STREAM.INFO.JOURNAL"))["config"]
         old = {**config, "metadata": {**config["metadata"], streams.SCHEMA_KEY: "4"}}
         await bus.api("STREAM.UPDATE.JOURNAL", old)
-    monkeypatch.setenv("PENSTOCK_EVENTS_MAX_AGE_S", "3600")
+    monkeypatch.setenv("PENSTOCK_KEEP", "events=1h")
     code, findings = await _in_thread("--nats", nats)
     assert code == 1
     found = wrong(findings)

@@ -30,7 +30,7 @@ def said(nats: NatsServer, *arguments: str) -> list[dict[str, Any]]:
 def test_streams_are_shown_with_what_differs_from_the_settings(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_EVENTS_MAX_AGE_S", "3600")
+    monkeypatch.setenv("PENSTOCK_KEEP", "events=1h")
     shown = {row["stream"]: row for row in said(nats, "show")}
     assert shown["RAW"]["partitions"] == 16
     assert shown["RAW"]["differs"] == []
@@ -40,7 +40,7 @@ def test_streams_are_shown_with_what_differs_from_the_settings(
 def test_a_migration_changes_what_the_settings_say_and_nothing_when_it_is_repeated(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_EVENTS_MAX_AGE_S", "3600")
+    monkeypatch.setenv("PENSTOCK_KEEP", "events=1h")
     [planned] = said(nats, "migrate", "--dry-run")
     assert (planned["stream"], planned["outcome"]) == ("EVENTS", "would change")
     [changed] = said(nats, "migrate")

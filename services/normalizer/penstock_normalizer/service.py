@@ -20,8 +20,10 @@ from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS, replay_letter
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.settings.keep import parse_keep
 from penstock_normalizer.costs.ledger import CONSUMER, Ledger
 from penstock_normalizer.erasing import eraser
+from penstock_normalizer.erasing.early import EarlyErasures
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.prices.prices import Prices
 from penstock_normalizer.recovery.abandoned_runs import end_abandoned_run
@@ -68,6 +70,9 @@ class NormalizerService(Service):
         self.consume(ADVISORIES, handler_of_advisories(self.bus, self.store_dead_letter, end))
         self.consume(CONSUMER, Ledger(self.bus).add)
         self.consume(eraser.CONSUMER, eraser.Eraser(self.bus).handle)
+        if (keep := parse_keep(self._settings.keep)).early:
+            early = EarlyErasures(self.bus, keep, lambda: 0 in self.partitions)
+            self.spawn("early erasures", early.run)
         await until_answered(
             "subscribing to letter.*",
             lambda: self.bus.subscribe(replay_letter("*"), self._replay, self.name),

@@ -71,12 +71,15 @@ RETENTION = ("max_age", "max_bytes", "num_replicas")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The limits of what streams keep: ages in seconds, sizes in bytes (-1: no limit)."""
+    """The limits of what streams keep: ages in seconds (0: no limit), sizes in bytes (-1: no
+    limit). PENSTOCK_KEEP sets all ages but those of runs and idempotency keys."""
 
     replicas: int = 1
     raw_max_age_s: float = DAY_S
     events_max_age_s: float = 7 * DAY_S
     deadletters_max_age_s: float = 30 * DAY_S
+    deliveries_max_age_s: float = 30 * DAY_S
+    decisions_max_age_s: float = 0.0
     runs_max_age_s: float = 30 * DAY_S
     costs_max_age_s: float = 400 * DAY_S  # thirteen months
     idempotency_max_age_s: float = DAY_S
@@ -239,14 +242,14 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "claims": retention.runs_max_age_s,  # which connector holds a leg's upstream connection
         # the sending of each decision, which happens at most once
         "sent": retention.runs_max_age_s,
-        "approvals": forever,  # requests and decisions
+        "approvals": retention.decisions_max_age_s,  # requests and decisions
         "policies": forever,  # the policy of approvals
         # conversations, which AG-UI servers must get again with each request
         "threads": retention.runs_max_age_s,
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
         "workflows": forever,  # definitions of workflows
-        "deliveries": retention.runs_max_age_s,  # attempts and outcomes of automations
+        "deliveries": retention.deliveries_max_age_s,  # attempts and outcomes of automations
         "endpoints": 3600.0,  # the breakers of automations; each key has its own TTL
         "listens": forever,  # which events the steps of workflows wait for
         "trees": retention.runs_max_age_s,  # the runs below a run, and which workflows stop

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
+from penstock.bus.streams import kind_and_shard
 from penstock.doctor.facts import AnswerFact, Facts, PartitionFact, Wanted
+from penstock.settings.keep import KINDS, shown_age
 
 Verdict = Literal["ok", "wrong", "not_checked"]
 
@@ -52,6 +54,7 @@ class Check:
     fine: str  # what is true if nothing is wrong, as a text for people
     to_do: str
     wrong: Callable[[Facts], Sequence[str] | None]
+    shows: Callable[[Facts], str] | None = None  # what a check that is ok also tells
 
 
 def _version(facts: Facts) -> list[str]:
@@ -86,6 +89,17 @@ def _schema(facts: Facts) -> list[str]:
 
 def _settings(facts: Facts) -> list[str]:
     return [f"{each.name}: {text}" for each in facts.streams for text in each.differs]
+
+
+def _kept(facts: Facts) -> str:
+    """Return for how long each kind is kept, as the streams have it."""
+    ages_s = {each.name: each.max_age_s for each in facts.streams if each.exists}
+    kinds = [
+        f"{name}={shown_age(ages_s[kind.stream])}"
+        for name, kind in KINDS.items()
+        if kind.stream in ages_s
+    ]
+    return ", ".join([*kinds, *facts.early])
 
 
 def _content(facts: Facts) -> list[str]:
@@ -149,20 +163,31 @@ def _differ(facts: Facts, wanted: Wanted) -> Iterator[str]:
         {each.name: each.replicas for each in streams},
         "takes copies of the messages away",
     )
-    ages = {
-        "RAW": ("rawMaxAgeSeconds", wanted.raw_max_age_s),
-        "EVENTS": ("eventsMaxAgeSeconds", wanted.events_max_age_s),
-    }
-    for kind, (value, age_s) in ages.items():
-        of_shards = {
+    for name, kind in KINDS.items():
+        of_kind = {
             each.name: each.max_age_s or inf
             for each in streams
-            if each.name.partition("_")[0] == kind
+            if kind_and_shard(each.name)[0] == kind.stream
         }
-        yield from _unlike(value, age_s, of_shards, "deletes all older messages")
+        loss = "deletes all older messages"
+        yield from _unlike(f"keep.{name}", wanted.ages_s[name] or inf, of_kind, loss, _age)
 
 
-def _unlike(value: str, wanted: float, found: Mapping[str, float], loss: str) -> Iterator[str]:
+def _age(age_s: float) -> str:
+    return shown_age(0.0 if age_s == inf else age_s)
+
+
+def _count(number: float) -> str:
+    return f"{number:.12g}"
+
+
+def _unlike(
+    value: str,
+    wanted: float,
+    found: Mapping[str, float],
+    loss: str,
+    shown: Callable[[float], str] = _count,
+) -> Iterator[str]:
     """Yield one text for all streams that differ from the value in the same way.
 
     `found` maps the names of streams to what they have (inf: no limit), and `loss` says what a
@@ -176,9 +201,8 @@ def _unlike(value: str, wanted: float, found: Mapping[str, float], loss: str) ->
         more = len(differing) - SHOWN
         listed = ", ".join(differing[:SHOWN]) + (f" and {more} more" if more > 0 else "")
         verb = "has" if len(differing) == 1 else "have"
-        shown = "no limit" if number == inf else f"{number:.12g}"
         careful = f" (careful: a migration to the value {loss})" if wanted < number else ""
-        yield f"streams.{value} is {wanted:.12g}, and {listed} {verb} {shown}{careful}"
+        yield f"streams.{value} is {shown(wanted)}, and {listed} {verb} {shown(number)}{careful}"
 
 
 def _letters(facts: Facts) -> list[str]:
@@ -250,9 +274,9 @@ CHECKS: Final = (
     Check(
         "storage",
         "account and streams use less than 80 % of the bytes they may",
-        "raise the limit (max_file_store, the stream's max_bytes), or shorten "
-        "PENSTOCK_EVENTS_MAX_AGE_S and PENSTOCK_RAW_MAX_AGE_S and run `penstock streams migrate` "
-        "(careful: that deletes all older messages)",
+        "raise the limit (max_file_store, the stream's max_bytes), or shorten the ages of "
+        "PENSTOCK_KEEP and run `penstock streams migrate` (careful: that deletes all older "
+        "messages)",
         _storage,
     ),
     Check(
@@ -275,6 +299,7 @@ CHECKS: Final = (
         "set the variables as the services have them, or run `penstock streams migrate` (careful: "
         "to a shorter age, it deletes all older messages)",
         _settings,
+        _kept,
     ),
     Check(
         "content",
@@ -395,9 +420,8 @@ CHECKS: Final = (
         "installation",
         "shards, replicas and retention of the streams are those of the values",
         "name every file that Helm got with `-f`, in the same order, or correct the values; only "
-        "if the streams are wrong, set PENSTOCK_REPLICAS, PENSTOCK_RAW_MAX_AGE_S and "
-        "PENSTOCK_EVENTS_MAX_AGE_S as the values say and run `penstock streams migrate` (shards: "
-        "`penstock streams migrate --shards N`)",
+        "if the streams are wrong, set PENSTOCK_REPLICAS and PENSTOCK_KEEP as the values say and "
+        "run `penstock streams migrate` (shards: `penstock streams migrate --shards N`)",
         _installed,
     ),
 )
@@ -435,7 +459,8 @@ def run_checks(facts: Facts) -> list[Finding]:
                 Finding(check.name, "not_checked", f"whether {check.fine}", NEEDED[check.name])
             )
         elif not wrong:
-            found.append(Finding(check.name, "ok", check.fine))
+            shown = f": {check.shows(facts)}" if check.shows is not None else ""
+            found.append(Finding(check.name, "ok", f"{check.fine}{shown}"))
         else:
             found += [Finding(check.name, "wrong", text, check.to_do) for text in wrong]
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -65,8 +65,7 @@ class Wanted:
 
     shards: int
     replicas: int
-    raw_max_age_s: float
-    events_max_age_s: float
+    ages_s: Mapping[str, float]  # by the kinds of PENSTOCK_KEEP; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +95,7 @@ class Facts:
     schema: int = 0  # The schema of this version of `penstock`.
     shards: int = 1
     streams: Sequence[StreamFact] = ()
+    early: Sequence[str] = ()  # the runs that PENSTOCK_KEEP lets be erased before events expire
     consumers: Sequence[ConsumerFact] = ()
     partitions: Sequence[PartitionFact] = ()
     dead_letters: int = 0

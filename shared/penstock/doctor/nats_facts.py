@@ -17,13 +17,15 @@ from penstock.bus.errors import STREAM_NOT_FOUND, ApiError
 from penstock.bus.records import BudgetAccount
 from penstock.bus.shards import group_of
 from penstock.doctor.facts import AccountFact, ConsumerFact, Facts, PartitionFact, StreamFact
+from penstock.settings.keep import Keep
 
 # A consumer counts as read if a process waits for its messages now, or has taken one in this time.
 IDLE: timedelta = timedelta(minutes=1)
 
 
-async def in_nats(bus: Bus) -> Facts:
-    """Return the facts that NATS itself shows. Raises BusError."""
+async def in_nats(bus: Bus, keep: Keep) -> Facts:
+    """Return the facts that NATS itself shows, and the runs that `keep` lets be erased early.
+    Raises BusError."""
     retention = bus.settings.retention
     shards = 1
     differs: dict[str, list[str]] = {}
@@ -79,6 +81,7 @@ async def in_nats(bus: Bus) -> Facts:
         schema=streams.SCHEMA,
         shards=shards,
         streams=found,
+        early=[*map(str, keep.early)],
         consumers=consumers,
         partitions=partitions,
         dead_letters=letters,

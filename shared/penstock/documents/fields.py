@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from penstock.durations import seconds_of
 from penstock.web.auth.grants import Permission
-
-_DURATION: Final = re.compile(r"(\d{1,6})(s|m|h|d)")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _listed(value: Any) -> Any:
@@ -21,12 +18,7 @@ def _listed(value: Any) -> Any:
 
 def seconds(value: Any) -> Any:
     """Return the seconds of a text such as `30m`; return any other value as it is."""
-    if not isinstance(value, str):
-        return value
-    match = _DURATION.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("a duration is a number and s, m, h or d, such as 30m")
-    return int(match[1]) * _SECONDS[match[2]]
+    return seconds_of(value) if isinstance(value, str) else value
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock import telemetry
@@ -20,6 +20,7 @@ from penstock.bus.state import losses
 from penstock.bus.streams import Retention
 from penstock.service.service import Context, Service
 from penstock.settings import Config, Settings, nats_login
+from penstock.settings.keep import Keep, parse_keep
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +49,18 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
         tls=Tls(settings.nats_tls_ca, settings.nats_tls_cert, settings.nats_tls_key),
         max_unacked_bytes=settings.max_unacked_bytes,
         clock_limit_s=settings.clock_limit_s,
-        retention=Retention(
-            replicas=settings.replicas,
-            raw_max_age_s=settings.raw_max_age_s,
-            events_max_age_s=settings.events_max_age_s,
-            costs_max_age_s=settings.costs_max_age_s,
-            shards=settings.shards,
-        ),
+        retention=retention(parse_keep(settings.keep), settings.replicas, settings.shards),
         content_keys=settings.content_keys,
         repairs=repairs,
     )
+
+
+def retention(keep: Keep, replicas: int = 1, shards: int = 1) -> Retention:
+    """Return the limits of streams. The list of runs is kept at least as long as events: without
+    its record, a run is not shown, and its content cannot be erased."""
+    ages_s = {f"{kind}_max_age_s": age_s for kind, age_s in keep.ages_s.items()}
+    found = Retention(replicas=replicas, shards=shards, **ages_s)
+    return replace(found, runs_max_age_s=max(found.runs_max_age_s, found.events_max_age_s))
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from penstock.settings.auth import AuthSettings, Words
 from penstock.settings.environment import ConfigurationError, EnvironmentSettings
+from penstock.settings.keep import parse_keep
 
 FILE: Final = "file:"
 MIN_KEY_BYTES: Final = 32
@@ -68,16 +69,13 @@ class Settings(EnvironmentSettings):
         "open. `none` as the first seals nothing. Every service needs the same keys.",
     )
     replicas: int = Field(1, ge=1, le=5, description="The number of replicas of each stream.")
-    raw_max_age_s: float = Field(
-        24 * 3600, gt=0, description="Seconds for which source frames are kept (stream RAW)."
-    )
-    events_max_age_s: float = Field(
-        7 * 24 * 3600, gt=0, description="Seconds for which events are kept (stream EVENTS)."
-    )
-    costs_max_age_s: float = Field(
-        400 * 24 * 3600,
-        gt=0,
-        description="Seconds for which sums of costs are kept (KV costs). Default: 400 days.",
+    keep: Words = Field(
+        (),
+        description="For how long what is stored is kept, separated by commas: `<kind>=<age>` for "
+        "the kinds raw, events, deadletters, deliveries, decisions and costs, and "
+        "`agent:<pattern>=<age>` or `tenant:<pattern>=<age>` for runs that are erased earlier. "
+        "Default: `raw=1d,events=7d,deadletters=30d,deliveries=30d,decisions=forever,costs=400d`. "
+        "See docs/privacy.md.",
     )
     shards: int = Field(
         1,
@@ -153,6 +151,12 @@ class Settings(EnvironmentSettings):
     @classmethod
     def _are_content_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return content_keys(value)
+
+    @field_validator("keep")
+    @classmethod
+    def _says_how_long(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_keep(value)
+        return value
 
     @model_validator(mode="after")
     def _password_has_user(self) -> Settings:

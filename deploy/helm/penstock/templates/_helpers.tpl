@@ -117,6 +117,19 @@ readiness:
   failureThreshold: 2
 {{- end }}
 
+{{/* For how long what is stored is kept, as PENSTOCK_KEEP. Takes the section `streams`. */}}
+{{- define "penstock.keep" -}}
+{{- $words := list }}
+{{- range $kind, $age := .keep }}{{ $words = append $words (printf "%s=%s" $kind $age) }}{{ end }}
+{{- join "," (concat $words .keepRuns) }}
+{{- end }}
+
+{{/* The seconds of an age such as 7d; 0 for `forever`. */}}
+{{- define "penstock.seconds" -}}
+{{- $units := dict "s" 1 "m" 60 "h" 3600 "d" 86400 }}
+{{- if eq . "forever" }}0{{ else }}{{ mul (regexFind "^[0-9]+" . | int64) (get $units (regexFind "[smhd]$" .)) }}{{ end }}
+{{- end }}
+
 {{/* The environment of a NATS user. Takes (dict "root" $ "user" "edge"). */}}
 {{- define "penstock.natsEnv" -}}
 - {name: PENSTOCK_NATS_URL, value: {{ .root.Values.nats.url | quote }}}
@@ -131,8 +144,7 @@ readiness:
 {{- end }}
 {{- end }}
 - {name: PENSTOCK_REPLICAS, value: {{ .root.Values.streams.replicas | quote }}}
-- {name: PENSTOCK_RAW_MAX_AGE_S, value: {{ .root.Values.streams.rawMaxAgeSeconds | int64 | quote }}}
-- {name: PENSTOCK_EVENTS_MAX_AGE_S, value: {{ .root.Values.streams.eventsMaxAgeSeconds | int64 | quote }}}
+- {name: PENSTOCK_KEEP, value: {{ include "penstock.keep" .root.Values.streams | quote }}}
 - {name: PENSTOCK_SHARDS, value: {{ .root.Values.streams.shards | quote }}}
 {{- end }}
 

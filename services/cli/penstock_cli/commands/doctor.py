@@ -46,6 +46,7 @@ def doctor(
     from penstock.doctor import checks, nats_facts  # noqa: PLC0415 - takes long to import
     from penstock.doctor.facts import Facts  # noqa: PLC0415
     from penstock.settings import Settings, read_settings  # noqa: PLC0415
+    from penstock.settings.keep import parse_keep  # noqa: PLC0415
     from penstock_cli.operations import connection  # noqa: PLC0415
     from penstock_cli.operations.doctor import gather  # noqa: PLC0415
 
@@ -54,7 +55,7 @@ def doctor(
     found: list[Facts] = []
 
     async def look(bus: Bus) -> int:
-        found.append(await nats_facts.in_nats(bus))
+        found.append(await nats_facts.in_nats(bus, parse_keep(settings.keep)))
         return connection.DONE
 
     def refused(reason: str) -> int:
@@ -62,8 +63,8 @@ def doctor(
         return connection.FAILED
 
     with configuration(output):
-        connection.run(look, output, nats, data, streams_may_be_missing=True, refused=refused)
         settings = read_settings(Settings)
+        connection.run(look, output, nats, data, streams_may_be_missing=True, refused=refused)
         if nats is not None:
             settings = settings.model_copy(update={"nats_url": nats})
         facts = asyncio.run(gather.outside_nats(found[-1], settings, places))

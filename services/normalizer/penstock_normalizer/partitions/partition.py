@@ -63,7 +63,7 @@ class Partition:
             decoders=DECODERS,
             max_frame_bytes=settings.max_frame_bytes,
             index=RunIndex(bus),
-            pauses=Pauses(bus, settings.events_max_age_s),
+            pauses=Pauses(bus, bus.settings.retention.events_max_age_s),
             budget=budget,
             give_up=give_up,
             max_blocked_s=settings.max_blocked_s,

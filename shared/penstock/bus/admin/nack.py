@@ -1,7 +1,7 @@
 """Writes the streams as resources of NACK, the JetStream controller of Kubernetes.
 
 `python -m penstock.bus.admin.nack` prints deploy/helm/penstock/files/streams.yaml. The chart sets
-replicas and ages from its values.
+replicas and ages from its values: an age that a value sets has the name of the value there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ from penstock.bus.admin.configuration import Configuration, declared
 from penstock.bus.streams import Retention
 
 _NS_PER_S: Final = 1_000_000_000
+# Ages that no stream has otherwise, by the names that stand for them.
+_AGES_S: Final = {
+    name: 1_000_000_000.0 + number
+    for number, name in enumerate(
+        ("raw", "events", "deadletters", "deliveries", "decisions", "costs", "runs")
+    )
+}
+_NAMES: Final = {age_s: name for name, age_s in _AGES_S.items()}
 
 
 def _duration(nanoseconds: int) -> str:
-    return f"{nanoseconds // _NS_PER_S}s"
+    seconds = nanoseconds // _NS_PER_S
+    return _NAMES.get(seconds, f"{seconds}s")
 
 
 def _same(value: Any) -> Any:
@@ -83,10 +92,14 @@ def spec(configuration: Configuration) -> dict[str, Any]:
     return made
 
 
+def specs() -> list[dict[str, Any]]:
+    retention = Retention(**{f"{name}_max_age_s": age_s for name, age_s in _AGES_S.items()})
+    return [spec(each) for each in declared(retention)]
+
+
 def main() -> None:
     print("# Made by `make contract` from penstock/bus/streams.py: change it there.")
-    specs = [spec(each) for each in declared(Retention())]
-    print(yaml.safe_dump(specs, sort_keys=True), end="")
+    print(yaml.safe_dump(specs(), sort_keys=True), end="")
 
 
 if __name__ == "__main__":

@@ -245,7 +245,7 @@ USERS: Final = (
         _KEY_NOTICES,
         # The normalizer measures the lag of all readers, also of readers that have ended.
         [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
-        _buckets("runs", "pauses", "leases", "aliases", "costs"),
+        _buckets("runs", "pauses", "leases", "aliases", "costs", "trees"),
         _keys("costs.*"),
         _keys("runs.*", "pauses.*", "checkpoints.>", "leases.normalizer.>"),
         _attempts("normalizer"),

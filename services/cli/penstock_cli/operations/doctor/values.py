@@ -15,14 +15,10 @@ import yaml
 from penstock.doctor.facts import Wanted
 from penstock.json_schema import misfits, shown_path
 from penstock.settings import ConfigurationError
+from penstock.settings.keep import parse_keep
 
-# the fields of `Wanted`, and their names in the chart's section `streams`
-_STREAMS: Final = {
-    "shards": "shards",
-    "replicas": "replicas",
-    "raw_max_age_s": "rawMaxAgeSeconds",
-    "events_max_age_s": "eventsMaxAgeSeconds",
-}
+# the values of the chart's section `streams` that say how the streams must be
+_STREAMS: Final = ("shards", "replicas", "keep", "keepRuns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +57,15 @@ def read(chart: Path, files: Sequence[Path]) -> Values:
     if found := misfits(schema, merged):
         return Values([f"{shown_path(each.path, '$')}: {each.reason[:300]}" for each in found])
     streams = merged.get("streams", {})
-    if removed := [name for name in _STREAMS.values() if name not in streams]:
+    if removed := [name for name in _STREAMS if name not in streams]:
         text = "null removes the value, and the chart needs it"
         return Values([f"$.streams.{name}: {text}" for name in removed])
-    wanted = Wanted(**{field: streams[name] for field, name in _STREAMS.items()})
+    words = [f"{kind}={age}" for kind, age in streams["keep"].items()]
+    try:
+        keep = parse_keep([*words, *streams["keepRuns"]])
+    except ValueError as error:
+        return Values([f"$.streams.keep: {error}"])
+    wanted = Wanted(streams["shards"], streams["replicas"], keep.ages_s)
     auth = merged.get("auth", {})
     issuer = auth.get("oidc", {}).get("issuer")
     return Values([], wanted, auth.get("jwksUrl") or None, issuer or None)

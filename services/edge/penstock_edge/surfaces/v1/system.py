@@ -15,6 +15,7 @@ from penstock.bus.subjects import replay_letter
 from penstock.doctor.checks import Finding, run_checks
 from penstock.doctor.facts import Facts
 from penstock.doctor.nats_facts import in_nats
+from penstock.settings.keep import parse_keep
 from penstock.web.answers import cursor_of, cursor_parts
 from penstock.web.auth import identity_of
 from penstock.web.bodies import ignore_body
@@ -79,7 +80,7 @@ class System(Handlers):
     )
     async def show(self, request: Request) -> ASGIApp:
         async with self._edge.turns.of(identity_of(request).tenant_user):
-            facts = await in_nats(self._edge.bus)
+            facts = await in_nats(self._edge.bus, parse_keep(self._edge.settings.keep))
         return json_response(
             {
                 "findings": [asdict(each) for each in _findings(facts)],

@@ -1,0 +1,103 @@
+"""Runs whose content is kept for less time than events are erased when their time has come."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from penstock.bus import Bus, messages
+from penstock.bus.records import Hold, RunRecord
+from penstock.bus.state.run_trees import RunTrees
+from support.drive.erasing import erased, record_of
+from support.drive.normalizing import Run, bus_to, normalizer
+from support.drive.waiting import eventually
+from support.fakes.raw import agno
+from support.real.nats import NatsServer
+
+KEEP = ("agent:kept=1h", "agent:short-*=1s", "tenant:acme=2s")
+
+
+async def ended(bus: Bus, agent: str, run: Run | None = None, **fields: Any) -> Run:
+    """Let a run of this agent end, and write these fields into its record."""
+    run, now = run or Run(bus), messages.now()
+    record = RunRecord(
+        run_id=run.run_id,
+        agent=agent,
+        session_id=f"s-{uuid4().hex}",
+        user_id="u",
+        created_at=now,
+        updated_at=now,
+        message="words",
+        **fields,
+    )
+    await bus.bucket("runs").put(run.run_id, record.dump())
+    await run.open(agent=agent)
+    await run.bytes(agno("RunStarted") + agno("RunContent", content="words"))
+    await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="words"))
+    await run.end()
+
+    async def is_recorded() -> bool:
+        return (await record_of(bus, run.run_id)).status == "completed"
+
+    await eventually(is_recorded, 30, "the run's end")
+    return run
+
+
+async def test_the_runs_of_an_agent_or_a_tenant_are_erased_when_they_are_old_and_no_others(
+    fresh_nats: NatsServer,
+) -> None:
+    hold = Hold(by="lea", at=messages.now(), reason="case 7")
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url, keep=KEEP):
+        held = await ended(bus, "short-a", hold=hold)
+        other = await ended(bus, "other")
+        kept = await ended(bus, "kept", tenant="acme")
+        root, child = await workflow(bus)
+        short = await ended(bus, "short-a")
+        of_tenant = await ended(bus, "other", tenant="acme")
+        for run, entry in (
+            (short, "agent:short-*=1s"),
+            (of_tenant, "tenant:acme=2s"),
+            (root, "agent:short-*=1s"),
+        ):
+            erasure = (await erased(bus, run.run_id)).erasure
+            assert erasure is not None
+            assert (erasure.by, erasure.reason) == ("penstock", f"retention: {entry}")
+            [event] = await run.events()
+            assert orjson.loads(event.payload)["data"]["reason"] == erasure.reason
+        # The run of the step has gone with its workflow's, by the same command.
+        of_child, of_root = [(await erased(bus, each.run_id)).erasure for each in (child, root)]
+        assert of_child is not None
+        assert of_root is not None
+        assert of_child.id == of_root.id
+        for run in (held, other, kept):
+            record = await record_of(bus, run.run_id)
+            assert (record.erasure, record.message) == (None, "words")
+
+        # When the hold is lifted, its time begins.
+        def lift(record: RunRecord) -> None:
+            record.hold = None
+
+        await bus.bucket("runs").change(held.run_id, RunRecord, lift)
+        await erased(bus, held.run_id)
+
+
+async def workflow(bus: Bus) -> tuple[Run, Run]:
+    """Make the run of a workflow, and a run of its step, whose agent has no entry; both have
+    ended."""
+    root, child = Run(bus), Run(bus)
+    assert await RunTrees(bus).add(root.run_id, child.run_id, 10)
+    await ended(bus, "other", child, root_run_id=root.run_id, ancestors=[root.run_id])
+    return await ended(bus, "short-flow", root, target="workflows"), child
+
+
+async def test_a_normalizer_that_starts_later_erases_what_has_become_old_meanwhile(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        async with normalizer(fresh_nats.url):
+            run = await ended(bus, "short-a")
+            assert (await record_of(bus, run.run_id)).erasure is None
+        async with normalizer(fresh_nats.url, keep=KEEP):
+            await erased(bus, run.run_id)
