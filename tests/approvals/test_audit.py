@@ -18,9 +18,11 @@ from penstock.bus import (
     Message,
     OutcomeUnknown,
     RawWriter,
+    messages,
+    subjects,
 )
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest, HoldChange
 from penstock.bus.streams import AUDIT
 from penstock.bus.subjects import audit as subject_of
 from penstock.bus.write import fence
@@ -171,6 +173,22 @@ async def test_who_has_erased_a_run_is_in_its_audit_and_its_approval_keeps_who_d
     assert (kept.status, kept.digest) == ("withdrawn", approval.digest)
     assert "/secret" not in kept.model_dump_json() + shown.text
     assert lines.json() == {"lines": []}
+
+
+async def test_who_has_set_and_lifted_a_legal_hold_is_in_the_audit_once(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        run_id: str = new_run_id()
+        hold: dict[str, Any] = {"hold_at": AT, "reason": "case 7"}
+        for change, by in (("held", "lea"), ("held", "lea"), ("lifted", "max")):
+            fields = {**hold, "change": change, "by": by, "at": messages.now()}
+            request = HoldChange.model_validate(fields)
+            answer = await penstock.bus.request(subjects.hold(run_id), request.dump())
+            assert answer.data == b"{}"
+        chain = await events(penstock, run_id, 2)
+        findings = await verified(penstock.bus, only=run_id)
+    told = [(each.record["event"], each.record["by"], each.record["decision"]) for each in chain]
+    assert told == [("held", "lea", "case 7"), ("lifted", "max", "case 7")]
+    assert findings == []
 
 
 async def test_arguments_values_and_notes_are_kept_if_a_setting_says_so(nats: NatsServer) -> None:

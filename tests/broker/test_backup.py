@@ -16,13 +16,16 @@ import pytest_asyncio
 from typer.testing import CliRunner, Result
 
 from penstock.budgets.admission import CurrentBudgets
-from penstock.bus import Bus, BusSettings, streams
+from penstock.bus import Bus, BusSettings, streams, subjects
 from penstock.bus.read import direct
+from penstock.bus.records import RunRecord
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import shard_of
 from penstock_cli.commands.streams import INDEX
 from penstock_cli.main import app
+from support.drive import erasing
 from support.drive.bus import connected, new_run_id, publish_events
+from support.drive.normalizing import Run, bus_to, normalizer
 from support.drive.waiting import eventually
 from support.drive.workflows import define, definition
 from support.fakes.misbehaving import Answer, Misbehaving, misbehaving
@@ -109,6 +112,7 @@ class Scene:
     approvals: dict[str, list[str]] = field(default_factory=dict)  # their ids by what the runs are
 
 
+NO_ERASURES = ("--erasures", "none")
 SERVICES = {
     **{"normalizer": 1, "approvals": 1, "connector": 1, "edge": 1},
     **{"automations": 1, "workflows": 1},
@@ -229,7 +233,8 @@ async def scene(
                 await penstock.kill(instance)
         for server in old:
             server.kill()
-        said = await penstock_streams("restore", str(kept), "--lost", "5000", "--nats", url_of(new))
+        restore = ("restore", str(kept), *NO_ERASURES, "--lost", "5000")
+        said = await penstock_streams(*restore, "--nats", url_of(new))
         assert said.exit_code == 0, said.output
         # With a NATS user, the harness makes no streams: the restore has made them.
         settings |= {"nats_user": "operator", "nats_password": password_of("operator")}
@@ -380,13 +385,14 @@ async def test_a_copy_has_the_same_content_and_consumers(
         before = {name: await contents(bus, name) for name in names if name != "KV_leases"}
     said = await penstock_streams("backup", str(kept), "--nats", fresh_nats.url)
     assert said.exit_code == 0, said.output
-    there = await penstock_streams("restore", str(kept), "--nats", fresh_nats.url)
+    restore = ("restore", str(kept), *NO_ERASURES, "--nats", fresh_nats.url)
+    there = await penstock_streams(*restore)
     assert there.exit_code == 2
     assert "into an empty NATS" in there.output
     fresh_nats.stop()
     fresh_nats.wipe()
     fresh_nats.start()
-    said = await penstock_streams("restore", str(kept), "--nats", fresh_nats.url)
+    said = await penstock_streams(*restore)
     assert said.exit_code == 0, said.output
     # `connected` would wait until a normalizer has dealt with what may have been lost.
     bus = await Bus.connect(BusSettings(url=fresh_nats.url), ensure=False)
@@ -409,11 +415,11 @@ async def test_a_backup_of_a_cluster_is_restored_into_one_server_where_that_is_a
             before = await contents(bus, "EVENTS")
         said = await penstock_streams("backup", str(kept), "--nats", url_of(servers))
         assert said.exit_code == 0, said.output
-    said = await penstock_streams("restore", str(kept), "--nats", fresh_nats.url)
+    restore = ("restore", str(kept), *NO_ERASURES, "--nats", fresh_nats.url)
+    said = await penstock_streams(*restore)
     assert said.exit_code == 2
     assert "restore with `--replicas 1`. Nothing was changed" in said.output
-    again = ("restore", str(kept), "--replicas", "1", "--nats", fresh_nats.url)
-    said = await penstock_streams(*again)
+    said = await penstock_streams(*restore, "--replicas", "1")
     assert said.exit_code == 0, said.output
     bus = await Bus.connect(BusSettings(url=fresh_nats.url), ensure=False)
     try:
@@ -436,8 +442,77 @@ async def test_a_backup_that_is_not_whole_is_refused(
     assert again.exit_code == 2
     assert "is not empty" in again.output
     (kept / "EVENTS" / "stream.tar.s2").unlink()
-    said = await penstock_streams("restore", str(kept), "--nats", fresh_nats.url)
+    restore = ("restore", str(kept), *NO_ERASURES, "--nats", fresh_nats.url)
+    said = await penstock_streams(*restore)
     assert (said.exit_code, "the backup lacks" in said.output) == (2, True)
     (kept / INDEX).unlink()
-    said = await penstock_streams("restore", str(kept), "--nats", fresh_nats.url)
+    said = await penstock_streams(*restore)
     assert (said.exit_code, "is no complete backup" in said.output) == (2, True)
+
+
+async def test_what_was_erased_after_a_backup_is_withheld_by_its_restore_and_erased_again(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    kept, file, secret = tmp_path / "kept", tmp_path / "erasures.jsonl", f"secret-{new_run_id()}"
+    nats = ("--nats", fresh_nats.url)
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        run, other, late = Run(bus), Run(bus), Run(bus)
+        await late.open(message=secret)
+        await late.until("lifecycle.started")
+        for each, text in ((run, secret), (other, "kept")):
+            await each.open(message=text)
+            await each.bytes(agno("RunStarted") + agno("RunContent", content=text))
+            await each.bytes(agno("RunContentCompleted") + agno("RunCompleted", content=text))
+            await each.end()
+            await ended(bus, each)
+        said = await penstock_streams("backup", str(kept), *nats)
+        assert said.exit_code == 0, said.output
+        await late.bytes(agno("RunStarted") + agno("RunCompleted", content=secret))
+        await late.end()
+        await ended(bus, late)
+        for each in (run, late):
+            await erasing.ask(bus, each.run_id)
+            await erasing.erased(bus, each.run_id)
+        said = await penstock_streams("erasures", "--json", *nats)
+        file.write_text(said.stdout)
+        lines = [orjson.loads(line) for line in said.stdout.splitlines()]
+        assert {line["run_id"] for line in lines} == {run.run_id, late.run_id}
+    fresh_nats.stop()
+    fresh_nats.wipe()
+    fresh_nats.start()
+    without = await penstock_streams("restore", str(kept), *nats)
+    assert (without.exit_code, "--erasures" in without.output) == (2, True)
+    restore = ("restore", str(kept), "--erasures", str(file), "--lost", "100")
+    said = await penstock_streams(*restore, *nats)
+    assert said.exit_code == 0, said.output
+    assert "1 runs are withheld" in said.output
+    assert "1 were open in the backup" in said.output
+    assert erasing.streams_with(fresh_nats, secret) >= {"EVENTS", "RAW"}
+    # A normalizer repairs the ends of the streams, before anything else can connect.
+    async with bus_to(fresh_nats.url, repairs=True) as bus:
+        record = await erasing.record_of(bus, run.run_id)
+        assert record.erasure is not None
+        assert (record.erasure.by, record.erasure.reason) == ("officer", "asked")
+        assert (record.message, record.erasure.erased_at) == ("", None)
+        async with normalizer(fresh_nats.url):
+            await erasing.erased(bus, run.run_id)
+            pattern = subjects.events_of_run(run.run_id)
+            left = [each.subject async for each in direct.replay(bus, streams.EVENTS, pattern)]
+            assert left == [f"system.erased.{run.run_id}"]
+            assert (await erasing.record_of(bus, other.run_id)).message == "kept"
+
+            async def is_cancelled() -> bool:
+                cancel = subjects.command("connector", "cancel", late.run_id)
+                return await bus.tail(streams.COMMANDS, cancel) is not None
+
+            await eventually(is_cancelled, 30, "the cancel of the run that was open")
+
+
+async def ended(bus: Bus, run: Run) -> None:
+    """Wait until the run's record says that it has completed."""
+
+    async def is_recorded() -> bool:
+        record = await bus.bucket("runs").load(run.run_id, RunRecord)
+        return record is not None and record.status == "completed"
+
+    await eventually(is_recorded, 30, "the run's end")

@@ -28,9 +28,8 @@ from helm.charts import CHART, HERE, Object
 from helm.renderings import ALL, environment, name_of, needs_helm, of_kind, pods
 from penstock import telemetry
 from penstock.bus.admin import nack
-from penstock.bus.admin.configuration import declared
 from penstock.bus.admin.permissions import NAMES, USERS, password_variable
-from penstock.bus.streams import Retention, kind_and_shard
+from penstock.bus.streams import kind_and_shard
 from penstock.contract import agents
 from penstock.service import Service
 from penstock.settings import load_config, read_settings

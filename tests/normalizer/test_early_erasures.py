@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
@@ -49,15 +50,18 @@ async def test_the_runs_of_an_agent_or_a_tenant_are_erased_when_they_are_old_and
     fresh_nats: NatsServer,
 ) -> None:
     hold = Hold(by="lea", at=messages.now(), reason="case 7")
-    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url, keep=KEEP):
-        held = await ended(bus, "short-a", hold=hold)
-        other = await ended(bus, "other")
-        kept = await ended(bus, "kept", tenant="acme")
+    async with bus_to(fresh_nats.url) as bus, AsyncExitStack() as stack:
+        async with normalizer(fresh_nats.url):
+            old = await ended(bus, "short-a")
+            held = await ended(bus, "short-a", hold=hold)
+            other = await ended(bus, "other")
+            kept = await ended(bus, "kept", tenant="acme")
+        # One that starts later reads what has become old meanwhile.
+        await stack.enter_async_context(normalizer(fresh_nats.url, keep=KEEP))
         root, child = await workflow(bus)
-        short = await ended(bus, "short-a")
         of_tenant = await ended(bus, "other", tenant="acme")
         for run, entry in (
-            (short, "agent:short-*=1s"),
+            (old, "agent:short-*=1s"),
             (of_tenant, "tenant:acme=2s"),
             (root, "agent:short-*=1s"),
         ):
@@ -90,14 +94,3 @@ async def workflow(bus: Bus) -> tuple[Run, Run]:
     assert await RunTrees(bus).add(root.run_id, child.run_id, 10)
     await ended(bus, "other", child, root_run_id=root.run_id, ancestors=[root.run_id])
     return await ended(bus, "short-flow", root, target="workflows"), child
-
-
-async def test_a_normalizer_that_starts_later_erases_what_has_become_old_meanwhile(
-    fresh_nats: NatsServer,
-) -> None:
-    async with bus_to(fresh_nats.url) as bus:
-        async with normalizer(fresh_nats.url):
-            run = await ended(bus, "short-a")
-            assert (await record_of(bus, run.run_id)).erasure is None
-        async with normalizer(fresh_nats.url, keep=KEEP):
-            await erased(bus, run.run_id)

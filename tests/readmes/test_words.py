@@ -46,7 +46,8 @@ MAX_WORDS_OF_READMES = 14_300
 # 480 for sealed content and missed aims in docs/measured.md, and for docs/compared.md.
 # 500 for checkers of redactions in docs/privacy.md, a third of it code.
 # 380 for grants of subscribers in docs/subscribe.md and docs/privacy.md.
-MAX_WORDS = 67_860
+# 530 for docs/privacy.md and docs/operate/backup.md: retention, and what a restore is told.
+MAX_WORDS = 68_390
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 

@@ -109,6 +109,7 @@ class ApprovalsService(Service):
         for subject, handle in (
             ("decide.*", self._requests.on_vote),
             ("link.*", self._requests.on_link),
+            ("hold.*", self._requests.on_hold),
         ):
             listening = await until_answered(
                 f"subscribing to {subject}",

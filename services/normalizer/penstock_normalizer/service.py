@@ -22,7 +22,7 @@ from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.settings.keep import parse_keep
 from penstock_normalizer.costs.ledger import CONSUMER, Ledger
-from penstock_normalizer.erasing import eraser
+from penstock_normalizer.erasing import eraser, restored
 from penstock_normalizer.erasing.early import EarlyErasures
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.prices.prices import Prices
@@ -70,6 +70,7 @@ class NormalizerService(Service):
         self.consume(ADVISORIES, handler_of_advisories(self.bus, self.store_dead_letter, end))
         self.consume(CONSUMER, Ledger(self.bus).add)
         self.consume(eraser.CONSUMER, eraser.Eraser(self.bus).handle)
+        self.spawn("restored erasures", partial(restored.go_on, self.bus))
         if (keep := parse_keep(self._settings.keep)).early:
             early = EarlyErasures(self.bus, keep, lambda: 0 in self.partitions)
             self.spawn("early erasures", early.run)

@@ -241,6 +241,17 @@ class Hold(Record):
     reason: str | None = None
 
 
+class HoldChange(Record):
+    """`hold.<run>`: who has set or lifted a legal hold, for the audit. An answer says that it was
+    written."""
+
+    change: Literal["held", "lifted"]
+    by: str
+    at: str
+    reason: str | None = None
+    hold_at: str = Field(description="When the hold was set: a repeat is written once")
+
+
 class Receiver(Record):
     """Who has got content of a run by a webhook."""
 

@@ -130,6 +130,12 @@ def link(approval_id: str) -> str:
     return f"link.{approval_id}"
 
 
+def hold(run_id: str) -> str:
+    """Return the subject of a request to write into the audit who has set or lifted a legal
+    hold."""
+    return f"hold.{run_id}"
+
+
 def push(run_id: str) -> str:
     return f"push.{run_id}"
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from penstock import telemetry
 from penstock.bus import Bus, BusSettings, NotThereYet
@@ -58,7 +59,7 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
 def retention(keep: Keep, replicas: int = 1, shards: int = 1) -> Retention:
     """Return the limits of streams. The list of runs is kept at least as long as events: without
     its record, a run is not shown, and its content cannot be erased."""
-    ages_s = {f"{kind}_max_age_s": age_s for kind, age_s in keep.ages_s.items()}
+    ages_s: dict[str, Any] = {f"{kind}_max_age_s": age_s for kind, age_s in keep.ages_s.items()}
     found = Retention(replicas=replicas, shards=shards, **ages_s)
     return replace(found, runs_max_age_s=max(found.runs_max_age_s, found.events_max_age_s))
 

@@ -81,8 +81,8 @@ def parse_keep(words: Sequence[str]) -> Keep:
         else:
             kinds = ", ".join(KINDS)
             raise ValueError(
-                f"{word}: write <kind>=<age> with one of the kinds {kinds}, or agent:<pattern>=<age> "
-                "or tenant:<pattern>=<age>"
+                f"{word}: write <kind>=<age> with one of the kinds {kinds}, or "
+                "agent:<pattern>=<age> or tenant:<pattern>=<age>"
             )
     for each in early:
         if each.age_s > ages_s["events"]:

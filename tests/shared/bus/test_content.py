@@ -39,6 +39,7 @@ from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import Letter
 from penstock.bus.write import fence, objects
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
+from penstock.bus.write.overwriting import overwrite
 from penstock.bus.write.schedules import schedule
 from support.drive.bus import connected, new_run_id
 from support.drive.waiting import eventually
@@ -482,3 +483,42 @@ async def test_a_key_that_somebody_wrote_over_stops_its_readers_and_erases_nothi
     with pytest.raises(BusUnavailable, match="is not what was stored"):
         await other.tail(streams.events_for(run_id), subjects.events_of_run(run_id))
     await bus.content.destroy(run_id)
+
+
+async def test_clear_messages_among_those_of_a_destroyed_key_are_overwritten_and_only_these(
+    server: NatsServer, bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern, stream, clear = subjects.events_of_run(run_id), streams.events_for(run_id), b"in-clear"
+    other_run = new_run_id()
+    await bus.publisher.publish(event(other_run, 1))
+    async with sealing_bus(server, "none", FIRST) as in_clear:
+        for number in range(1, 8):
+            if number == 4:
+                message = event(run_id, number)
+                payload = body(run_id, number, clear)
+                await in_clear.publisher.publish(Message(message.subject, payload, message.headers))
+            else:
+                await bus.publisher.publish(event(run_id, number))
+
+    async def is_stored() -> bool:
+        return files_with(clear, server.store) == [stream]
+
+    await eventually(is_stored, 20, "the clear message in a file")
+    await bus.content.destroy(run_id)
+    kept: list[bool] = []  # whether the bytes of each message are kept
+    api = bus.jetstream.api
+
+    async def noted(call: str, body: Any = None, *more: Any) -> dict[str, Any]:
+        kept.extend([body["no_erase"]] if "DELETE" in call else [])
+        return await api(call, body, *more)
+
+    monkeypatch.setattr(bus.jetstream, "api", noted)
+    await overwrite(bus, stream, pattern)
+    assert kept == [True, True, True, False, True, True, True]
+    assert await bus.tail(stream, pattern) is None
+    assert await bus.tail(stream, subjects.events_of_run(other_run)) is not None
+
+    async def is_gone() -> bool:
+        return files_with(clear, server.store) == []
+
+    await eventually(is_gone, 20, "files without the clear message")

@@ -150,6 +150,7 @@ HOW: dict[str, list[How]] = {
     "DELETE /v1/runs/{run_id}/content": [How(404, 409)],
     "GET /v1/runs/{run_id}/erasure": [How(404, 404)],
     "POST /v1/erasures": [How(good=202)],
+    "GET /v1/erasures/{erasure_id}": [How(good=404)],  # no run was erased
     "PUT /v1/runs/{run_id}/hold": [How(good=422, body={"reason": 1})],
     "DELETE /v1/runs/{run_id}/hold": [How()],
     "GET /v1/agents": [How()],

@@ -112,7 +112,7 @@ class Secured:
         names |= {"response_id": f"resp_{run.run_id}", "model": agent}
         names |= {"artifact": "report.txt", "agent": agent, "thread_id": run.session_id}
         names["chat"] = run.session_id
-        names |= {"task": run.run_id, "config": "c1", "number": "1"}
+        names |= {"task": run.run_id, "config": "c1", "number": "1", "erasure_id": "e1"}
         if "{approval_id}" in row.route:
             names["approval_id"] = await self.approval(run)
         if "{link_id}" in row.route and tokens:

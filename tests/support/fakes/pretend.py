@@ -18,6 +18,7 @@ from penstock.bus.records import (
     ApprovalRecord,
     DecideReply,
     DecideRequest,
+    HoldChange,
     QueuedLeg,
     RunRecord,
     SessionRecord,
@@ -199,17 +200,20 @@ class PretendConnector:
 
 
 class PretendApprovals:
-    """The answers to `decide.`: the first decision wins, and every later one is refused."""
+    """The answers to `decide.`: the first decision wins, and every later one is refused. Each
+    `hold.` is answered."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.decisions: list[DecideRequest] = []
         self.decided: list[str] = []  # the ids of the approvals
+        self.holds: list[HoldChange] = []
         self.on_decision: Callable[[DecideRequest], Any] | None = None
 
     async def start(self) -> None:
         """Subscribe to decisions."""
         await self._bus.subscribe(subjects.decide("*"), self._on_decide)
+        await self._bus.subscribe(subjects.hold("*"), self._on_hold)
 
     async def request(
         self,
@@ -245,6 +249,10 @@ class PretendApprovals:
             key = subjects.key_of("approval", agent, session_id, id)
             await self._bus.bucket("aliases").put(key, orjson.dumps(alias))
         return approval_id
+
+    async def _on_hold(self, msg: Msg) -> None:
+        self.holds.append(HoldChange.model_validate_json(msg.data))
+        await msg.respond(b"{}")
 
     async def _on_decide(self, msg: Msg) -> None:
         reply = DecideReply(status=200)

@@ -1,4 +1,4 @@
-"""Answers the requests of other services over core NATS: votes and one-time links."""
+"""Answers the requests of other services over core NATS: votes, one-time links, legal holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, Msg, ObjectGone
-from penstock.bus.records import DecideReply, DecideRequest, LinkReply, LinkRequest
+from penstock.bus.records import DecideReply, DecideRequest, HoldChange, LinkReply, LinkRequest
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.web.answers import time_text
 from penstock_approvals.api.approvals import TakeVote
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    """Handles `decide.<approval>` and `link.<approval>`. If the bus fails, no answer is sent. So
-    the caller's request times out, and the caller asks again, or reads the record."""
+    """Handles `decide.<approval>`, `link.<approval>` and `hold.<run>`. If the bus fails, no answer
+    is sent. So the caller's request times out, and the caller asks again, or reads the record."""
 
     def __init__(
         self, bus: Bus, approvals: Approvals, take_vote: TakeVote, *, public_url: str | None
@@ -37,6 +37,17 @@ class Requests:
 
     async def on_link(self, msg: Msg) -> None:
         await self._answer(msg, self._link, LinkReply)
+
+    async def on_hold(self, msg: Msg) -> None:
+        """Write a legal hold, or its end, into the audit of its run."""
+        run_id = msg.subject.partition(".")[2]
+        try:
+            change = HoldChange.model_validate_json(msg.data)
+            await self._approvals.audit.held(run_id, change)
+        except (BusError, ValidationError) as error:
+            log.warning("run %s: %s: no answer: %s", run_id, msg.subject, error)
+            return
+        await self._bus.client.publish(msg.reply, b"{}")
 
     async def _answer(
         self,

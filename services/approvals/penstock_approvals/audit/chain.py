@@ -38,6 +38,8 @@ Event = Literal[
     "sent",
     "ran",
     "erased",
+    "held",
+    "lifted",
 ]
 Record = Mapping[str, Any]
 

@@ -12,7 +12,14 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
-from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Vote
+from penstock.bus.records import (
+    ApprovalRecord,
+    Decided,
+    Decider,
+    Decision,
+    HoldChange,
+    Vote,
+)
 from penstock_approvals.audit.chain import Entry, canonical, digest
 from penstock_approvals.store.hiding import SECRET_KINDS, items_without_credentials
 
@@ -68,6 +75,18 @@ def erased(event: Mapping[str, Any]) -> Entry:
         at=str(event["timestamp"]),
         by=str(data["by"]),
         decision=data.get("reason"),
+    )
+
+
+def held(change: HoldChange) -> Entry:
+    """Return the entry of a legal hold that was set or lifted."""
+    return Entry(
+        approval_id="",
+        event=change.change,
+        which=change.hold_at,
+        at=change.at,
+        by=change.by,
+        decision=change.reason,
     )
 
 

@@ -16,7 +16,7 @@ import orjson
 from penstock.bus import Bus, BusUnavailable, FenceConflict, Message, ObjectGone, OutcomeUnknown
 from penstock.bus.messages import Stored
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, Decider
+from penstock.bus.records import ApprovalRecord, Decider, HoldChange
 from penstock.bus.streams import AUDIT, events_for
 from penstock.bus.subjects import audit, event
 from penstock.bus.write import fence, objects
@@ -156,6 +156,10 @@ class ApprovalAudit:
     async def erased(self, event: Mapping[str, Any]) -> None:
         """Write who has erased the content of the run, by its event `system.erased`."""
         await self.trail.append(str(event["run_id"]), entries.erased(event))
+
+    async def held(self, run_id: str, change: HoldChange) -> None:
+        """Write who has set or lifted a legal hold of the run."""
+        await self.trail.append(run_id, entries.held(change))
 
     async def undocumented(self, run_id: str) -> set[str]:
         """Return the ids of the run's decided approvals without an entry about a call that ran."""

@@ -99,9 +99,9 @@ class ApprovalRecords:
 
     async def _value(self, record: ApprovalRecord) -> bytes:
         value = record.dump()
-        # The object's name is a hash of its content, so that two decisions at the same time do not
-        # overwrite each other's object.
-        name = f"approval.{sha256(value).hexdigest()}"
+        # The object's name has a hash of its content, so that two decisions at the same time do not
+        # overwrite each other's object. An erasure finds earlier versions by the approval's id.
+        name = f"approval.{record.approval_id}.{sha256(value).hexdigest()}"
         return await objects.wrap(self._bus, name, value, record.run_id)
 
 

@@ -21,6 +21,7 @@ from penstock.bus.admin.rewrap import rewrap
 from penstock.bus.errors import ApiError
 from penstock.bus.streams import EVENTS, kind_and_shard
 from penstock_cli.commands.options import operator
+from penstock_cli.operations import erasures as repeated_erasures
 from penstock_cli.operations.connection import DONE
 from penstock_cli.terminal.output import Output
 
@@ -166,6 +167,14 @@ async def restore_streams(
     bus: Bus,
     output: Output,
     folder: Annotated[Path, typer.Argument(help="The folder of a `penstock streams backup`.")],
+    erasures: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|none",
+            help="A file with the lines of `penstock streams erasures --json`, made after the "
+            "backup: these runs are erased again. `none`: nothing was erased since.",
+        ),
+    ],
     lost: Annotated[
         int,
         typer.Option(
@@ -186,6 +195,7 @@ async def restore_streams(
     ] = None,
 ) -> int:
     """Restore the streams of a backup into an empty NATS, before the services start."""
+    again = repeated_erasures.read(erasures)
     index = _index(folder)
     names = index["streams"]
     if there := [name for name in names if await bus.has(name)]:
@@ -217,12 +227,31 @@ async def restore_streams(
     # replica, all services would stop whenever the server of this replica is away.
     await ensure(bus, replace(bus.settings.retention, replicas=most))
     await backup.leave_out(bus, ends, lost)
+    found = await repeated_erasures.repeat(bus, again)
     if not output.as_json:
-        begun = index["begun_at"]
-        output.notice(
-            f"restored the backup of {begun}; now start the services. It does not know what was "
-            "erased since then: erase these runs again (docs/privacy.md)"
-        )
+        output.notice(f"restored the backup of {index['begun_at']}; now start the services")
+        if again:
+            last = max(each.at for each in again)
+            output.notice(
+                f"{found['withheld']} runs are withheld and will be erased again, {found['open']} "
+                "were open in the backup and are cancelled and erased when services run. The last "
+                f"erasure of the file is of {last}: later ones must be repeated by hand"
+            )
+    return DONE
+
+
+@app.command("erasures")
+@operator()
+async def list_erasures(bus: Bus, output: Output) -> int:
+    """List which runs were erased, by whom and when: what a restore must repeat.
+
+    Write the lines of `--json` to a file outside of NATS, after each erasure or every few minutes.
+    """
+    seen = set()
+    async for each in repeated_erasures.listed(bus):
+        if each["run_id"] not in seen:
+            seen.add(each["run_id"])
+            output.result(each, f"{each['run_id']}: erased at {each['at']} by {each['by']}")
     return DONE
 
 

@@ -29,16 +29,22 @@ _OPEN: Final = tuple(code for status, code in STATUSES.items() if status not in 
 # The conditions of partial indexes.
 _IS_BELOW: Final = "parent != 0"
 _IS_RARE: Final = f"status != {STATUSES['completed']}"
-_PARTIAL: Final = {"runs_by_parent": _IS_BELOW, "runs_by_any_status": _IS_RARE}
+_IS_ERASED: Final = "erasure != 0"
+_PARTIAL: Final = {
+    "runs_by_parent": _IS_BELOW,
+    "runs_by_any_status": _IS_RARE,
+    "runs_by_erasure": _IS_ERASED,
+}
 MAX_BELOW: Final = 2000  # about as many runs below a run are looked for
 # The keys from the first one on, up to the second one, which is not included.
 Began = tuple[bytes, bytes]
 EVER: Final[Began] = (b"", b"\xff" * 16)
 _PUT: Final = (
-    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
     "owner = excluded.owner, agent = excluded.agent, session = excluded.session, "
     "status = excluded.status, updated = excluded.updated, seq = excluded.seq, "
-    "parent = excluded.parent, tenant = excluded.tenant, tags = excluded.tags, "
+    "parent = excluded.parent, tenant = excluded.tenant, erasure = excluded.erasure, "
+    "tags = excluded.tags, "
     "text = excluded.text"
 )
 # A row whose texts are searched takes about so many times as long as one with numbers alone.
@@ -50,7 +56,7 @@ JsonObject = dict[str, Any]
 
 class Row(NamedTuple):
     """A row of the table `runs`, in the order of the columns. `updated` is in Unix milliseconds;
-    the ids are numbers (`number_of`), and `parent` and `tenant` are 0 for none."""
+    the ids are numbers (`number_of`), and `parent`, `tenant` and `erasure` are 0 for none."""
 
     key: bytes
     owner: int
@@ -61,6 +67,7 @@ class Row(NamedTuple):
     sequence: int
     parent: int
     tenant: int
+    erasure: int
     tags: str
     text: str
 
@@ -97,8 +104,8 @@ class RunRows(IndexRows):
         super().__init__(
             "runs",
             "CREATE TABLE runs(key BLOB PRIMARY KEY, owner INT, agent INT, session INT,"
-            " status INT, updated INT, seq INT, parent INT, tenant INT, tags TEXT, text TEXT)"
-            " WITHOUT ROWID",
+            " status INT, updated INT, seq INT, parent INT, tenant INT, erasure INT, tags TEXT,"
+            " text TEXT) WITHOUT ROWID",
             # It covers what is searched: to look each row up would take three times as long.
             "CREATE INDEX runs_by_owner ON runs"
             "(owner, key, parent, tenant, status, agent, tags, text)",
@@ -110,6 +117,7 @@ class RunRows(IndexRows):
             "CREATE INDEX runs_by_any_agent ON runs(agent, key, status)",
             f"CREATE INDEX runs_by_any_status ON runs(status, key) WHERE {_IS_RARE}",
             f"CREATE INDEX runs_by_parent ON runs(parent, key) WHERE {_IS_BELOW}",
+            f"CREATE INDEX runs_by_erasure ON runs(erasure, key) WHERE {_IS_ERASED}",
         )
         # Functions that are called with the rows of each batch after the batch was stored.
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
@@ -213,6 +221,7 @@ _COLUMNS: Final = {
     "status": "status",
     "parent_run_id": "parent",
     "tenant": "tenant",
+    "erasure_id": "erasure",
 }
 
 
@@ -223,6 +232,8 @@ def _index(
     table itself. `searches` means that texts are searched, which only one index covers."""
     if wanted.get("parent_run_id"):
         return "runs_by_parent", ("parent_run_id",)
+    if "erasure_id" in wanted:
+        return "runs_by_erasure", ("erasure_id",)
     if "session_id" in wanted:
         return "runs_by_session", ("session_id",)
     of, kind = ((), "any_") if owner is None else (("user_id",), "")
@@ -257,9 +268,9 @@ class RunList:
 
         `may_see` is asked about the owner in the record that is shown, so an error of the index
         cannot show a run that the caller may not see. `wanted` are values of the records' `agent`,
-        `session_id`, `status`, `tenant` and `parent_run_id`; an empty `parent_run_id` or `tenant`
-        is that of a run without one. Only runs that have begun in the time `began` and are older
-        than the run id `before` are returned.
+        `session_id`, `status`, `tenant`, `parent_run_id` and `erasure_id`; an empty `parent_run_id`
+        or `tenant` is that of a run without one. Only runs that have begun in the time `began` and
+        are older than the run id `before` are returned.
         """
         await self.index.caught_up()
         found: list[JsonObject] = []
@@ -274,7 +285,7 @@ class RunList:
                 record = _record(values[run_id].value) if run_id in values else None
                 if record is None or not may_see(record["user_id"]):
                     continue
-                if all((record.get(name) or "") == value for name, value in wanted.items()):
+                if all(_value(record, name) == value for name, value in wanted.items()):
                     found.append(record)
             if len(keys) < missing:
                 break
@@ -346,6 +357,7 @@ def _rows(change: Change) -> list[Row]:
         change.sequence,
         number_of(str(parent)) if (parent := record.get("parent_run_id")) else 0,
         number_of(str(tenant)) if (tenant := record.get("tenant")) else 0,
+        number_of(str(erasure)) if (erasure := _value(record, "erasure_id")) else 0,
         _between_ends(*(f"{key}={value}" for key, value in (record.get("tags") or {}).items())),
         folded(str(record.get("message") or "")),
     )
@@ -368,6 +380,12 @@ def _record(value: bytes) -> JsonObject | None:
         return None
     known = isinstance(record, dict) and isinstance(record.get("user_id"), str)
     return record if known and isinstance(record.get("run_id"), str) else None
+
+
+def _value(record: JsonObject, name: str) -> Any:
+    """Return what a record has of a filter; an empty text for none."""
+    found = (record.get("erasure") or {}).get("id") if name == "erasure_id" else record.get(name)
+    return found or ""
 
 
 def _code(name: str, value: str) -> int:

@@ -94,18 +94,17 @@ class Eraser:
             ):
                 return
             tail = await fence.tail(self._bus, stream, pattern)
-            published = int(tail.headers[messages.SEQUENCE]) if tail is not None else 0
-            sequence = max(published, record.sequence) + 1
+            sequence = next_number(record, tail)
             if record.erasure is None or record.erasure.sequence != sequence:
-                erasure = record.erasure or await self._new_erasure(run_id, command, sequence)
+                erasure = record.erasure or await self.new_erasure(run_id, command, sequence)
                 erasure = erasure.model_copy(update={"sequence": sequence})
                 record.erasure = erasure
-                value = _without_content("runs", record.dump())
+                value = without_content("runs", record.dump())
                 await self._runs.update(run_id, value, entry.revision)
                 continue  # with the record that is stored now
             # Edges refuse subscribers the key from now on, since the record says that it is erased.
             await self._bus.content.let_forget(run_id)
-            await self._overwrite_records(run_id)
+            await self.overwrite_records(run_id)
             await self._delete_conversation(record)
             # Administrators can read and replay dead letters.
             letters = subjects.deadletter("*", run_id)
@@ -120,7 +119,7 @@ class Eraser:
             log.info("run %s: its content is withheld, and will be erased", run_id)
             return
 
-    async def _new_erasure(self, run_id: str, command: EraseCommand, sequence: int) -> Erasure:
+    async def new_erasure(self, run_id: str, command: EraseCommand, sequence: int) -> Erasure:
         return Erasure(
             id=command.erasure_id,
             by=command.by,
@@ -161,7 +160,7 @@ class Eraser:
         named = [each.get("approval_id") for each in await self._audit(run_id)]
         return {str(each) for each in named if each}
 
-    async def _overwrite_records(self, run_id: str) -> None:
+    async def overwrite_records(self, run_id: str) -> None:
         """Take the content out of the records about the run."""
         for approval_id in await self._approvals(run_id):
             await self._take_content_out("approvals", approval_id)
@@ -187,15 +186,20 @@ class Eraser:
 
     async def _delete_pauses(self, run_id: str) -> None:
         await self._delete_value("pauses", run_id)
-        # What a large pause and a large decision refer to, whose messages are gone.
-        for approval_id in await self._approvals(run_id):
-            for what in ("pause", "continue"):
-                await overwrite_object(self._bus, f"{approval_id}.{what}")
+        # The objects of the run's approvals to which nothing refers any more: earlier versions of
+        # large records, and what large pauses, decisions and reports have carried.
+        if approvals := await self._approvals(run_id):
+            of_approvals = tuple(
+                prefix for each in approvals for prefix in (f"{each}.", f"approval.{each}.")
+            )
+            for name in await objects.names(self._bus):
+                if name.startswith(of_approvals):
+                    await overwrite_object(self._bus, name)
 
     async def _take_content_out(self, bucket: str, key: str) -> None:
         while (entry := await self._bus.bucket(bucket).get(key)) is not None:
             before = await objects.unwrap(self._bus, entry.value)
-            after = _without_content(bucket, before)
+            after = without_content(bucket, before)
             if after == before:
                 return
             if await self._bus.bucket(bucket).update(key, after, entry.revision) is not None:
@@ -265,7 +269,7 @@ class Eraser:
         if erased is not None:
             await self._until_handled(events, erased)
         # Services may have written records while the content was withheld.
-        await self._overwrite_records(run_id)
+        await self.overwrite_records(run_id)
         # Approvals finds by the pause what it has to withdraw.
         await self._delete_pauses(run_id)
         # What is sealed with the run's key is unreadable from here on, also where it is a copy or
@@ -302,7 +306,13 @@ def _has_before(consumer: Mapping[str, Any], sequence: int) -> bool:
     return bool(waiting) and consumer["ack_floor"]["stream_seq"] < sequence
 
 
-def _without_content(bucket: str, value: bytes) -> bytes:
+def next_number(record: RunRecord, tail: Stored | None) -> int:
+    """Return the number of the run's next event, after its last event in EVENTS."""
+    published = int(tail.headers[messages.SEQUENCE]) if tail is not None else 0
+    return max(published, record.sequence) + 1
+
+
+def without_content(bucket: str, value: bytes) -> bytes:
     """Return a record of a run as it is without content, which is what stays readable where content
     is sealed."""
     before = orjson.loads(value)

@@ -93,8 +93,8 @@ def spec(configuration: Configuration) -> dict[str, Any]:
 
 
 def specs() -> list[dict[str, Any]]:
-    retention = Retention(**{f"{name}_max_age_s": age_s for name, age_s in _AGES_S.items()})
-    return [spec(each) for each in declared(retention)]
+    ages_s: dict[str, Any] = {f"{name}_max_age_s": age_s for name, age_s in _AGES_S.items()}
+    return [spec(each) for each in declared(Retention(**ages_s))]
 
 
 def main() -> None:

@@ -259,7 +259,7 @@ USERS: Final = (
         "carries clients' requests, and sends them events",
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
         ["command.workflows.start.*", "command.workflows.cancel.*"],
-        ["decide.*", "link.*", "push.*", "turn.*", "deadletter.edge.*"],
+        ["decide.*", "link.*", "hold.*", "push.*", "turn.*", "deadletter.edge.*"],
         [command(NORMALIZER, "erase", "*")],
         # What `penstock doctor` reads, and the dead letters, whose replay the edge requests.
         [f"{_API}.CONSUMER.LIST.*", *_reads(DEADLETTERS), *_buckets("letters"), replay_letter("*")],
@@ -310,7 +310,7 @@ USERS: Final = (
         _TOKENS,
         _KEEPS_OBJECTS,
         _SEALS,
-        hears=["decide.*", "link.*", "$KV.approvals.*"],
+        hears=["decide.*", "link.*", "hold.*", "$KV.approvals.*"],
         responds=True,
     ),
     _service(

@@ -23,6 +23,7 @@ from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 
 _BUCKET = "payloads"
 STREAM = f"OBJ_{_BUCKET}"
+_DESCRIPTIONS = f"$O.{_BUCKET}.M."
 
 
 async def wrap(bus: HasJetStream, name: str, payload: bytes, run_id: str) -> bytes:
@@ -51,6 +52,19 @@ async def info_of(bus: HasJetStream, name: str) -> tuple[str, str] | None:
     """Return the subjects of an object's description and content; None without such an object."""
     info = await _info(bus, name)
     return (_subject(name), f"$O.{_BUCKET}.C.{info['nuid']}") if info is not None else None
+
+
+async def names(bus: HasJetStream) -> list[str]:
+    """Return the names of all objects, also of deleted ones. Raises BusError."""
+    found: list[str] = []
+    while True:
+        request = {"subjects_filter": f"{_DESCRIPTIONS}*", "offset": len(found)}
+        answer = await bus.jetstream.api(f"STREAM.INFO.{STREAM}", request)
+        subjects = answer["state"].get("subjects") or {}
+        encoded = [subject.removeprefix(_DESCRIPTIONS) for subject in subjects]
+        found += [base64.urlsafe_b64decode(each).decode() for each in encoded]
+        if not subjects or len(found) >= answer.get("total", 0):
+            return found
 
 
 def reference(name: str) -> bytes:
@@ -99,7 +113,7 @@ async def _info(bus: HasJetStream, name: str) -> dict[str, Any] | None:
 
 
 def _subject(name: str) -> str:
-    return f"$O.{_BUCKET}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+    return f"{_DESCRIPTIONS}{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
 def _digest(payload: bytes) -> str:

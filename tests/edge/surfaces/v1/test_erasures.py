@@ -24,7 +24,7 @@ from support.drive.normalizing import normalizer
 from support.drive.secured import bearer
 from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET
-from support.fakes.pretend import PretendRun
+from support.fakes.pretend import PretendApprovals, PretendRun
 from support.real.nats import NatsServer
 
 PAGE = {"accept": "application/json"}
@@ -248,14 +248,21 @@ async def test_who_may_erase_what_and_what_a_legal_hold_says(make_edge: MakeEdge
     assert is_open.status_code == 409
     assert "cancel it first" in is_open.json()["detail"]
 
-    held = await edge.put(f"{path}/hold", json={"reason": "case 7"}, headers=admin)
+    alone = await edge.put(f"{path}/hold", json={"reason": "case 7"}, headers=admin)
+    assert alone.status_code == 503  # nobody writes the audit; the hold holds
+    approvals = PretendApprovals(bus)
+    await approvals.start()
+    held = await edge.put(f"{path}/hold", json={"reason": "case 8"}, headers=admin)
     assert held.json()["hold"]["by"] == "lea"
     assert (await edge.put(f"{path}/hold", json={}, headers=alice)).status_code == 403
     refused = await edge.delete(f"{path}/content", headers=alice)
     assert refused.status_code == 409
     assert "lea has put run" in refused.json()["detail"]
     assert "case 7" in refused.json()["detail"]
-    assert (await edge.delete(f"{path}/hold", headers=admin)).status_code == 200
+    for _ in range(2):  # the second one lifts nothing
+        assert (await edge.delete(f"{path}/hold", headers=admin)).status_code == 200
+    changes = [(each.change, each.by, each.reason) for each in approvals.holds]
+    assert changes == [("held", "lea", "case 7"), ("lifted", "lea", "case 7")]
     assert (await edge.delete(f"{path}/content", headers=alice)).status_code == 202
     assert (await record_of(bus, run.run_id)).erasure is not None
     late = await edge.put(f"{path}/hold", json={}, headers=admin)
@@ -304,6 +311,65 @@ async def test_all_runs_of_a_session_are_erased_and_those_that_cannot_be_are_nam
     assert (await record_of(bus, kept.run_id)).erasure is None
     nothing = await edge.post("/v1/erasures", json={"reason": "x"})
     assert nothing.status_code == 422
+
+
+async def test_an_erasure_of_several_runs_is_shown_with_each_of_them_and_as_a_page_to_print(
+    edge: Client, bus: Bus
+) -> None:
+    first = await ended(bus, "x")
+    second = PretendRun(bus, session_id=first.session_id)
+    await second.started()
+    await second.completed()
+    await second.record(status="completed", first_event=second.first, sequence=2)
+    reason = "<asked> & done"
+    asked = {"session_id": first.session_id, "reason": reason}
+    told = await edge.post("/v1/erasures", json=asked)
+    path = told.headers["location"]
+    for run in (first, second):
+        await erased(bus, run.run_id)
+    shown = (await edge.get(path)).json()
+    assert (shown["by"], shown["reason"], shown["next"]) == ("anonymous", reason, None)
+    assert {each["run_id"]: each["state"] for each in shown["runs"]} == {
+        first.run_id: "erased",
+        second.run_id: "erased",
+    }
+    newest = (await edge.get(path, params={"limit": 1})).json()
+    assert [each["run_id"] for each in newest["runs"]] == [second.run_id]
+    rest = (await edge.get(path, params={"limit": 1, "before": newest["next"]})).json()
+    assert ([each["run_id"] for each in rest["runs"]], rest["next"]) == ([first.run_id], None)
+    assert (await edge.get("/v1/erasures/unknown")).status_code == 404
+    for page in (path, f"/v1/runs/{first.run_id}/erasure"):
+        printed = await edge.get(page, headers={"accept": "text/html,*/*"})
+        assert printed.headers["content-type"] == "text/html; charset=utf-8"
+        assert "&lt;asked&gt; &amp; done" in printed.text
+        assert first.run_id in printed.text
+        assert "<td>erased</td>" in printed.text
+        assert (await edge.get(page, params={"format": "pdf"})).status_code == 422
+
+
+async def test_costs_are_the_same_after_an_erasure(
+    make_edge: MakeEdge, edge: Client, bus: Bus
+) -> None:
+    run = PretendRun(bus, session_id=f"s-{uuid4().hex}")
+    await run.join(status="running")
+    await run.started()
+    cost = {"micros": 1500, "currency": "EUR"}
+    used = {"input_tokens": 7, "output_tokens": 2, "reported": "call", "estimated": False}
+    await run.say("llm.usage", model="m-1", cost=cost, **used)
+    await run.completed("secret")
+    await run.record(status="completed", first_event=run.first, sequence=run.sequence)
+    asked = {"by": "model", "session_id": run.session_id}
+
+    async def added_up() -> bool:
+        return bool((await edge.get("/v1/costs", params=asked)).json()["costs"])
+
+    await eventually(added_up, 30, "the run's costs")
+    before = (await edge.get("/v1/costs", params=asked)).json()
+    await erase(edge, run)
+    await erased(bus, run.run_id)
+    fresh = await make_edge()
+    for each in (edge, fresh):
+        assert (await each.get("/v1/costs", params=asked)).json() == before
 
 
 async def test_the_terminal_says_what_became_of_each_run_and_that_none_fits(

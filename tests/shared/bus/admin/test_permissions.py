@@ -42,6 +42,7 @@ PUBLISH: Mapping[str, set[str]] = {
     f"command.approvals.replay.{RUN}": {"normalizer"},
     "decide.1": {"edge", "automations"},
     "link.1": {"automations", "edge"},
+    f"hold.{RUN}": {"edge"},
     "letter.1": {"edge"},
     # frames and events of runs
     f"raw.{RUN}.upstream": {"connector"},
@@ -162,6 +163,7 @@ SUBSCRIBE: Mapping[str, set[str]] = {
     "frames.>": {"edge"},
     "decide.*": {"approvals"},
     "link.*": {"approvals"},
+    "hold.*": {"approvals"},
     "letter.*": {"normalizer"},
     "control.*": {"connector"},
     "handover.leg": {"connector"},

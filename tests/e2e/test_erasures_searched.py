@@ -1,0 +1,241 @@
+"""What a search of everything finds of 200 planted texts after an erasure (`make faults`).
+
+The rows print what they find, and check what docs/privacy.md promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.bus import streams
+from penstock_cli.main import app
+from support.drive.bus import connected
+from support.drive.erasing import erased
+from support.drive.searching import by_kind, in_files, in_memory, planted_in
+from support.drive.waiting import eventually
+from support.drive.workflows import define, definition
+from support.fakes.misbehaving import Answer, misbehaving
+from support.fakes.raw import agno
+from support.fakes.receiver import SECRET, Receiver, receiver
+from support.real.deployment import CONTENT_KEY, Deployment, deployment
+from support.real.nats import NatsServer
+from support.real.processes import pid_of
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+RUNS = 20
+KINDS = (
+    *("message", "tag", "delta", "thought", "args", "result", "summary", "asked", "note", "error"),
+)
+SERVICES = {
+    **{"normalizer": 1, "connector": 1, "edge": 1, "approvals": 1},
+    **{"automations": 1, "workflows": 1},
+}
+FLOW = """
+name: flow
+steps:
+  first: {run: {agent: agent, message: 'input.message'}}
+  kept: {needs: [first], set: '{"value": input.message + " again"}'}
+"""
+# What an erasure deletes message by message, and what it may leave in a bucket's file: see the
+# table in docs/privacy.md.
+DELETED = {streams.EVENTS, streams.RAW, streams.JOURNAL, streams.DEADLETTERS, "OBJ_payloads"}
+NOT_SEALED = {"KV_threads", "KV_deliveries"}
+
+
+class Planted:
+    """The planted texts, by run and kind."""
+
+    def __init__(self) -> None:
+        self.runs = [
+            {kind: f"plant-{kind}-{uuid4().hex[:12]}" for kind in KINDS} for _ in range(RUNS)
+        ]
+
+    @property
+    def all(self) -> set[str]:
+        return {text for texts in self.runs for text in texts.values()}
+
+    async def answer(self, answer: Answer) -> None:
+        """Say all texts of the run whose message the request has."""
+        body = answer.request.body.decode()
+        match = re.search(r"nr(?:-|%2D)(\d+)", body)
+        assert match is not None, body
+        number = int(match[1])
+        texts = self.runs[number]
+        call = {"tool_call_id": f"nr-{number}", "tool_name": "pay", "tool_args": {}}
+        called = {**call, "tool_args": {"to": texts["args"]}}
+        await answer.head()
+        if not answer.request.path.endswith("/continue"):
+            await answer.send(agno("RunStarted"))
+            await answer.send(agno("RunContent", reasoning_content=texts["thought"]))
+            for piece in cut(texts["delta"], number):
+                await answer.send(agno("RunContent", content=piece))
+            await answer.send(agno("ToolCallStarted", tool=called))
+            done = {**called, "result": texts["result"], "tool_call_error": False}
+            await answer.send(agno("ToolCallCompleted", tool=done))
+            asked = {**call, "tool_args": {"to": texts["asked"]}, "requires_confirmation": True}
+            await answer.send(agno("RunPaused", tools=[asked], requirements=[]))
+            await answer.end()
+            return
+        await answer.send(agno("RunContinued"))
+        if number % 4 == 3:
+            await answer.send(agno("RunError", content=f"failed: {texts['error']}"))
+        else:
+            large = texts["summary"] * (25_000 if number % 4 == 2 else 1)
+            await answer.send(agno("RunContent", content=large))
+            await answer.send(agno("RunContentCompleted") + agno("RunCompleted", content=large))
+        await answer.end()
+
+
+def cut(text: str, number: int) -> list[str]:
+    """Return a text in pieces, cut at another place for each number."""
+    at = 1 + number % (len(text) - 1)
+    return [text[:at], text[at:], " "]
+
+
+@asynccontextmanager
+async def planted(
+    nats: NatsServer, folder: Path, **settings: Any
+) -> AsyncIterator[tuple[Deployment, Planted, Receiver]]:
+    """Run a deployment in which runs have said the planted texts, and webhooks have told them."""
+    texts = Planted()
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(misbehaving())
+        hooks = await stack.enter_async_context(receiver())
+        upstream.script(texts.answer)
+        agents: list[dict[str, Any]] = [
+            {"id": "agent", "protocol": "agno", "url": upstream.url, "timeout_s": 60},
+            {"id": "flow", "protocol": "workflow"},
+        ]
+        async with connected(nats.url) as bus:
+            await define(bus, definition(FLOW))
+        settings |= {"webhook_allow_hosts": "127.0.0.1", "log_format": "json"}
+        penstock = await stack.enter_async_context(
+            deployment(nats.url, folder, agents, SERVICES, **settings)
+        )
+        rule = {
+            **{"id": "told", "subjects": ["lifecycle.completed", "llm.tool_result"]},
+            "action": {"webhook": {"url": hooks.url("/told"), "secrets": [SECRET]}},
+        }
+        (automations,) = penstock.of("automations")
+        made = await penstock.http.post(f"{automations.url}/v1/automations", json=rule)
+        assert made.is_success, made.text
+        yield penstock, texts, hooks
+
+
+async def said(penstock: Deployment, texts: Planted) -> list[str]:
+    """Let each run say its texts, and end; return the ids of what is to be erased."""
+
+    async def one(number: int) -> str:
+        own = texts.runs[number]
+        agent = "flow" if number % 5 == 4 else "agent"
+        message, tags = f"nr-{number} {own['message']}", {"case": own["tag"]}
+        run_id = await penstock.run(agent, message, tags=tags, session_id=f"s-{number}")
+        approval_id = await asked(penstock, run_id)
+        decided = await penstock.decide(approval_id, "approve", note=own["note"])
+        assert decided.is_success, decided.text
+
+        async def ended() -> bool:
+            return await penstock.status(run_id) in ("completed", "failed")
+
+        await eventually(ended, 60, f"the end of {run_id}")
+        return run_id
+
+    return [await one(number) for number in range(RUNS)]
+
+
+async def asked(penstock: Deployment, run_id: str) -> str:
+    """Wait for the approval of a run, or of the run of its step; return its id."""
+
+    async def found() -> str | None:
+        waiting = await penstock.http.get(f"{penstock.approvals}/v1/approvals?status=pending")
+        for each in waiting.json()["approvals"]:
+            run = await penstock.http.get(f"{penstock.edge()}/v1/runs/{each['run_id']}")
+            if run_id in (each["run_id"], run.json().get("parent_run_id")):
+                return str(each["approval_id"])
+        return None
+
+    return await eventually(found, 60, f"the approval of {run_id}")
+
+
+def streams_of(found: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the planted texts by stream, from those by file of a NATS store."""
+    of: dict[str, set[str]] = {}
+    for path, texts in found.items():
+        parts = Path(path).parts
+        of.setdefault(parts[parts.index("streams") + 1], set()).update(texts)
+    return of
+
+
+def told(where: str, texts: Iterable[str]) -> None:
+    print(f"{where}: {sum(by_kind(texts).values())} of {RUNS * len(KINDS)} {by_kind(texts)}")
+
+
+async def penstock_streams(*words: str) -> str:
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["streams", *words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("keys", ["", CONTENT_KEY], ids=["clear", "sealed"])
+async def test_two_hundred_planted_texts_are_where_the_table_says_after_an_erasure(
+    fresh_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", keys)
+    settings = {"content_keys": keys} if keys else {}
+    nats = ("--nats", fresh_nats.url)
+    async with planted(fresh_nats, tmp_path / "p", **settings) as (penstock, texts, hooks):
+        runs = await said(penstock, texts)
+        await hooks.until(lambda: len(hooks.requests) >= RUNS)
+        before = streams_of(in_files(fresh_nats.store))
+        seen = set().union(*before.values(), *(planted_in(each.body) for each in hooks.requests))
+        told("in NATS and webhooks before", seen & texts.all)
+        for run_id in runs:
+            url = f"{penstock.edge()}/v1/runs/{run_id}/content"
+            answer = await penstock.http.delete(url)
+            assert answer.status_code == 202, answer.text
+        async with connected(fresh_nats.url, content_keys=(keys,) if keys else ()) as bus:
+            for run_id in runs:
+                await erased(bus, run_id)
+        after = streams_of(in_files(fresh_nats.store))
+        for stream, left in sorted(after.items()):
+            told(f"{stream} after", left)
+        assert not set(after) & DELETED
+        if keys:
+            assert set(after) <= NOT_SEALED
+        logs = in_files(penstock.folder, "*.log")
+        for file, left in logs.items():
+            told(file, left)
+        assert logs == {}
+        for each in penstock.instances:
+            metrics = await penstock.http.get(f"{each.probes}/metrics")
+            assert planted_in(metrics.content) == set()
+            told(f"memory of {each.service}", in_memory(pid_of(each.process)))
+        told("memory of NATS", in_memory(fresh_nats.pid))
+        for run_id in runs:
+            shown = await penstock.http.get(f"{penstock.edge()}/v1/runs/{run_id}/events")
+            assert planted_in(shown.content) == set()
+        await penstock_streams("backup", str(tmp_path / "kept"), *nats)
+        lines = await penstock_streams("erasures", "--json", *nats)
+        erasures = tmp_path / "erasures.jsonl"
+        erasures.write_text(lines)
+        listed = {json.loads(line)["run_id"] for line in lines.splitlines()}
+        assert listed >= {*runs}
+    fresh_nats.stop()
+    fresh_nats.wipe()
+    fresh_nats.start()
+    restore = ("restore", str(tmp_path / "kept"), "--erasures", str(erasures), *nats)
+    await penstock_streams(*restore)
+    for stream, left in sorted(streams_of(in_files(fresh_nats.store)).items()):
+        told(f"{stream} of a restored backup", left)
+        assert stream in NOT_SEALED or not keys
