@@ -64,7 +64,8 @@ class Incoming:
         return stream.decode(), Stored(subject.decode(), int(number), headers, self.data)
 
     def stored(self) -> Stored:
-        headers = fields(self.block)
+        """Return the stored message of an answer to a direct get."""
+        headers = Headers(self.block)
         return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, self.data)
 
 
@@ -82,6 +83,8 @@ class Headers(Mapping[str, str]):
         self._all: dict[str, str] | None = None
 
     def __getitem__(self, name: str) -> str:
+        if self._all is not None:
+            return self._all[name]
         try:
             pattern = _PATTERNS[name]
         except KeyError:

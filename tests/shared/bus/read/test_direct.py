@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from penstock.bus import Bus, BusUnavailable, Stored, messages, streams, subjects
+from penstock.bus.connection import incoming
 from penstock.bus.read import direct
 from penstock.bus.read.direct import BATCH
 from support.drive.bus import event, new_run_id, publish_events, server_stopped
@@ -30,6 +32,20 @@ async def test_a_message_is_whole(bus: Bus, run_id: str) -> None:
     [stored], _ = await direct.read(bus, streams.EVENTS, subjects.events_of_run(run_id))
     assert (stored.subject, stored.sequence) == (f"llm.stream.{run_id}", sequence)
     assert (stored.headers["Penstock-Sequence"], stored.payload) == ("7", b"7")
+
+
+async def test_only_the_headers_that_are_asked_for_are_parsed(
+    bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event has 16 headers. Parsing all of them took half of the time of a replay."""
+    await publish_events(bus, run_id, 1, 20)
+    parsed = Mock(wraps=incoming.fields)
+    monkeypatch.setattr(incoming, "fields", parsed)
+    found, _ = await direct.read(bus, streams.EVENTS, subjects.events_of_run(run_id))
+    assert [each.headers[messages.SEQUENCE] for each in found] == [str(n) for n in range(1, 21)]
+    assert parsed.call_count <= 3  # the answer's status, and answers to other requests
+    assert "ce-none" not in found[0].headers
+    assert dict(found[0].headers)[messages.SEQUENCE] == "1"
 
 
 async def test_a_pattern_takes_what_it_names(bus: Bus, run_id: str) -> None:
