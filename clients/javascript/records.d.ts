@@ -215,7 +215,7 @@ export interface RunRecord {
   /** The user's roles when the run was started, for the approvals policy */
   roles?: string[] | null;
   status?: string;
-  /** The first 200 characters */
+  /** The first 200 characters; of a workflow's run without a message, what its input says */
   message?: string;
   created_at: string;
   updated_at: string;

@@ -208,9 +208,38 @@ async def test_the_list_of_what_waits_for_the_caller_has_only_what_it_may_decide
         approval = await pause(penstock)
         query = {"waits_for": "me", "run_id": approval.run_id}
         before = (await penstock.http.get("/v1/approvals", params=query)).json()
+        one = (await penstock.http.get("/v1/approvals/count", params=query)).json()
         await penstock.decide(approval.approval_id)
         after = (await penstock.http.get("/v1/approvals", params=query)).json()
+        none = (await penstock.http.get("/v1/approvals/count", params=query)).json()
+        paged = await penstock.http.get("/v1/approvals/count?limit=1")
         wrong = await penstock.http.get("/v1/approvals?waits_for=you")
     assert [each["approval_id"] for each in before["approvals"]] == [approval.approval_id]
     assert after["approvals"] == []
-    assert wrong.status_code == 422
+    assert one == {"count": 1, "complete": True}
+    assert none == {"count": 0, "complete": True}
+    assert wrong.status_code == paged.status_code == 422
+
+
+async def test_more_approvals_than_are_counted_are_said_to_be_more(
+    penstock: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_approvals.api.approvals.MAX_COUNTED", 2)
+    session = new_run_id()
+    for _ in range(3):
+        await pause(penstock, session_id=session)
+    counted = await penstock.http.get("/v1/approvals/count", params={"session_id": session})
+    assert counted.json() == {"count": 2, "complete": False}
+
+
+@pytest.mark.parametrize(
+    ("client", "channel"), [({}, "api"), ({"penstock-client": "console"}, "page")]
+)
+async def test_a_decision_of_the_console_is_known_as_one_without_a_sign_in(
+    penstock: Pipeline, client: dict[str, str], channel: str
+) -> None:
+    approval = await pause(penstock)
+    path = f"/v1/approvals/{approval.approval_id}/decision"
+    body = YES | {"digest": approval.digest}
+    answer = await penstock.http.post(path, json=body, headers=client)
+    assert answer.json()["decision"]["decider"]["channel"] == channel

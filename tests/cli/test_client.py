@@ -78,8 +78,10 @@ def test_tags_are_sent_shown_and_filtered(penstock: Invoke, api: PenstockApi) ->
     assert api.sent("/v1/runs")[0]["tags"] == {"team": "a=b", "env": "test"}
     assert " tags" not in penstock("runs").stdout
     api.record |= {"tags": {"team": "a=b", "env": "test"}}
-    listed = penstock("runs", "--tag", "team=a=b", "--tag", "env=test", "--text", "hi")
+    statuses = ("--status", "failed", "--status", "cancelled")
+    listed = penstock("runs", "--tag", "team=a=b", "--tag", "env=test", "--text", "hi", *statuses)
     assert "team=a=b, env=test" in listed.stdout
+    assert api.queries[-1].getlist("status") == ["failed", "cancelled"]
     assert api.queries[-1].getlist("tag") == ["team=a=b", "env=test"]
     assert api.queries[-1]["text"] == "hi"
     refused = penstock(*RUN, "--tag", "team")

@@ -247,6 +247,15 @@ async def test_filters_are_in_the_address_and_stay_after_a_reload(
         await page.choose("#filter-status", "paused")
         await page.until("location.search === '?status=paused&agent=tester'")
         await page.until(f"!document.querySelector('tr[data-run=\"{done}\"]')")
+        # Further statuses may fit, too; each can be taken away.
+        await page.choose("#filter-status", "completed")
+        await page.until("location.search === '?status=paused&status=completed&agent=tester'")
+        await row_of(page, done, "completed")
+        await row_of(page, waits, "waits for a person")
+        await page.click("[aria-label='Remove the filter completed']")
+        await page.until("location.search === '?status=paused&agent=tester'")
+        assert await page.value("document.activeElement.id") == "filter-status"
+        await page.until(f"!document.querySelector('tr[data-run=\"{done}\"]')")
         await page.send("Page.reload")
         await row_of(page, waits, "waits for a person")
         assert not await page.value(f"!!document.querySelector('tr[data-run=\"{done}\"]')")
@@ -373,6 +382,9 @@ async def test_a_run_is_watched_again_to_any_of_its_events(
     async with page_at(f"{demo}/console/runs/{run_id}?at={asked}") as page:
         await page.until("!!document.querySelector('.watch')")
         await page.until(f"{story}.includes('not decided at this point')")
+        # What is beside it is of the same time.
+        assert f"as it was after event {asked}" in await page.text("aside")
+        assert "Requests to the agent" not in await page.text("aside")
         assert not await page.value("!!document.querySelector('.item-end, button.approve')")
         await page.value(
             "(() => { const one = document.querySelector('.watch input');"
@@ -749,7 +761,7 @@ async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
         await page.until("document.querySelectorAll('.node').length === 4")
         await is_accessible(page, "workflow")
         assert await page.value("document.querySelector('.start button').disabled")
-        await page.type(".start input", "+password = 2")
+        await page.type(".start textarea", "+password = 2")
         await page.click(".start button")
         await page.until("location.pathname.startsWith('/console/runs/')")
         states = "[...document.querySelectorAll('.node')].map((e) => [e.dataset.step, e.innerText])"
@@ -760,7 +772,12 @@ async def test_a_workflow_is_started_by_its_form_and_its_steps_are_seen_at_work(
         await is_accessible(page, "workflow-run")
         await approve(page, ".decision")
         await page.until("document.querySelector('.bar .status')?.textContent === 'completed'")
-        await page.until(f"{states}.every(([, text]) => /completed/.test(text))")
+        await page.until(f"{states}.every(([, text]) => /completed, \\d[\\d.]* m?s/.test(text))")
+        # A run without a message is known by its workflow and by what its input says.
+        assert await page.text("h1") == "code_review: +password = 2"
+        await page.go(f"{demo}/console/runs?text=PASSWORD+%3D+2")
+        await page.until("!!document.querySelector('.run-link')")
+        assert await page.text(".run-link") == "code_review: +password = 2"
         is_clean(page, demo)
 
 

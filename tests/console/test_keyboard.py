@@ -131,9 +131,10 @@ async def test_the_run_that_deleted_a_file_is_found_and_run_again_without_and_bo
         await reader.open("nav a[href='/console/inbox']")
         await reader.open("a[href='/console/inbox/earlier']")
         await reader.gets("h1")
+        await page.until("!!document.querySelector('#earlier-tool option[value=delete_file]')")
         await reader.to("#earlier-tool")
-        await reader.write("delete_file")
-        await reader.press("Enter")
+        for key in "delete_f":
+            await reader.press(key)
         await page.until("location.search === '?tool=delete_file'")
         link = f"tbody a[href='/console/runs/{run_id}']"
         await page.until(f"!!document.querySelector({json.dumps(link)})")
@@ -287,8 +288,8 @@ async def test_a_workflow_is_started_by_its_form_and_cancelled(demo: str) -> Non
         await reader.open("nav a[href='/console/workflows']")
         await reader.open("a[href='/console/workflows/code_review']")
         await reader.gets("h1")
-        await page.until("!!document.querySelector('.start input')")
-        await reader.to(".start input")
+        await page.until("!!document.querySelector('.start textarea')")
+        await reader.to(".start textarea")
         await reader.write("+password = 8")
         await reader.to(".start button")
         await reader.press("Enter")

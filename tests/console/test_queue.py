@@ -75,6 +75,7 @@ async def test_a_run_of_a_workflow_names_the_run_with_its_key_that_began_before(
     later = await start("the later one")
     async with page_at(f"{demo}/console/runs/{later}") as page:
         await page.until("document.querySelector('.queue')?.innerText.includes('the first')")
+        assert "runs with the key one " in await page.text(".turn")
         assert "waits for its turn" in await page.text(".working")
         await is_accessible(page, "turn")
         await http.post(f"/v1/runs/{first}/cancel")

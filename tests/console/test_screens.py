@@ -113,6 +113,13 @@ async def test_costs_are_summed_by_what_the_address_says(asking: str) -> None:
         await page.click("a[href='/console/costs?by=user']")
         await page.until("document.querySelector('.sums tbody')?.innerText.includes('root')")
         assert "without a price" in await page.text(".sums tfoot")
+        await page.choose("#costs-last", "hour")
+        await page.until("location.search === '?by=user&last=hour'")
+        await page.until("!document.querySelector('#costs-until')")
+        assert [each for each in page.requested if "runs_since=" in each]
+        await page.until("document.querySelector('.sums tbody')?.innerText.includes('root')")
+        await page.choose("#costs-last", "")
+        await page.until("location.search === '?by=user'")
         await page.choose("#costs-until", "2020-01-01")
         await page.until("location.search === '?by=user&until=2020-01-01'")
         await page.until("document.querySelector('.empty')?.innerText.includes('No run')")
@@ -193,12 +200,13 @@ async def test_what_is_written_for_one_version_is_not_sent_with_another(
         assert answer.is_success, answer.text
     async with page_at(f"{demo}/console/workflows/versions?version=1") as page:
         await page.until("document.querySelector('.start label')?.innerText.includes('path')")
-        await page.type(".start input", "of the first")
+        await page.type(".start textarea", "of the first\nin two lines")
+        assert await page.value("document.querySelector('.start textarea').rows") == 2
         await page.until("!!document.querySelector('.start button:enabled')")
         await page.click("aside a[href$='version=2']")
         await page.until("document.querySelector('.start label')?.innerText.includes('folder')")
         assert await page.value("document.querySelector('.start button').disabled")
-        assert await page.value("document.querySelector('.start input').value") == ""
+        assert await page.value("document.querySelector('.start textarea').value") == ""
         is_clean(page, demo)
 
 
@@ -230,9 +238,44 @@ async def test_what_left_penstock_for_a_run_is_beside_it(
         await page.until("document.querySelectorAll('.audit li').length >= 3")
         audit = await page.text(".audit")
         assert audit.index("requested") < audit.index("decided") < audit.index("ran")
+        rule_link = ".deliveries a[href='/console/automations/links']"
+        await page.until(f"!!document.querySelector({json.dumps(rule_link)})")
         await is_accessible(page, "links")
+        # A rule that the reader may not see, or that is gone, has no page: its name is no link.
+        assert (await http.delete("/v1/automations/links")).status_code == 200
+        await page.send("Page.reload")
+        await page.until("document.querySelector('.deliveries')?.innerText.includes('links')")
+        await page.until("!!document.querySelector('.links-of .asked')")
+        assert not await page.value(f"!!document.querySelector({json.dumps(rule_link)})")
         is_clean(page, demo)
-    assert (await http.delete("/v1/automations/links")).status_code == 200
+
+
+async def test_what_waits_for_a_person_is_counted_on_every_screen(asking: str) -> None:
+    """It is in the title of the page, too, for whoever looks at another window."""
+    mine = token(sub="counter", scope="read start decide")
+    headers = {"authorization": f"Bearer {mine}"}
+    async with (
+        httpx.AsyncClient(base_url=asking, headers=headers, timeout=30) as http,
+        page_at(f"{asking}/console/costs") as page,
+    ):
+        await sign_in(page, mine)
+        await page.until("document.title === 'Costs - Penstock'")
+        waiting = [await started(http, f"confirm number {number}") for number in range(2)]
+        for run_id in waiting:
+            await has_status(http, run_id, "paused")
+        await page.click("nav a[href='/console/runs']")
+        await page.value("document.dispatchEvent(new Event('visibilitychange'))")
+        await page.until("document.title === '(2) Runs - Penstock'")
+        inbox = "document.querySelector(\"nav a[href='/console/inbox']\").innerText"
+        assert await page.value(inbox) == "Inbox (2)"
+        # A decision on this page changes it at once.
+        await page.go(f"{asking}/console/runs/{waiting[0]}")
+        await page.until("!!document.querySelector('.decision button.reject')")
+        await page.click(".decision button.reject")
+        await page.until("document.title === '(1) confirm number 0 - Penstock'")
+        assert await page.value(inbox) == "Inbox (1)"
+        await decided(http, waiting[1])
+        is_clean(page, asking)
 
 
 PLACES = {
@@ -260,13 +303,13 @@ async def test_every_screen_is_reached_by_the_keyboard_and_by_its_address(demo: 
                     break
             await page.press("Enter")
             await page.until(f"location.pathname.startsWith({json.dumps(place)})")
-            await page.until(f"document.title === {json.dumps(f'{name} - Penstock')}")
+            await page.until(f"document.title.endsWith({json.dumps(f'{name} - Penstock')})")
             # The heading has the focus, so that the screen is read from its beginning.
             await page.until("document.activeElement.matches('h1')")
             await page.value("window.isBefore = true")
             await page.send("Page.reload")
             await page.until("!window.isBefore && document.readyState === 'complete'")
-            await page.until(f"document.title === {json.dumps(f'{name} - Penstock')}")
+            await page.until(f"document.title.endsWith({json.dumps(f'{name} - Penstock')})")
         is_clean(page, demo)
 
 

@@ -144,11 +144,12 @@ def function_of(handler: Handler) -> Handler:
 
 @contextmanager
 def talker(
-    kind: str, count: int, per_s: int | None = None, *, is_erased: bool = False
+    kind: str, count: int, per_s: int | None = None, *, is_erased: bool = False, of_steps: int = 0
 ) -> Iterator[str]:
     """Serve the console, and an API with one run of so many events, which come at once, or so many
     in a second. With `is_erased`, pages of them are those of a run whose content was erased after
-    its stream was read."""
+    its stream was read. With `of_steps`, it is a workflow's, and the run of its step has so many
+    more events."""
 
     async def stream(request: Request) -> Response:
         first = first_of(request, count)
@@ -181,7 +182,14 @@ def talker(
         return StreamingResponse(body(), media_type="text/event-stream")
 
     async def record(_: Request) -> JSONResponse:
-        return JSONResponse(RUN | {"sequence": count})
+        kind = {"target": "workflows"} if of_steps else {}
+        return JSONResponse(RUN | {"sequence": count} | kind)
+
+    async def listed(request: Request) -> JSONResponse:
+        if of_steps and request.query_params.get("parent_run_id"):
+            step = RUN | {"run_id": "of a step", "step_id": "step_a", "sequence": of_steps}
+            return JSONResponse({"runs": [step], "next": None})
+        return await runs(request)
 
     async def agents(_: Request) -> JSONResponse:
         return JSONResponse({"agents": []})
@@ -192,7 +200,7 @@ def talker(
         Route("/v1/agents", agents),
         Route("/v1/events", silence),
         Route("/v1/approvals", approvals),
-        Route("/v1/runs", runs),
+        Route("/v1/runs", listed),
         Route("/v1/runs/{run_id}", record),
         Route("/v1/runs/{run_id}/events", stream),
     ]
@@ -276,6 +284,22 @@ async def test_a_run_with_very_many_events_opens_with_its_last_ones_and_reads_ot
                 assert "w2 w3 " in await page.text(".item-message .text")
             note(f"all of {count} {kind}", read_s=whole_ms / 1000, heap_mb=await heap(page))
             assert await heap(page) < MAX_HEAP_MB
+            assert page.logged == []
+
+
+async def test_a_workflow_whose_steps_have_very_many_events_opens_with_its_own() -> None:
+    with talker("text", 5000, of_steps=100_000) as url:
+        async with page_at(f"{url}/console/runs/{RUN_ID}") as page:
+            await page.until("!!document.querySelector('.item-end')")
+            assert "100,000 events more" in await page.text(".steps-apart")
+            read = [each for each in page.requested if f"{RUN_ID}/events?" in each]
+            assert [urlsplit(each).query for each in read] == ["names=off&from=-1000"]
+            # What it has called is known with the events of its steps only.
+            await page.click(".run-again")
+            await page.until("!!document.querySelector('#again-text')")
+            assert not await page.value("!!document.querySelector('.steps-apart')")
+            read = [each for each in page.requested if f"{RUN_ID}/events?" in each]
+            assert urlsplit(read[1]).query == "names=off&include=children"
             assert page.logged == []
 
 

@@ -35,7 +35,7 @@ async def ready(page: Page, agent: str) -> None:
 async def starts(page: Page, card: str, agent: str, message: str | None = None) -> None:
     await page.choose(f"{card} select", agent)
     if message is not None:
-        await page.type(f"{card} input", message)
+        await page.type(f"{card} textarea", message)
     await page.click(f"{card} form button")
 
 
@@ -117,6 +117,11 @@ async def test_a_run_is_approved_or_rejected_by_a_click(demo: str, button: str, 
         await page.click(f"{ASKS} .decision .{button}")
         await says(page, ASKS, "completed with event")
         assert ends in await story(page, ASKS)
+        link = await page.value(f"document.querySelector('{ASKS} > .foot a').pathname")
+        query = {"run_id": link.split("/")[-1]}
+        async with httpx.AsyncClient(base_url=demo, timeout=30) as http:
+            [asked] = (await http.get("/v1/approvals", params=query)).json()["approvals"]
+        assert asked["decision"]["decider"]["channel"] == "page"
         is_clean(page, demo)
 
 
@@ -128,8 +133,9 @@ async def test_a_workflow_shows_its_agents_and_asks(demo: str) -> None:
         await page.until(f"!!document.querySelector('{ASKS} .decision button.approve')")
         told = await story(page, ASKS)
         assert "Scan this change:" in told
-        for button in (".approve", ".reject"):
-            await is_in_view(page, f"{ASKS} .decision {button}")
+        # What is asked is in view together with the buttons.
+        for part in (".tool", ".approve", ".reject"):
+            await is_in_view(page, f"{ASKS} .decision {part}")
         await approve(page, f"{ASKS} .decision")
         await says(page, ASKS, "completed with event")
         assert "Code review finished successfully." in await story(page, ASKS)
@@ -247,6 +253,7 @@ async def test_agents_are_shown_as_they_answer(demo: str) -> None:
         await page.until(f"{rows}.some(row => /Vana.*adk.*answers/s.test(row))")
         assert any("does not answer" in row and "away" in row for row in await page.value(rows))
         assert len([each for each in page.requested if each.endswith("/v1/agents")]) >= 3
+        await page.until("document.querySelector('aside').innerText.includes('services answer')")
         is_clean(page, demo)
 
 
@@ -281,6 +288,10 @@ async def test_docs_show_every_request_of_the_document(demo: str) -> None:
         assert found[0].startswith("POST/v1/runs ")
         assert all(each.startswith("POST/v1/runs") for each in found)
         assert len(found) < 10
+        assert not await page.value("!!document.querySelector('.empty')")
+        assert "`" not in await page.text("main")
+        await page.type("#filter", "post /v1/runs and no such word")
+        await page.until("document.querySelector('.empty')?.innerText.startsWith('Nothing here')")
         if SHOTS:  # axe-core takes seconds for so many elements: `make console-check`
             await is_accessible(page, "docs")
         is_clean(page, demo)

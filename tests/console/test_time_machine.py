@@ -119,7 +119,13 @@ async def test_runs_that_did_different_things_stand_beside_each_other(
     other = await started(http, "What is the weather in Rome?", "assistant")
     await has_status(http, other, "completed")
     async with page_at(f"{demo}/console/runs/{one}") as page:
-        await page.until("!!document.querySelector('#other-run')")
+        # The latest runs of the same agent can be chosen, any other one by its id.
+        await page.until("!!document.querySelector('#other option')")
+        listed = "[...document.querySelectorAll('#other option')].map((each) => each.value)"
+        await page.until(f"{listed}.length > 2")
+        assert one not in await page.value(listed)
+        await page.choose("#other", "further")
+        await page.until("document.activeElement.id === 'other-run'")
         await page.type("#other-run", other)
         await page.press("Enter")
         await page.until("!!document.querySelector('.rows li')")

@@ -15,6 +15,7 @@ from penstock.runs.workflows import BUCKET
 from penstock_workflows.effects.turns import Queue
 from penstock_workflows.engine.records import End, TurnAsked, TurnTaken
 from penstock_workflows.journal.journal import Journals
+from support.drive.bus import new_run_id
 from support.drive.dying import instances
 from support.drive.pipeline import PIPELINE, Pipeline, types
 from support.drive.waiting import eventually
@@ -83,6 +84,11 @@ async def test_runs_with_one_key_follow_each_other_and_others_do_not_wait(
     for number in range(3):
         waiting.append(await start(bus, "line", "x", f"x{number}"))
         await asked(bus, waiting[-1])
+    path = f"/v1/workflows/line/runs/{waiting[2]}/turn"
+    turn = {"key": "x", "before": 3, "runs": [first, *waiting[:2]]}
+    assert (await penstock.http.get(path)).json() == turn
+    for missing in (path.replace("line", "other"), path.replace(waiting[2], new_run_id())):
+        assert (await penstock.http.get(missing)).status_code == 404
     other = await start(bus, "line", "y", "y")
     assert (await penstock.ended(other))[-1].type == "lifecycle.completed"
     # One that waits is cancelled, then the first one: the others follow in their order.

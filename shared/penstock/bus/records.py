@@ -300,7 +300,11 @@ class RunRecord(Record):
         None, description="The user's roles when the run was started, for the approvals policy"
     )
     status: RunStatus = "queued"
-    message: str = Field("", description="The first 200 characters")
+    message: str = Field(
+        "",
+        description="The first 200 characters; of a workflow's run without a message, what its "
+        "input says",
+    )
     created_at: str
     updated_at: str
     sequence: int = Field(

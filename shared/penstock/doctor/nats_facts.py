@@ -21,6 +21,8 @@ from penstock.settings.keep import Keep
 
 # A consumer counts as read if a process waits for its messages now, or has taken one in this time.
 IDLE: timedelta = timedelta(minutes=1)
+# The services whose durable consumers have the service's name, or begin with it and a hyphen.
+_SERVICES = frozenset({"approvals", "automations", "connector", "workflows"})
 
 
 async def in_nats(bus: Bus, keep: Keep) -> Facts:
@@ -88,6 +90,22 @@ async def in_nats(bus: Bus, keep: Keep) -> Facts:
         accounts=accounts,
         budgets_mistake=mistake,
     )
+
+
+async def services_in_nats(bus: Bus) -> tuple[dict[str, bool], list[PartitionFact]]:
+    """Return whether each service that has ever run takes its work, and the partitions of RAW.
+    Raises BusError."""
+    takes: dict[str, bool] = {}
+    for stream in (streams.COMMANDS, streams.EVENTS):
+        for each in await _consumers(bus, stream):
+            service = each.name.partition("-")[0]
+            if service in _SERVICES:
+                takes[service] = takes.get(service, False) or each.polled
+    partitions: list[PartitionFact] = []
+    for shard in range((await shards_of(bus)).made):
+        partitions += await _partitions(bus, shard)
+    takes["normalizer"] = all(each.held for each in partitions)
+    return dict(sorted(takes.items())), partitions
 
 
 async def _accounts(bus: Bus) -> tuple[list[AccountFact], str]:

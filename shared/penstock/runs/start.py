@@ -359,7 +359,7 @@ class Starter:
             and (known := await runs.load(command.run_id, RunRecord)) is not None
         ):
             return known, None, redactions
-        message = command.message
+        message = shown_text(command)
         if redactions:
             # A long text is searched for seconds, in which others are served.
             search = partial(_admitted, command, redactions, start)
@@ -467,12 +467,32 @@ def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) 
             )
 
 
+def shown_text(command: StartCommand) -> str:
+    """Return the text by which lists show and find the run: its message, or else what the input of
+    a workflow says, as far as lists show it."""
+    if command.message or command.workflow is None:
+        return command.message
+    texts: list[str] = []
+    values: list[Any] = [command.input]
+    while values and sum(map(len, texts)) < SHOWN_CHARACTERS:
+        match values.pop():
+            case dict() as fields:
+                values += reversed(fields.values())
+            case list() as items:
+                values += reversed(items)
+            case None | "":
+                pass
+            case value:
+                texts.append(value if isinstance(value, str) else str(value))
+    return " ".join(texts)
+
+
 def _admitted(command: StartCommand, redactions: Mapping[str, Any], start: Start) -> str:
-    """Return the message as lists of runs may show it. Raises Problem."""
+    """Return the text as lists of runs may show it. Raises Problem."""
     if start.reads_frames:
         raise frames_refused(redactions["version"])
     redactor = redactor_of(command.run_id, redactions)
-    message = redactor.text(command.message)
+    message = redactor.text(shown_text(command))
     redactor.value([command.input, command.body])
     if redactor.blocked is not None:
         raise Problem(

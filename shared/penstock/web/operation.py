@@ -10,16 +10,18 @@ cannot be served, because each `Route` needs one.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from penstock.web.auth.grants import Permission
 from penstock.web.auth.identity import Identity, missing_scope_problem, require
-from penstock.web.problems import PROBLEM, ErrorShape
+from penstock.web.problems import PROBLEM, ErrorShape, Problem
 
 Json = dict[str, Any]
 Schema = type[BaseModel] | Json
@@ -40,7 +42,8 @@ _DECLARED: Final = "__operations__"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter in the path, the query or a header. Only parameters in the path are required."""
+    """A parameter in the path, the query or a header. Only parameters in the path are required. In
+    the query it may be sent once, or several times if its schema is a list."""
 
     name: str
     description: str
@@ -129,6 +132,23 @@ class Operation:
         if self.any_scope and not any(map(identity.has_scope, self.any_scope)):
             names = " or ".join(self.any_scope)
             raise missing_scope_problem(identity, names)
+
+    def check_query(self, query: str) -> None:
+        """Check that no parameter comes twice that takes one value: the other one would be dropped
+        in silence.
+
+        Raises:
+            Problem: 400.
+        """
+        if "&" not in query:
+            return
+        sent = Counter(name for name, _ in parse_qsl(query, keep_blank_values=True))
+        for each in self.parameters:
+            is_single = each.location == "query" and each.schema.get("type") != "array"
+            if is_single and sent[each.name] > 1:
+                raise Problem(
+                    400, f"{each.name}: takes one value, and came {sent[each.name]} times"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,7 @@ class Router:
                 if spans.is_on() and operation.method not in SAFE_METHODS:
                     requests.begin(requests.header_of(scope["headers"]))
                 operation.check(identity)
+                operation.check_query(scope["query_string"].decode("latin-1"))
                 response = await route.handler(_request(operation, scope, receive, send))
             except Problem as problem:
                 _count(operation, problem.status)

@@ -24,6 +24,7 @@ from support.drive.clients import MakeEdge
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
 
+LAST = b"\xff" * 16  # the key of no run, after those of all
 OLDEST = {  # a record with only the fields of the first release
     "agent": "assistant",
     "session_id": "s1",
@@ -160,6 +161,8 @@ async def test_a_filter_that_rarely_fits_finds_all_that_fit(
         {"agent": "helper"},
         {"agent": "helper", "status": "failed"},
         {"agent": "helper", "session_id": f"s-{user}"},
+        {"status": ("failed", "cancelled")},
+        {"agent": "helper", "status": ("failed", "completed")},
     ):
         assert await pages(listed, {user}, 3, **wanted) == [rare[:3], rare[3:]]
     assert await pages(listed, None, 10, session_id=f"s-{user}", status="failed") == [rare]
@@ -171,13 +174,38 @@ async def test_a_filter_that_rarely_fits_finds_all_that_fit(
     assert await pages(listed, {user}, 10, status="failed", agent="assistant") == [[]]
 
 
+@pytest.mark.parametrize("rows_at_once", [3, 20_000])
+@pytest.mark.parametrize("of_all", [False, True])
+async def test_runs_of_several_statuses_are_one_list_with_each_run_once(
+    own_bus: Bus, rows_at_once: int, of_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "SLICE", rows_at_once)
+    listed, user = RunList(own_bus), owner()
+    cycle = ("completed", "failed", "running", "cancelled", "completed", "queued", "paused")
+    made = [(await put(own_bus, user, status=cycle[number % 7]), number) for number in range(21)]
+    owners = None if of_all else {user}
+    for count in (2, 3, 6):
+        for statuses in itertools.combinations(sorted(set(cycle)), count):
+            fitting = [id for id, number in reversed(made) if cycle[number % 7] in statuses]
+            for limit in (4, 100):
+                found = await pages(listed, owners, limit, status=statuses)
+                assert [id for page in found for id in page] == fitting, statuses
+    searched = await pages(listed, owners, 100, text="nothing", status=("failed", "completed"))
+    assert searched == [[]]
+
+
 @pytest.mark.parametrize(
     "wanted",
-    [{"status": "queued"}, {"agent": "helper"}, {"agent": "nobody", "status": "completed"}],
+    [
+        {"status": "queued"},
+        {"status": ("queued", "failed")},
+        {"agent": "helper"},
+        {"agent": "nobody", "status": "completed"},
+    ],
     ids=str,
 )
 def test_who_sees_all_runs_waits_for_no_search_through_those_that_do_not_fit(
-    wanted: dict[str, str],
+    wanted: dict[str, Any],
 ) -> None:
     def steps(others: int) -> int:
         """Return how many steps SQLite takes beside so many runs that do not fit."""
@@ -188,7 +216,8 @@ def test_who_sees_all_runs_waits_for_no_search_through_those_that_do_not_fit(
             rows.put([Change(run_id, value, 1, "")])
         count = itertools.count()
         rows.db.set_progress_handler(lambda: next(count) < 0, 1)
-        keys, _ = rows.slice(None, wanted, b"\xff" * 16, 10, b"")
+        searches = run_list._searches(wanted)
+        keys = [key for each in searches for key in rows.slice(None, each, LAST, 10, b"")[0]]
         assert len(keys) == (0 if wanted.get("agent") == "nobody" else 3)
         return next(count)
 

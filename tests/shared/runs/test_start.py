@@ -195,6 +195,31 @@ async def test_a_start_that_a_workflow_cannot_take_starts_nothing(
         assert await commands_of(bus, run_id) == 0
 
 
+@pytest.mark.parametrize(
+    ("message", "given", "shown"),
+    [
+        (
+            "",
+            {"diff": "+password = 1", "lines": 3, "more": {"a": ["b", None]}},
+            "+password = 1 3 b",
+        ),
+        ("Look", {"diff": "+password = 1"}, "Look"),
+        ("", {"diff": "x" * 300}, "x" * 200),
+        ("", {}, ""),
+    ],
+)
+async def test_lists_show_a_workflows_run_by_its_message_or_by_what_its_input_says(
+    nats_server: NatsServer, message: str, given: dict[str, Any], shown: str
+) -> None:
+    async with connected(nats_server.url) as bus:
+        await define(bus, "code_review", "1", {})
+        asked = Start(REVIEW, message, None, RunUser("alice", (), (), ""), input=given)
+        record = (await starter(bus).start(asked)).record
+        assert record.message == shown
+        # The run itself has no message that nobody has sent.
+        assert (await started(bus, "workflows", record.run_id)).message == message
+
+
 async def test_a_start_is_repeated_although_the_workflow_has_another_version_now(
     nats_server: NatsServer,
 ) -> None:

@@ -155,6 +155,7 @@ HOW: dict[str, list[How]] = {
     "DELETE /v1/runs/{run_id}/hold": [How()],
     "GET /v1/agents": [How()],
     "GET /v1/costs": [How()],
+    "GET /v1/health": [How()],
     "GET /v1/system": [How()],
     "GET /v1/dead-letters": [How()],
     "POST /v1/dead-letters/{number}/replay": [How(good=404)],  # there is none
@@ -246,6 +247,7 @@ HOW: dict[str, list[How]] = {
     "GET /a2a/{agent}/extendedAgentCard": [How(good=400)],
     # approvals
     "GET /v1/approvals": [How()],
+    "GET /v1/approvals/count": [How()],
     "GET /v1/approvals/events": [How(headers=PAGE)],
     "GET /v1/approvals/{approval_id}": [How(404)],
     "GET /v1/approvals/{approval_id}/audit": [How(404)],
@@ -295,6 +297,8 @@ HOW: dict[str, list[How]] = {
     "PUT /v1/workflows/{name}/latest": [How()],
     "DELETE /v1/workflows/{name}": [How(good=204)],
     "POST /v1/workflows/validate": [How()],
+    # The run waits for no turn.
+    "GET /v1/workflows/{name}/runs/{run_id}/turn": [How(404, 404)],
     "POST /v1/workflows/{name}/runs": [
         How(good=202),
         How(good=202, also=("act-as",), body={"user_id": "carol"}),

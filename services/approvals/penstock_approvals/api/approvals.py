@@ -63,6 +63,11 @@ from penstock_approvals.store.hiding import as_shown
 
 TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 
+# The console names itself by this header: a page cannot set User-Agent.
+CLIENT_HEADER: Final = "penstock-client"
+CONSOLE: Final = "console"
+MAX_COUNTED: Final = 100
+
 _FORMS: Final = (
     'send either items: [{"item_id": "…", "decision": "approve"}], or approved: true for all items'
 )
@@ -172,8 +177,8 @@ class RemarkBody(BaseModel):
         return self
 
 
-class Query(BaseModel):
-    """The query parameters that select which approvals are listed."""
+class Filters(BaseModel):
+    """The query parameters that select approvals."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -195,6 +200,11 @@ class Query(BaseModel):
     waits_for: Literal["me"] | None = Field(
         None, description="Only pending approvals that the caller may decide and has not voted on"
     )
+
+
+class Query(Filters):
+    """The query parameters of a page."""
+
     limit: int = Field(100, ge=1, le=1000, description="How many approvals a page has at most")
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
@@ -239,6 +249,25 @@ class Api:
             return None
         records = [as_shown(record).model_dump(exclude_none=True) for record in page.approvals]
         return json_answer({"approvals": records, "next": page.next})
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/approvals/count",
+            summary="How many approvals a list would have",
+            description=f"At most {MAX_COUNTED} are counted; `complete` is false with more.",
+            answers={200: json("The number", an_object(count={"type": "integer"}, complete=FLAG))},
+            scopes=("read",),
+            parameters=tuple(each for each in _FILTERS if each.name not in ("limit", "after")),
+        )
+    )
+    async def count(self, request: Request) -> Response | None:
+        query = read_query(request, Filters).model_dump(exclude_none=True)
+        whole = Query(**query, limit=MAX_COUNTED)
+        page = await while_connected(request.receive, self._page(identity_of(request), whole))
+        if page is None:
+            return None
+        return json_answer({"count": len(page.approvals), "complete": page.next is None})
 
     @serves(
         _operation(
@@ -469,8 +498,8 @@ class Api:
 
 def _channel(request: Request, who: Identity) -> Channel:
     """Return the channel by which the caller decides. Only Penstock's own pages send the cookie.
-    Any caller can claim to be the CLI, since the channel `cli` gives no rights."""
-    if who.kind == "cookie":
+    Any caller can claim to be the console or the CLI, since no channel gives rights."""
+    if who.kind == "cookie" or request.headers.get(CLIENT_HEADER) == CONSOLE:
         return "page"
     is_cli = request.headers.get("user-agent", "").startswith("penstock-cli/")
     return "cli" if is_cli else "api"

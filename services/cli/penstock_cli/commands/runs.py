@@ -385,8 +385,10 @@ def list_runs(
     api: Api,
     output: Output,
     status: Annotated[
-        str | None,
-        typer.Option(help="queued, running, paused, completed, failed or cancelled."),
+        list[str] | None,
+        typer.Option(
+            help="queued, running, paused, completed, failed or cancelled; may be repeated."
+        ),
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Runs of this agent only.")] = None,
     parent: Annotated[
@@ -398,7 +400,7 @@ def list_runs(
 ) -> None:
     """List runs, the newest first."""
     filters = {
-        **{"status": status, "agent": agent, "parent_run_id": parent, "text": text},
+        **{"status": status or None, "agent": agent, "parent_run_id": parent, "text": text},
         "tag": ["=".join(tag) for tag in tags or ()] or None,
     }
     runs, more = api.pages("/v1/runs", "runs", "before", limit, filters)

@@ -44,7 +44,8 @@ async function exchange(path, options) {
       credentials: "same-origin",
       redirect: "error",
       ...options,
-      headers: { accept: "application/json", ...options.headers },
+      // A page cannot set User-Agent. The audit of decisions says by what a person saw or decided.
+      headers: { accept: "application/json", "penstock-client": "console", ...options.headers },
     });
   } catch {
     throw new Refused(0, "Penstock does not answer. Is it still running?");

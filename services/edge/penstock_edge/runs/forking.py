@@ -128,9 +128,11 @@ def _workflow(first: FirstRun, agent: AgentConfig | None, message: str | None) -
     else:
         of_version = WorkflowAgent(id=first.record.agent, protocol="workflow", **named)
     steps = [each["step_id"] for each in first.shown["steps"] if each["status"] == "completed"]
-    return Fork(
-        of_version, first.record.message, TakenOver(steps=steps), input=dict(told["input"] or {})
-    )
+    given = dict(told["input"] or {})
+    # The record's message may be what the input says, and is cut.
+    said = given.get("message")
+    text = said if isinstance(said, str) else ""
+    return Fork(of_version, text, TakenOver(steps=steps), input=given)
 
 
 def _agui(first: FirstRun, agent: AgentConfig, message: str, taken: TakenOver) -> Fork:

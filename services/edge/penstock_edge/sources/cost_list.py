@@ -19,7 +19,7 @@ from penstock.bus import Bus
 from penstock.bus.records import CostRecord
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows
 from penstock.bus.subjects import is_run_id
-from penstock_edge.sources.run_list import key_of_run, packed
+from penstock_edge.sources.run_list import EVER, Began, key_of_run, packed
 
 log = logging.getLogger(__name__)
 
@@ -106,12 +106,16 @@ class CostRows(IndexRows):
         self,
         column: str,
         conditions: Sequence[tuple[str, Sequence[str]]],
+        began: Began,
         start: int,
         end: int,
         found: dict[int, Costs],
     ) -> None:
         given: list[Any] = [start, end]
         where = "rowid > ? AND rowid <= ?"
+        if began != EVER:
+            where += " AND key >= ? AND key < ?"
+            given += began
         for condition, names in conditions:
             ids = [self._ids[name] for name in names if name in self._ids]
             where += f" AND {condition.format(', '.join('?' * len(ids)))}"
@@ -180,10 +184,11 @@ class CostList:
         wanted: Mapping[str, str],
         since: str | None,
         until: str | None,
+        began: Began = EVER,
     ) -> dict[str, Costs]:
         """Return the costs by the names of `by`, a key of `COLUMNS`, of the runs of these `owners`
         (None: of all users) whose names fit `wanted`, from the day `since` on and before the day
-        `until` (YYYY-MM-DD)."""
+        `until` (YYYY-MM-DD), of the runs that have begun in the time `began`."""
         await self.index.caught_up()
         conditions: list[tuple[str, Sequence[str]]] = [
             (f"{COLUMNS[name]} IN ({{}})", [value]) for name, value in wanted.items()
@@ -200,7 +205,7 @@ class CostList:
         found: dict[int, Costs] = {}
         start = 0
         while (end := self.rows.next_end(start)) is not None:
-            self.rows.slice(COLUMNS[by], conditions, start, end, found)
+            self.rows.slice(COLUMNS[by], conditions, began, start, end, found)
             start = end
             await asyncio.sleep(0)  # one slice takes some milliseconds, in which others wait
         return dict(zip(self.rows.names([*found]), found.values(), strict=True))

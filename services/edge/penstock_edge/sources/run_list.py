@@ -24,11 +24,12 @@ from penstock.bus.subjects import is_run_id
 log = logging.getLogger(__name__)
 
 BUCKET: Final = "runs"
+COMPLETED: Final = "completed"
 STATUSES: Final = {status: code for code, status in enumerate(get_args(RunStatus))}
 _OPEN: Final = tuple(code for status, code in STATUSES.items() if status not in ENDED)
 # The conditions of partial indexes.
 _IS_BELOW: Final = "parent != 0"
-_IS_RARE: Final = f"status != {STATUSES['completed']}"
+_IS_RARE: Final = f"status != {STATUSES[COMPLETED]}"
 _IS_ERASED: Final = "erasure != 0"
 _PARTIAL: Final = {
     "runs_by_parent": _IS_BELOW,
@@ -52,6 +53,8 @@ TEXT_COST: Final = 8
 _END_OF_TAG: Final = "\x1f"  # no tag contains it
 
 JsonObject = dict[str, Any]
+# The values of fields that runs must have, by their names: one, or several of which each fits.
+Wanted = Mapping[str, str | Sequence[str]]
 
 
 class Row(NamedTuple):
@@ -145,7 +148,7 @@ class RunRows(IndexRows):
     def slice(
         self,
         owner: str | None,
-        wanted: Mapping[str, str],
+        wanted: Wanted,
         before: bytes,
         limit: int,
         first: bytes,
@@ -156,8 +159,10 @@ class RunRows(IndexRows):
         can fit."""
         index, by = _index(owner, wanted, searches=contained != ANYTHING)
         indexed = f"INDEXED BY {index}" if index else ""
-        others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
-        given = [_code(name, others.pop(name)) for name in by]
+        others = {name: _codes(name, values) for name, values in wanted.items()}
+        if owner is not None:
+            others["user_id"] = _codes("user_id", owner)
+        given = [code for name in by for code in others.pop(name)]
         base = "".join(f"{_COLUMNS[name]} = ? AND " for name in by)
         if index in _PARTIAL:
             # SQLite uses a partial index only for a query with its condition.
@@ -171,7 +176,10 @@ class RunRows(IndexRows):
             next_before = at[0][0] if at and at[0][0] > first else None
         conditions = " ".join(
             # Without the plus, SQLite may choose an index that does not cover the texts.
-            [f"AND +{_COLUMNS[name]} = ?" for name in others]
+            [
+                f"AND +{_COLUMNS[name]} IN ({', '.join('?' * len(codes))})"
+                for name, codes in others.items()
+            ]
             + [f"AND instr({column}, ?)" for column, _ in texts]
         )
         found = self.rows(
@@ -181,7 +189,7 @@ class RunRows(IndexRows):
                 *given,
                 before,
                 next_before or first,
-                *(_code(name, value) for name, value in others.items()),
+                *(code for codes in others.values() for code in codes),
                 *(piece for _, piece in texts),
                 limit,
             ),
@@ -225,11 +233,10 @@ _COLUMNS: Final = {
 }
 
 
-def _index(
-    owner: str | None, wanted: Mapping[str, str], *, searches: bool
-) -> tuple[str, tuple[str, ...]]:
-    """Return the index for which the fewest rows must be looked at, and its fields; "" for the
-    table itself. `searches` means that texts are searched, which only one index covers."""
+def _index(owner: str | None, wanted: Wanted, *, searches: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the index for which the fewest rows must be looked at, and its fields, which have one
+    value each; "" for the table itself. `searches` means that texts are searched, which only one
+    index covers."""
     if wanted.get("parent_run_id"):
         return "runs_by_parent", ("parent_run_id",)
     if "erasure_id" in wanted:
@@ -239,8 +246,10 @@ def _index(
     of, kind = ((), "any_") if owner is None else (("user_id",), "")
     # Most runs are completed, so the index by status finds too many rows for the status
     # `completed`, if something else is looked for, too.
-    is_rare = wanted.get("status", "completed") != "completed"
-    if is_rare or (of and "status" in wanted and "agent" not in wanted and not searches):
+    status = wanted.get("status", COMPLETED)
+    is_rare = isinstance(status, str) and status != COMPLETED
+    is_one = "status" in wanted and isinstance(status, str)
+    if is_rare or (of and is_one and "agent" not in wanted and not searches):
         return f"runs_by_{kind}status", (*of, "status")
     if "agent" in wanted and not searches:
         return f"runs_by_{kind}agent", (*of, "agent")
@@ -258,7 +267,7 @@ class RunList:
         self,
         owners: Collection[str] | None,
         may_see: Callable[[str], bool],
-        wanted: Mapping[str, str],
+        wanted: Wanted,
         before: str | None,
         limit: int,
         began: Began = EVER,
@@ -268,9 +277,9 @@ class RunList:
 
         `may_see` is asked about the owner in the record that is shown, so an error of the index
         cannot show a run that the caller may not see. `wanted` are values of the records' `agent`,
-        `session_id`, `status`, `tenant`, `parent_run_id` and `erasure_id`; an empty `parent_run_id`
-        or `tenant` is that of a run without one. Only runs that have begun in the time `began` and
-        are older than the run id `before` are returned.
+        `session_id`, `status` (one, or several of which each fits), `tenant`, `parent_run_id` and
+        `erasure_id`; an empty `parent_run_id` or `tenant` is that of a run without one. Only runs
+        that have begun in the time `began` and are older than the run id `before` are returned.
         """
         await self.index.caught_up()
         found: list[JsonObject] = []
@@ -285,7 +294,7 @@ class RunList:
                 record = _record(values[run_id].value) if run_id in values else None
                 if record is None or not may_see(record["user_id"]):
                     continue
-                if all(_value(record, name) == value for name, value in wanted.items()):
+                if all(_value(record, name) in _values(each) for name, each in wanted.items()):
                     found.append(record)
             if len(keys) < missing:
                 break
@@ -304,7 +313,7 @@ class RunList:
     async def _keys(
         self,
         owners: Collection[str] | None,
-        wanted: Mapping[str, str],
+        wanted: Wanted,
         before: bytes,
         limit: int,
         first: bytes,
@@ -312,13 +321,14 @@ class RunList:
     ) -> list[bytes]:
         keys: list[bytes] = []
         for owner in owners if owners is not None else (None,):
-            keys += await self._keys_of(owner, wanted, before, limit, first, contained)
+            for each in _searches(wanted):
+                keys += await self._keys_of(owner, each, before, limit, first, contained)
         return sorted(keys, reverse=True)[:limit]
 
     async def _keys_of(
         self,
         owner: str | None,
-        wanted: Mapping[str, str],
+        wanted: Wanted,
         before: bytes,
         limit: int,
         first: bytes,
@@ -388,10 +398,24 @@ def _value(record: JsonObject, name: str) -> Any:
     return found or ""
 
 
-def _code(name: str, value: str) -> int:
+def _searches(wanted: Wanted) -> list[Wanted]:
+    """Return selections with one search of the index each. Runs that have not completed are few,
+    and each status of theirs has an index; a search that takes completed runs, too, looks at most
+    rows anyway."""
+    statuses = _values(wanted.get("status", ()))
+    if len(statuses) < 2 or COMPLETED in statuses:
+        return [wanted]
+    return [{**wanted, "status": each} for each in statuses]
+
+
+def _values(values: str | Sequence[str]) -> Sequence[str]:
+    return (values,) if isinstance(values, str) else values
+
+
+def _codes(name: str, values: str | Sequence[str]) -> list[int]:
     if name == "status":
-        return STATUSES.get(value, -1)
-    return number_of(value) if value else 0
+        return [STATUSES.get(value, -1) for value in _values(values)]
+    return [number_of(value) if value else 0 for value in _values(values)]
 
 
 def began_between(since: datetime | None, until: datetime | None) -> Began:

@@ -84,12 +84,12 @@ TYPES: Final = (
     Parameter(
         "category",
         "Only events of these categories, separated by commas; for `dialect=unified`",
-        one_of(sorted(set(CATEGORY_OF.values()))),
+        a_list(one_of(sorted(set(CATEGORY_OF.values())))),
     ),
     Parameter(
         "type",
         "Only events of these types, separated by commas; for `dialect=unified`",
-        one_of(sorted(CATEGORY_OF)),
+        a_list(one_of(sorted(CATEGORY_OF))),
     ),
 )
 INCLUDE: Final = Parameter(

@@ -1,4 +1,4 @@
-"""Serves the route that starts a workflow by its name."""
+"""Serves the routes that start a workflow by its name, and say for what its run waits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from starlette.responses import Response
 
 from penstock.bus import Bus
 from penstock.bus.records import ForkedFrom, RunRecord
+from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start, Starter, check_fork
 from penstock.settings import WorkflowAgent
 from penstock.start_fields import Tags
+from penstock.web.answers import json_answer
 from penstock.web.auth import acting_user, identity_of
+from penstock.web.auth.identity import check_run
 from penstock.web.bodies import read_model
-from penstock.web.operation import Parameter, json, serves
+from penstock.web.operation import TEXT, Parameter, a_list, an_object, in_path, json, serves
 from penstock.web.problems import Problem
 from penstock_workflows.api.common import WORKFLOW, name_of, operation
+from penstock_workflows.effects.turns import place_of
 
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
@@ -63,7 +67,7 @@ class RunBody(BaseModel):
 
 
 class Starts:
-    """The handler of the route."""
+    """The handlers of the routes."""
 
     def __init__(self, bus: Bus, starter: Starter, max_body_bytes: int) -> None:
         self._bus = bus
@@ -119,6 +123,41 @@ class Starts:
         record = started.record.model_copy(update={"unredacted": None})
         headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
         return Response(record.dump(), 202 if started.new else 200, headers, "application/json")
+
+    @serves(
+        operation(
+            method="GET",
+            path="/v1/workflows/{name}/runs/{run_id}/turn",
+            summary="Behind which runs a run of a workflow with `exclusive` waits",
+            description="`key` is what these runs have in common; `before` counts the runs that "
+            "come first, and `runs` names those of them that the caller may see, the run under way "
+            "first.",
+            answers={
+                200: json(
+                    "The turn",
+                    an_object(key=TEXT, before={"type": "integer"}, runs=a_list(TEXT)),
+                )
+            },
+            scopes=("read",),
+            parameters=(WORKFLOW, in_path("run_id", "The run's id")),
+            refusals=(404,),
+        )
+    )
+    async def turn(self, request: Request) -> Response:
+        who, name = identity_of(request), name_of(request)
+        run_id = str(request.path_params["run_id"])
+        unknown = Problem(404, f"no run {run_id[:64]} of the workflow {name} waits for a turn")
+        if not is_run_id(run_id):
+            raise unknown
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        if record is None:
+            raise unknown
+        check_run(who, record.user_id, record.run_id, record.session_id)
+        place = await place_of(self._bus, run_id)
+        if place is None or place.workflow != name:
+            raise unknown
+        shown = [run for run, user in place.before if who.may_see_runs_of(user)]
+        return json_answer({"key": place.key, "before": len(place.before), "runs": shown})
 
 
 def _key(request: Request, body: RunBody) -> str | None:

@@ -90,7 +90,7 @@ class Turns:
 
         A caller whose run has ended meanwhile must call `leave`.
         """
-        run_id, key = state.run_id, _key(state, turn.workflow, turn.key)
+        run_id, key = state.run_id, _key(state.started, turn.workflow, turn.key)
         user = str(state.started.command.get("user_id") or "anonymous")
         known = await self._bucket.load(key, Queue) or Queue()
         ended = set(known.runs) - set(await self._from_first_open(known.runs, run_id))
@@ -134,7 +134,7 @@ class Turns:
 
     async def leave(self, state: State, turn: LeaveTurn) -> None:
         """Take the run out of the queue, and wake the next run."""
-        key = _key(state, turn.workflow, turn.key)
+        key = _key(state.started, turn.workflow, turn.key)
         while (entry := await self._bucket.get(key)) is not None:
             queue = Queue.model_validate_json(entry.value)
             others = [each for each in queue.runs if each != state.run_id]
@@ -178,8 +178,14 @@ class Turns:
     ) -> TurnAsked | None:
         """Write down what the run is inside of. Return the turn of a run around it for whose end
         the run `holder`, under way with `key`, waits, perhaps through others."""
-        turns = {_key(state, turn.workflow, turn.key): turn for turn in around.values() if turn}
-        outer = {_key(state, turn.workflow, turn.key): run for run, turn in around.items() if turn}
+        turns = {
+            _key(state.started, turn.workflow, turn.key): turn for turn in around.values() if turn
+        }
+        outer = {
+            _key(state.started, turn.workflow, turn.key): run
+            for run, turn in around.items()
+            if turn
+        }
         if not turns:
             return None
 
@@ -235,6 +241,27 @@ def _parent_of(started: Started) -> str | None:
     return command.get("parent_run_id") if command.get("workflow_depth") else None
 
 
-def _key(state: State, workflow: str, key: str) -> str:
-    tenant = state.started.command.get("tenant") or ""
+class Place(NamedTuple):
+    """Where a run is in the queue of its key: behind the `before`, each with its user."""
+
+    workflow: str
+    key: str
+    before: list[tuple[str, str]]
+
+
+async def place_of(bus: Bus, run_id: str) -> Place | None:
+    """Return where a run is, or None if it has asked for no turn. Raises BusError."""
+    records, _ = await Journals(bus).read(run_id)
+    asked = next((each for each in records if isinstance(each, TurnAsked)), None)
+    if asked is None:
+        return None
+    assert isinstance(records[0], Started)
+    key = _key(records[0], asked.workflow, asked.key)
+    queue = await bus.bucket(BUCKET).load(key, Queue) or Queue()
+    at = queue.runs.index(run_id) if run_id in queue.runs else 0
+    return Place(asked.workflow, asked.key, list(zip(queue.runs, queue.users, strict=True))[:at])
+
+
+def _key(started: Started, workflow: str, key: str) -> str:
+    tenant = started.command.get("tenant") or ""
     return f"turn.{key_of('turn', tenant, workflow, key)}"

@@ -99,6 +99,17 @@ async def test_sums_of_some_days_models_and_currencies(edge: Client, bus: Bus) -
     assert whole == {"EUR": 20, "USD": 10}
 
 
+async def test_sums_of_the_runs_that_have_begun_since_a_time(edge: Client, bus: Bus) -> None:
+    mine, earlier = user(), "01990000-0000-7000-8000-000000000001"  # of September 2025
+    await put(bus, mine, row(n=5), run_id=earlier)
+    await put(bus, mine, row())
+    since = "2026-01-01T00:00:00Z"
+    assert (await costs(edge, user=mine, runs_since=since))["total"]["calls"] == 1
+    assert (await costs(edge, user=mine, runs_since="2025-01-01T00:00:00Z"))["total"]["calls"] == 6
+    wrong = await edge.get("/v1/costs", params={"runs_since": "2026-01-01"})
+    assert (wrong.status_code, "runs_since: must be a time" in wrong.text) == (422, True)
+
+
 async def test_pages_have_each_name_once(edge: Client, bus: Bus) -> None:
     mine = user()
     await put(bus, mine, *(row(f"m{n}") for n in range(5)))

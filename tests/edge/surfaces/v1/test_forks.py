@@ -23,7 +23,9 @@ CHAIN = sequence("a", "b", "c", name="chain")
 INPUT = {"id": "1", "message": "go"}
 
 
-async def told(bus: Bus, *, ends: bool = True, **fields: Any) -> PretendRun:
+async def told(
+    bus: Bus, *, ends: bool = True, input: dict[str, Any] = INPUT, **fields: Any
+) -> PretendRun:
     """Publish a run of a workflow whose step `c` failed. If it ends, its last event has the number
     10."""
     await define(bus, CHAIN)
@@ -32,7 +34,7 @@ async def told(bus: Bus, *, ends: bool = True, **fields: Any) -> PretendRun:
     await run.record(**common | {"sequence": 10} | fields)
     await run.started()
     of_run = {"run_id": run.run_id}
-    await run.say("workflow.started", workflow="chain", version="1", input=INPUT, **of_run)
+    await run.say("workflow.started", workflow="chain", version="1", input=input, **of_run)
     for step in ("step_a", "step_b"):
         about = {**of_run, "step_id": step, "child_run_id": f"child of {step}"}
         await run.say("workflow.step_started", description="", kind="step", **about)
@@ -89,6 +91,17 @@ async def test_a_fork_takes_over_the_steps_that_had_completed_at_its_point(
     assert seen["taken_over"]["steps"] == steps
     later = [step for step in ("step_a", "step_b", "step_c") if step not in steps]
     assert seen["later_steps"] == later
+
+
+async def test_the_fork_of_a_run_without_a_message_has_none_in_its_input(
+    edge: Client, bus: Bus
+) -> None:
+    """The message in the record is what its input says."""
+    run = await told(bus, message="1 go", input={"id": "1"})
+    forked = (await fork(edge, run)).json()
+    command = await command_of(bus, forked["run_id"], target="workflows")
+    assert (command["input"], command["message"]) == ({"id": "1"}, "")
+    assert forked["message"] == "1"
 
 
 async def test_the_steps_in_which_people_decide_are_asked_again(edge: Client, bus: Bus) -> None:

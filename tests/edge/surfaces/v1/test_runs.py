@@ -454,6 +454,16 @@ async def test_runs_are_filtered_by_agent_and_status(edge: Client, bus: Bus) -> 
     assert len((await edge.get(f"{path}&status=failed")).json()["runs"]) == 1
     assert (await edge.get(f"{path}&status=completed")).json()["runs"] == []
     assert (await edge.get(f"{path}&agent=helper")).json()["runs"] == []
+    both = (await edge.get(f"{path}&status=completed&status=failed&status=failed")).json()
+    assert [each["run_id"] for each in both["runs"]] == [run.run_id]
+
+
+@pytest.mark.parametrize("query", ["agent=a&agent=b", "limit=1&status=failed&limit=1"])
+async def test_a_parameter_of_one_value_that_is_repeated_is_400(edge: Client, query: str) -> None:
+    """One of the values would be dropped in silence."""
+    answer = await edge.get(f"/v1/runs?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == f"{query[:5]}: takes one value, and came 2 times"
 
 
 @pytest.mark.parametrize(
@@ -465,6 +475,7 @@ async def test_runs_are_filtered_by_agent_and_status(edge: Client, bus: Bus) -> 
         "limit=0000000019",
         f"limit=0000000010{'0' * 5000}",
         "status=odd",
+        "status=failed&status=odd",
         "before=xyz",
     ],
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from penstock.bus import Message
+from penstock.bus.subjects import raw
 from penstock.settings import Config, Settings
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import new_run_id
 from support.drive.dead_letters import a_cancel, buried, letter_about
 from support.drive.secured import bearer, secured, served
+from support.drive.waiting import eventually
 from support.real.nats import NatsServer
 from support.real.ports import free_port
 
@@ -61,6 +66,30 @@ async def test_an_administrator_gets_the_verdicts_and_replays_a_dead_letter_once
                 assert missing.status_code == 404, number
         shown = (await http.get(path, headers=ROOT)).json()["dead_letters"]
         assert [each["state"] for each in shown] == ["replayed", "waiting"]
+
+
+async def test_a_plain_user_learns_which_services_answer(fresh_nats: NatsServer) -> None:
+    async with secured(fresh_nats.url) as penstock:
+        plain = bearer("ada", scope="read")
+        told = (await penstock.http.get("/v1/health", headers=plain)).json()
+        services = {each["name"]: each["answers"] for each in told["services"]}
+        assert services["approvals"]
+        assert services["workflows"]
+        assert services["normalizer"] is False, "none was started"
+        # Frames wait for Alice's run alone.
+        run = await penstock.live()
+        sent = Message(raw(run.run_id, "c1"), b"{}", {"Nats-Msg-Id": run.run_id})
+        await penstock.bus.publisher.publish(sent)
+
+        async def behind(user: str) -> int:
+            answer = await penstock.http.get("/v1/health", headers=bearer(user, scope="read"))
+            found: int = answer.json()["frames_behind"]
+            return found
+
+        await eventually(partial(behind, "alice"), 20, "the next look at NATS")
+        assert await behind("ada") == 0
+        unknown = await penstock.http.get("/v1/health", headers=bearer("ada", scope="decide"))
+        assert unknown.status_code == 403
 
 
 async def test_nobody_else_sees_or_replays_anything(fresh_nats: NatsServer) -> None:

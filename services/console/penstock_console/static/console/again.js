@@ -3,7 +3,7 @@
 
 import { post } from "../api.js";
 import { go, runPlace } from "./place.js";
-import { Component, Exact, html } from "./view.js";
+import { Component, Exact, Said, html } from "./view.js";
 import { UNSEEN } from "../unseen.js";
 
 const MOST_CHARACTERS = 50_000; // events have no more of a first message
@@ -72,7 +72,7 @@ export class Again extends Component {
         <button type="submit" disabled=${isBusy}>Start the new run</button>
         <button type="button" class="quiet" onClick=${onClose}>Close</button>
       </div>
-      <p class="error" role="alert">${error}</p>
+      <p class="error" role="alert"><${Said} text=${error ?? ""} /></p>
     </form>`;
   }
 }

@@ -14,7 +14,8 @@ import { Run } from "./run.js";
 import { Runs } from "./runs.js";
 import { Start } from "./start.js";
 import { System } from "./system.js";
-import { Component, html, render } from "./view.js";
+import { Component, Said, html, render } from "./view.js";
+import { entitle, followWaiting } from "./waiting.js";
 import { Workflow, Workflows } from "./workflows.js";
 
 // The first pattern that matches the path has the screen. `name` is the title of the page.
@@ -137,7 +138,7 @@ class SignIn extends Component {
       <label for="token">Token
         <input id="token" type="password" autocomplete="off" spellcheck="false" required ref=${(field) => (this.field = field)} /></label>
       <button type="submit">Sign in</button>
-      <p class="error" role="alert">${error}</p>
+      <p class="error" role="alert"><${Said} text=${error ?? ""} /></p>
     </form>`;
   }
 }
@@ -145,7 +146,7 @@ class SignIn extends Component {
 class App extends Component {
   constructor() {
     super();
-    this.state = { path: location.pathname, search: location.search, live: null, isUnknown: false, turn: 0, me: null, isAsked: false };
+    this.state = { path: location.pathname, search: location.search, live: null, isUnknown: false, turn: 0, me: null, isAsked: false, waiting: "" };
     this.onLive = (live) => live !== this.state.live && this.setState({ live });
   }
 
@@ -172,6 +173,10 @@ class App extends Component {
     const me = await get("/v1/me").catch(() => null);
     this.setState({ isAsked: true, ...(me && { me }) });
     if (!me) return;
+    if (!this.isFollowing && ["read", "decide"].every((each) => me.scopes.includes(each))) {
+      this.isFollowing = true;
+      followWaiting((waiting) => this.setState({ waiting }));
+    }
     if (me.expires_at) {
       const left = Date.parse(me.expires_at) - Date.now() + 1000;
       this.timer = setTimeout(() => this.read(), Math.min(Math.max(left, 1000), MOST_MS));
@@ -185,18 +190,18 @@ class App extends Component {
     this.setState({ failed: error.message });
   }
 
-  render(_, { path, search, live, isUnknown, turn, failed, me, isAsked }) {
+  render(_, { path, search, live, isUnknown, turn, failed, me, isAsked, waiting }) {
     const mayOpen = (scope) => !me || scope === null || me.scopes.includes(scope);
     const screen = screenAt(path);
     const isAt = (place) => (place === "/" ? screen?.name === "Start" : path.startsWith(place));
     const missing = LINKS.filter(([place]) => isAt(place)).map(([, , scope]) => scope).find((scope) => !mayOpen(scope));
     const props = { search, onLive: this.onLive, key: `${screen?.name} ${turn}` };
-    if (screen && screen.name !== "Run") document.title = `${screen.name} - Penstock`;
+    if (screen && screen.name !== "Run") entitle(screen.name);
     return html`<header class="top">
         <button type="button" class="skip" onClick=${() => focusOn("h1")}>Skip to the page</button>
         <a class="brand" href="/"><img src="/assets/icon.svg" alt="" width="24" height="24" />Penstock</a>
         <nav aria-label="Screens">
-          ${isAsked && !isUnknown && LINKS.filter(([, , scope]) => mayOpen(scope)).map(([place, name]) => html`<a href=${place} aria-current=${isAt(place) ? "page" : undefined}>${name}</a>`)}
+          ${isAsked && !isUnknown && LINKS.filter(([, , scope]) => mayOpen(scope)).map(([place, name]) => html`<a href=${place} aria-current=${isAt(place) ? "page" : undefined}>${name}${name === "Inbox" && waiting && ` (${waiting})`}</a>`)}
         </nav>
         <span class=${`live is-${live ?? "off"}`} role="status">${{ live: "live", lost: "connection lost, it comes back by itself" }[live] ?? ""}</span>
         <${Keys} screen=${screen?.name} />

@@ -4,7 +4,7 @@
 import { get, post } from "../api.js";
 import { short } from "../text.js";
 import { query, runPlace } from "./place.js";
-import { Component, Delivered, Time, Tree, duration, html } from "./view.js";
+import { Component, Delivered, Notice, Time, Tree, duration, html } from "./view.js";
 
 const path = (id) => `/v1/automations/${encodeURIComponent(id)}`;
 const place = (id) => `/console/automations/${encodeURIComponent(id)}`;
@@ -144,7 +144,7 @@ export class Automations extends Component {
   render(_, { rules, next, error, failures: found }) {
     return html`<main>
       <div class="bar"><h1 tabindex="-1">Automations</h1></div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${rules?.length > 0 && html`<table>
         <thead><tr><th scope="col">State</th><th scope="col">Rule</th><th scope="col" class="wide">On</th><th scope="col">Does</th><th scope="col">Deliveries of a day</th></tr></thead>
         <tbody>
@@ -230,7 +230,7 @@ export class Automation extends Component {
         ${rule?.subjects.length > 0 && html`<button type="button" class="quiet dry-run" disabled=${isBusy} onClick=${() => this.dryRun()}>Dry run over the last day</button>`}
         ${rule && html`<button type="button" class="quiet pause" disabled=${isBusy} onClick=${() => this.send(rule.paused ? "resume" : "pause")}>${rule.paused ? "Resume the rule" : "Pause the rule"}</button>`}
       </div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${rule?.paused?.reason && html`<p class="dim">Paused: ${rule.paused.reason}</p>`}
       ${rule && html`<details class="card"><summary>The rule</summary><${Tree} value=${rule} /></details>`}
       ${tried && html`<${Tried} found=${tried} />`}

@@ -4,8 +4,8 @@
 import { get } from "../api.js";
 import { Transcript } from "./fold.js";
 import { runPlace } from "./place.js";
-import { Component, Status, Tree, duration, html, money, named } from "./view.js";
-import { short } from "../text.js";
+import { titleOf } from "./run_list.js";
+import { Component, Notice, Status, Tree, duration, html, money, named } from "./view.js";
 
 const MOST_EVENTS = 20_000;
 const MOST_ITEMS = 1000; // the alignment compares each item with each
@@ -136,7 +136,7 @@ export class Compare extends Component {
   render(_, { sides, error, isOnlyDifferent }) {
     if (!sides) {
       return html`<main class="compare"><div class="bar"><h1 tabindex="-1">Compare</h1></div>
-        ${error ? html`<p class="notice" role="alert">${error}</p>` : html`<p class="dim">Loading…</p>`}</main>`;
+        ${error ? html`<${Notice} text=${error} />` : html`<p class="dim">Loading…</p>`}</main>`;
     }
     const rows = aligned(sides[0].items, sides[1].items);
     const isDifferent = (row) => !row[0] || !row[1] || !isSame(row[0], row[1]);
@@ -156,7 +156,7 @@ export class Compare extends Component {
         <label><input type="checkbox" checked=${isOnlyDifferent} onChange=${(event) => this.setState({ isOnlyDifferent: event.target.checked })} /> Only what differs</label>
       </div>
       <table class="heads">
-        <thead><tr><th scope="col">About</th>${sides.map(({ run }) => html`<th scope="col"><a href=${runPlace(run.run_id)} title=${named(run.run_id)}>${short(run.message, 80) || run.run_id}</a></th>`)}</tr></thead>
+        <thead><tr><th scope="col">About</th>${sides.map(({ run }) => html`<th scope="col"><a href=${runPlace(run.run_id)} title=${named(run.run_id)}>${titleOf(run, 80)}</a></th>`)}</tr></thead>
         <tbody>${facts.map(([name, show]) => html`<tr><th scope="row">${name}</th>${sides.map((side) => html`<td>${show(side)}</td>`)}</tr>`)}</tbody>
       </table>
       <ol class="rows">

@@ -4,12 +4,15 @@
 
 import { get } from "../api.js";
 import { go, query, runPlace } from "./place.js";
-import { Component, Time, duration, html, money } from "./view.js";
+import { Component, Notice, Time, duration, html, money } from "./view.js";
 
-const NAMES = ["by", "since", "until"];
+const NAMES = ["by", "since", "until", "last"];
 const GROUPS = ["agent", "user", "day", "model", "tool", "tenant"];
 const DAYS = 30;
 const DAY_MS = 86_400_000;
+/** The hours of the spans that are chosen by a name. */
+const LAST = { hour: 1, day: 24 };
+const HOUR_MS = 3_600_000;
 const COUNT = new Intl.NumberFormat();
 
 /** Return the largest sum of the rows: in the currency that most rows have, else in tokens. */
@@ -44,15 +47,17 @@ export class Costs extends Component {
   }
 
   get wanted() {
-    const { by, since, until } = query(this.props.search, NAMES);
+    const { by, since, until, last } = query(this.props.search, NAMES);
     const first = new Date(Date.now() - DAYS * DAY_MS).toISOString().slice(0, 10);
-    return { by: GROUPS.includes(by) ? by : "agent", since: since || first, until };
+    const group = GROUPS.includes(by) ? by : "agent";
+    return last in LAST ? { by: group, last } : { by: group, since: since || first, until };
   }
 
   async read(after = null) {
     const { search } = this.props;
-    const { by, since, until } = this.wanted;
-    const asked = new URLSearchParams({ by, since, ...(until && { until }), ...(after && { after }) });
+    const { by, since, until, last } = this.wanted;
+    const begun = last && new Date(Date.now() - LAST[last] * HOUR_MS).toISOString();
+    const asked = new URLSearchParams({ by, ...(begun ? { runs_since: begun } : { since, ...(until && { until }) }), ...(after && { after }) });
     try {
       const page = await get(`/v1/costs?${asked}`);
       if (this.props.search !== search) return;
@@ -84,7 +89,7 @@ export class Costs extends Component {
   }
 
   render(_, { found, next, error, accounts, nextAccounts }) {
-    const { by, since, until } = this.wanted;
+    const { by, since, until, last = "" } = this.wanted;
     const day = (name, label, value) => html`<label for=${`costs-${name}`}>${label}
       <input id=${`costs-${name}`} type="date" value=${value} onChange=${(event) => this.choose(name, event.target.value)} /></label>`;
     return html`<main>
@@ -93,11 +98,16 @@ export class Costs extends Component {
         <nav class="choices" aria-label="Sums by">
           ${GROUPS.map((each) => html`<a href=${this.place(each)} aria-current=${each === by ? "true" : undefined}>by ${each}</a>`)}
         </nav>
-        <form class="filters" aria-label="Days (UTC)" onSubmit=${(event) => event.preventDefault()}>
-          ${day("since", "From", since)} ${day("until", "Before", until)}
+        <form class="filters" aria-label="Time (days are UTC)" onSubmit=${(event) => event.preventDefault()}>
+          <label for="costs-last">Of
+            <select id="costs-last" value=${last} onChange=${(event) => this.choose("last", event.target.value)}>
+              <option value="">some days</option>
+              ${Object.entries(LAST).map(([name, hours]) => html`<option value=${name} selected=${name === last}>the runs of the last ${hours === 1 ? "hour" : `${hours} hours`}</option>`)}
+            </select></label>
+          ${!last && html`${day("since", "From", since)} ${day("until", "Before", until)}`}
         </form>
       </div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${found && this.table(found, by)}
       ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>More</button></p>`}
       ${accounts.length > 0 && html`<h2 id="accounts">Budgets</h2><${Accounts} accounts=${accounts} />
@@ -110,7 +120,7 @@ export class Costs extends Component {
     if (by !== wanted) return null; // the sums by something else are still being read
     if (!costs.length) {
       return html`<div class="empty">
-        <p>No run of these days has used a model or a tool that costs.</p>
+        <p>No run of this time has used a model or a tool that costs.</p>
         <p>An agent server that tells its tokens has sums here; prices are set as docs/costs.md says.</p>
       </div>`;
     }

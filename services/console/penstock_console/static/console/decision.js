@@ -4,7 +4,8 @@
 import { get, post, remove } from "../api.js";
 import { Answer } from "./form.js";
 import { Seen } from "./seen.js";
-import { Component, Exact, Time, Tree, duration, html, sortedJson, timeText } from "./view.js";
+import { Component, Exact, Said, Time, Tree, duration, html, sortedJson, timeText } from "./view.js";
+import { reconsider } from "./waiting.js";
 
 // The kinds that can only be answered, and those that need a value (docs/approvals.md).
 const ANSWERED_ONLY = new Set(["input", "feedback", "selection", "credential"]);
@@ -182,6 +183,7 @@ export class Decision extends Component {
     this.setState({ isBusy: true, error: null });
     try {
       const taken = await post(`${pathOf(approval)}/decision`, this.body(approval, decision));
+      reconsider();
       const { edits, withAlike } = this.state;
       const others = withAlike && Object.keys(edits).length === 0 ? await this.decideAlike(alike, decision) : "";
       const outcome = outcomeOf(taken);
@@ -218,6 +220,7 @@ export class Decision extends Component {
     this.setState({ isBusy: true, error: null });
     try {
       const record = await send();
+      reconsider();
       // The person may have written the next note meanwhile: the change itself may come first, live.
       const isSame = this.state.note === note;
       this.setState({ isBusy: false, settled: null, to: null, ...(isSame && { note: "" }), ...(this.mustRead && { record }) }, () => this.refocus());
@@ -251,7 +254,7 @@ export class Decision extends Component {
     const isWrong = Object.values(edits).some((text) => changedArgs(text) === null);
     const isUnseen = this.seen.unseen.length > 0;
     const votes = (approval.votes ?? []).filter((vote) => !vote.void);
-    const wrong = html`<p class="error" role="alert">${error}</p>`;
+    const wrong = html`<p class="error" role="alert"><${Said} text=${error ?? ""} /></p>`;
     const rulings = new Map((approval.rulings ?? []).map((each) => [each.item_id, each]));
     const dangerous = approval.items.filter((item) => rulings.get(item.item_id)?.danger);
     const toType = [...new Set(dangerous.map((item) => item.tool ?? item.kind))].join(", ");

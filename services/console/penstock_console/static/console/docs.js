@@ -3,7 +3,7 @@
 
 import { get } from "../api.js";
 import { make } from "../text.js";
-import { Component, html } from "./view.js";
+import { Component, Said, html } from "./view.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
 
@@ -18,6 +18,13 @@ function resolved(document, value) {
     .slice(2)
     .split("/")
     .reduce((found, token) => found?.[token], document);
+}
+
+/** Return an element with a text in which code is between backticks. */
+function said(tag, className, text) {
+  const element = make(tag, className);
+  text.split("`").forEach((part, at) => element.append(at % 2 ? make("code", "", part) : make("span", "", part)));
+  return element;
 }
 
 /** Return an element that describes a schema; a reference becomes a link to the schema below. */
@@ -71,7 +78,7 @@ function fields(schema) {
     name,
     typeOf(field),
     required.has(name) ? "required" : "",
-    field.description ?? "",
+    said("span", "", field.description ?? ""),
   ]);
 }
 
@@ -109,16 +116,16 @@ function request(document, path, method, operation) {
     make("span", "method", method.toUpperCase()),
     pathOf(path),
     " ",
-    make("span", "dim", operation.summary ?? ""),
+    said("span", "dim", operation.summary ?? ""),
   );
-  details.append(summary, make("p", "dim", operation.description ?? ""), make("p", "", needs(operation)));
+  details.append(summary, said("p", "dim", operation.description ?? ""), make("p", "", needs(operation)));
   const parameters = (operation.parameters ?? []).map((each) => resolved(document, each));
   if (parameters.length) {
     details.append(
       make("h4", "", "Parameters"),
       table(
         ["name", "in", "type", ""],
-        parameters.map((each) => [each.name, each.in, typeOf(each.schema), each.description]),
+        parameters.map((each) => [each.name, each.in, typeOf(each.schema), said("span", "", each.description ?? "")]),
       ),
     );
   }
@@ -131,7 +138,7 @@ function request(document, path, method, operation) {
       ["status", "", ""],
       Object.entries(operation.responses).map(([status, given]) => {
         const answer = resolved(document, given);
-        return [status, answer.description, contents(answer.content)];
+        return [status, said("span", "", answer.description ?? ""), contents(answer.content)];
       }),
     ),
   );
@@ -160,7 +167,7 @@ function show(page, told) {
     details.id = `schema-${name}`;
     details.append(
       make("summary", "path", name),
-      make("p", "dim", schema.description ?? ""),
+      said("p", "dim", schema.description ?? ""),
       schemaOf(schema),
     );
     section.append(details);
@@ -176,8 +183,10 @@ function openNamed() {
   }
 }
 
+/** Show what has these words. Return whether anything has. */
 function filter(page, text) {
   const words = text.toLowerCase().split(/\s+/u).filter(Boolean);
+  let isFound = false;
   for (const section of page.querySelectorAll("section")) {
     let any = false;
     for (const details of section.querySelectorAll("details")) {
@@ -186,7 +195,9 @@ function filter(page, text) {
       any ||= !details.hidden;
     }
     section.hidden = !any;
+    isFound ||= any;
   }
+  return isFound;
 }
 
 /** The element that `show` has filled, which is drawn once. */
@@ -213,7 +224,7 @@ class Operations extends Component {
 export class Docs extends Component {
   constructor() {
     super();
-    this.state = { told: null, error: null };
+    this.state = { told: null, error: null, isFound: true };
   }
 
   componentDidMount() {
@@ -223,16 +234,17 @@ export class Docs extends Component {
     );
   }
 
-  render(_, { told, error }) {
+  render(_, { told, error, isFound }) {
     return html`<main class="docs">
       <div class="bar">
         <h1 tabindex="-1">The HTTP API</h1>
         <label for="filter">Find <input id="filter" type="search" placeholder="a path, a method or a word" autocomplete="off"
-          onInput=${(event) => filter(this.base, event.target.value)} /></label>
+          onInput=${(event) => this.setState({ isFound: filter(this.base, event.target.value) })} /></label>
         <a href="/openapi.json">openapi.json</a>
       </div>
       ${error && html`<p class="notice" role="alert">openapi.json cannot be read: ${error}</p>`}
-      ${told && html`<p class="lead">${told.info.description}</p>
+      <div role="status">${!isFound && html`<p class="empty">Nothing here has all of these words. What is searched is the method, the path and the summary of each request, and the names of schemas.</p>`}</div>
+      ${told && html`<p class="lead"><${Said} text=${told.info.description} /></p>
         <${Operations} told=${told} />`}
     </main>`;
   }

@@ -25,8 +25,9 @@ export class Transcript {
   }
 
   /**
-   * The steps of the run itself, by their ids in the definition: the state and the attempt of the
-   * last attempt, the `items` of a loop, and all `parts` of the step.
+   * The steps of the run itself, by their ids in the definition: the state, the attempt and the end
+   * of the last attempt, when the first one began, the `items` of a loop, and all `parts` of the
+   * step.
    */
   get steps() {
     const found = new Map();
@@ -38,7 +39,8 @@ export class Transcript {
       const step = found.get(id);
       step.parts.push(item);
       if (item.loop) step.items.set(item.step, item);
-      else Object.assign(step, { state: item.state, attempt: item.attempt });
+      else Object.assign(step, { state: item.state, attempt: item.attempt, until: item.until });
+      step.at ??= item.at; // of the first attempt
     }
     return found;
   }
@@ -131,7 +133,7 @@ function ended(transcript, event, data) {
 const READ = {
   "lifecycle.started": (all, event, data) => {
     const text = data.message ?? "";
-    if (event.run_id === all.runId) all.item(event, "asked", "", { text, who: data.user_id });
+    if (event.run_id === all.runId) all.item(event, "asked", "", { text, who: data.user_id, workflow: data.workflow });
     else all.note(event, `⇒ ${data.agent}: ${short(text)}`, "tool");
   },
   "lifecycle.resumed": (all, event) => event.run_id === all.runId && all.note(event, "the run goes on"),

@@ -5,7 +5,7 @@
 import { get, post } from "../api.js";
 import { UNSEEN } from "../unseen.js";
 import { go, runPlace } from "./place.js";
-import { Component, Exact, html } from "./view.js";
+import { Component, Exact, Said, html } from "./view.js";
 
 const PAUSE_MS = 150; // a number that is typed is asked about once
 
@@ -91,7 +91,7 @@ export class Fork extends Component {
           onInput=${(event) => this.choose(event.target.value)} /></label>
       <div aria-live="polite" class="forecast">
         ${!seen && !error && html`<p class="dim">Loading…</p>`}
-        ${seen && !seen.possible && html`<p class="notice">${seen.reason}</p>`}
+        ${seen && !seen.possible && html`<p class="notice"><${Said} text=${seen.reason} /></p>`}
         ${seen?.possible && html`${taken(seen.taken_over)}
           ${seen.asks_again.length > 0 && html`<p>People are asked again in:</p><${Names} names=${seen.asks_again} />`}
           ${again.length > 0
@@ -105,7 +105,7 @@ export class Fork extends Component {
         <button type="submit" disabled=${isBusy || !seen?.possible}>Start the fork</button>
         <button type="button" class="quiet" onClick=${onClose}>Close</button>
       </div>
-      <p class="error" role="alert">${error}</p>
+      <p class="error" role="alert"><${Said} text=${error ?? ""} /></p>
     </form>`;
   }
 }

@@ -1,7 +1,7 @@
 // @ts-check
 // Fields for a value that a JSON Schema describes. What has no simple field is written as JSON.
 
-import { Component, html } from "./view.js";
+import { Component, Grows, html } from "./view.js";
 
 const SIMPLE = new Set(["string", "number", "integer", "boolean"]);
 
@@ -52,10 +52,12 @@ function Field({ id, name, schema, set, required = true }) {
         <option>choose one</option><option>yes</option><option>no</option>
       </select>${hint}</label>`;
   }
-  const isNumber = schema.type === "number" || schema.type === "integer";
-  const read = (text) => (isNumber ? (text === "" ? undefined : Number(text)) : text);
+  if (schema.type === "string") {
+    return html`<label for=${id}>${name}<${Grows} id=${id} required=${required} onInput=${(event) => set(event.target.value)} />${hint}</label>`;
+  }
+  const read = (text) => (text === "" ? undefined : Number(text));
   return html`<label for=${id}>${name}
-    <input id=${id} type=${isNumber ? "number" : "text"} step=${schema.type === "number" ? "any" : "1"} required=${required}
+    <input id=${id} type="number" step=${schema.type === "number" ? "any" : "1"} required=${required}
       onInput=${(event) => set(read(event.target.value))} />${hint}</label>`;
 }
 

@@ -1,7 +1,7 @@
 // @ts-check
 // A workflow's steps as a graph: each step stands to the right of the steps that it needs.
 
-import { Status, html } from "./view.js";
+import { Status, duration, html } from "./view.js";
 
 const NODE = { width: 190, height: 52 };
 const GAP = { x: 56, y: 18 };
@@ -40,8 +40,7 @@ export function layout(steps) {
 }
 
 /**
- * The graph. `states` has the state, the attempt and the counts of a loop's items of each step that
- * has begun, by its id. `onChoose` gets the id of a step that is clicked.
+ * The graph. `states` has each step that has begun by its id, as `steps` of a transcript has it. `onChoose` gets the id of a step that is clicked.
  */
 export function Graph({ steps, states = new Map(), chosen = null, onChoose = null }) {
   if (!Object.keys(steps).length) return null;
@@ -56,12 +55,13 @@ export function Graph({ steps, states = new Map(), chosen = null, onChoose = nul
       <svg width=${width} height=${height} aria-hidden="true">${lines.map((each) => html`<path d=${curve(each)} />`)}</svg>
       <ol>
         ${nodes.map(({ id, x, y }) => {
-          const { state, attempt, items } = states.get(id) ?? {};
+          const { state, attempt, items, at, until } = states.get(id) ?? {};
           const counts = items?.size ? `, ${[...items.values()].filter((each) => each.until).length} of ${items.size} items` : "";
+          const took = at && until ? `, ${duration(Date.parse(until) - Date.parse(at))}` : "";
           return html`<li key=${id} class=${`node is-${state ?? "waiting"}`} data-step=${id}
             style=${`left:${x}px;top:${y}px;width:${NODE.width}px;height:${NODE.height}px`}>
             ${onChoose ? html`<button type="button" class="plain" aria-pressed=${chosen === id} onClick=${() => onChoose(id)}><strong>${id}</strong></button>` : html`<strong>${id}</strong>`}
-            ${state ? html`<${Status} status=${state} more=${`${attempt > 1 ? `, attempt ${attempt}` : ""}${counts}`} />` : html`<span class="status is-waiting">${kindOf(steps[id])}</span>`}
+            ${state ? html`<${Status} status=${state} more=${`${took}${attempt > 1 ? `, attempt ${attempt}` : ""}${counts}`} />` : html`<span class="status is-waiting">${kindOf(steps[id])}</span>`}
           </li>`;
         })}
       </ol>

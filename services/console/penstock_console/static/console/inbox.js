@@ -7,7 +7,8 @@ import { Countdown, Decision, areAlike, outcomeOf } from "./decision.js";
 import { keyOf } from "./keys.js";
 import { follow } from "./live.js";
 import { approvalPlace, focusOn, go, runPlace } from "./place.js";
-import { Component, Time, html } from "./view.js";
+import { Component, Notice, Time, html } from "./view.js";
+import { reconsider } from "./waiting.js";
 
 const WAITS = ["requested", "voted", "taken_back", "remarked", "escalated", "reminded"];
 const CHANGES = [...WAITS, "decided", "expired", "withdrawn"].map((each) => `approval.${each}`);
@@ -44,6 +45,7 @@ export class Inbox extends Component {
     this.stream = follow("/v1/approvals/events?", {
       names: ["ready", ...CHANGES],
       take: (message) => {
+        reconsider();
         if (message.type === "ready") this.read();
         else if (this.state.isPaused) this.waiting.push(JSON.parse(message.data));
         else this.put([JSON.parse(message.data)]);
@@ -145,7 +147,7 @@ export class Inbox extends Component {
         <a href="/console/inbox/earlier">Earlier decisions</a>
         <p class="keys dim"><kbd>j</kbd> <kbd>k</kbd> choose, <kbd>a</kbd> <kbd>r</kbd> lead to the buttons</p>
       </div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${!isLoading && !all.length && !chosen && !error && html`<div class="empty">
         <p>Nothing waits for a person.</p>
         <p>A tool call that a policy asks about appears here at once. Try it on the <a href="/">start page</a>.</p>

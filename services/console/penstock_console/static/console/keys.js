@@ -53,9 +53,9 @@ export class Keys extends Component {
   }
 
   render({ screen }, { isOff: off }) {
-    return html`<button type="button" class="quiet small" aria-haspopup="dialog" onClick=${() => this.open()}>Keys</button>
+    return html`<button type="button" class="quiet small" aria-haspopup="dialog" onClick=${() => this.open()}>Shortcuts</button>
       <dialog class="keys-list" aria-labelledby="keys-title" ref=${(box) => (this.box = box)}>
-        <h2 id="keys-title">Keys</h2>
+        <h2 id="keys-title">Keyboard shortcuts</h2>
         <dl>${[...(KEYS[screen] ?? []), ...EVERYWHERE].map(([keys, what]) => html`<div><dt>${keys.split(", ").map((each) => html`<kbd>${each}</kbd> `)}</dt><dd>${what}</dd></div>`)}</dl>
         <label for="keys-on"><input id="keys-on" type="checkbox" checked=${!off} onChange=${(event) => this.switch(event.target.checked)} /> Keys of one letter</label>
         <button type="button" onClick=${() => this.box.close()}>Close</button>

@@ -6,19 +6,20 @@ import { get } from "../api.js";
 import { short } from "../text.js";
 import { outcomeOf } from "./decision.js";
 import { approvalPlace, runPlace } from "./place.js";
-import { Component, Delivered, Exact, Id, Outside, Time, duration, html } from "./view.js";
+import { Component, Delivered, Exact, Id, Notice, Outside, Time, duration, html } from "./view.js";
 
+const MOST_RULES = 1000;
 const DIALECTS = ["raw", "canonical", "agui", "unified"];
-const CHANNELS = { link: "a one-time link", page: "this console", cli: "the terminal", api: "the API", policy: "the policy", automation: "a rule" };
+const CHANNELS = { link: "a one-time link", page: "the console", cli: "the terminal", api: "the API", policy: "the policy", automation: "a rule" };
 
-/** What rules have sent or started for events of the run. */
-function Deliveries({ deliveries }) {
+/** What rules have sent or started for events of the run. `known` has the rules that the reader may see. */
+function Deliveries({ deliveries, known }) {
   if (!deliveries.length) return html`<p class="dim">No rule has sent anything for this run.</p>`;
   return html`<table class="deliveries">
     <thead><tr><th scope="col">Outcome</th><th scope="col">Rule</th><th scope="col">On</th><th scope="col">Result</th><th scope="col" class="number">Attempts</th></tr></thead>
     <tbody>${deliveries.map((each) => html`<tr key=${each.id}>
       <td><${Delivered} status=${each.status} /></td>
-      <td><a href=${`/console/automations/${encodeURIComponent(each.automation)}`}>${each.workflow ?? each.automation}</a></td>
+      <td>${known.has(each.automation) ? html`<a href=${`/console/automations/${encodeURIComponent(each.automation)}`}>${each.automation}</a>` : (each.workflow ?? each.automation)}</td>
       <td>${each.trigger ?? ""}</td>
       <td class="name">${each.started_run_id && html`<a href=${runPlace(each.started_run_id)}>the run it started</a> `}${short(each.error?.message ?? each.result ?? "", 200)}${each.status_code ? ` (HTTP ${each.status_code})` : ""}</td>
       <td class="number" data-label="attempts:">${each.attempts === undefined ? "" : `${each.attempts}${each.duration_s > 0 ? ` in ${duration(each.duration_s * 1000)}` : ""}`}</td>
@@ -64,11 +65,25 @@ class Asked extends Component {
 export class Links extends Component {
   constructor() {
     super();
-    this.state = { approvals: [], next: null, isRead: false, error: null };
+    this.state = { approvals: [], next: null, isRead: false, error: null, known: new Set() };
   }
 
   componentDidMount() {
     this.read();
+    this.readRules();
+  }
+
+  /** Read which rules the reader may see: for the others, there is no page to lead to. */
+  async readRules() {
+    if (!this.props.run.deliveries?.length) return;
+    try {
+      const { scopes } = await get("/v1/me");
+      if (!scopes.includes("automate")) return;
+      const { automations } = await get(`/v1/automations?limit=${MOST_RULES}`);
+      this.setState({ known: new Set(automations.map((each) => each.id)) });
+    } catch {
+      // The names of the rules are shown without links.
+    }
   }
 
   async read(after = null) {
@@ -81,15 +96,15 @@ export class Links extends Component {
     }
   }
 
-  render({ run, path }, { approvals, next, isRead, error }) {
+  render({ run, path }, { approvals, next, isRead, error, known }) {
     return html`<div class="links-of">
-      <h2>Deliveries</h2>
-      <${Deliveries} deliveries=${run.deliveries ?? []} />
-      <h2>Approvals</h2>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <h2>Decisions</h2>
+      <${Notice} text=${error} />
       ${isRead && approvals.length === 0 && html`<p class="dim">Nobody was asked.</p>`}
       ${approvals.map((each) => html`<${Asked} key=${each.approval_id} approval=${each} />`)}
       ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.read(next)}>Earlier requests</button></p>`}
+      <h2>Deliveries</h2>
+      <${Deliveries} deliveries=${run.deliveries ?? []} known=${known} />
       <h2>Trace</h2>
       ${run.trace_id
         ? html`<p><${Id} text=${run.trace_id} label="the trace's id" /> ${run.trace_url && html`<${Outside} href=${run.trace_url}>Open the trace</${Outside}>`}</p>`

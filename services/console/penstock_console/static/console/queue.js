@@ -5,7 +5,8 @@
 import { get, post, remove } from "../api.js";
 import { short } from "../text.js";
 import { runPlace } from "./place.js";
-import { Component, html } from "./view.js";
+import { titleOf } from "./run_list.js";
+import { Component, Notice, html } from "./view.js";
 
 const READ_MS = 3000;
 
@@ -56,7 +57,7 @@ export class Queue extends Component {
     const before = waiting.findIndex((each) => each.run_id === runId);
     return html`<section class="queue" aria-label="Waiting in this session">
       <h2>Waiting in this session</h2>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${before >= 0 && html`<p class="turn">This run waits for its turn${running.length > 0 && html`, behind ${running.map(({ run_id: id, message }) => html`<a href=${runPlace(id)}>${short(message, 60)}</a>`)}`}${before > 0 && ` and ${before} more`}.</p>`}
       <ol class="below">
         ${waiting.map(({ run_id: id, message }, at) => html`<li key=${id}>
@@ -71,13 +72,14 @@ export class Queue extends Component {
   }
 }
 
-const OPEN = ["running", "paused"];
+const NAMED = 5; // so many of the runs before are shown with what they are about
 
-/** Says behind which runs of its workflow a run waits. The API does not tell the key of a run. */
+/** Says behind which runs of its workflow a run waits, and for which key. */
 export class Turn extends Component {
   constructor() {
     super();
-    this.state = { before: null };
+    this.state = { turn: null };
+    this.runs = new Map(); // the records of runs before this one, by their ids
   }
 
   componentDidMount() {
@@ -92,22 +94,26 @@ export class Turn extends Component {
 
   async read() {
     if (document.hidden) return;
-    const { agent, runId } = this.props;
-    const lists = OPEN.map((status) => get(`/v1/runs?${new URLSearchParams({ agent, status, before: runId, limit: "20" })}`));
+    const { workflow, runId } = this.props;
     try {
-      const before = (await Promise.all(lists)).flatMap(({ runs }) => runs);
-      if (!this.isGone) this.setState({ before });
+      const turn = await get(`/v1/workflows/${encodeURIComponent(workflow)}/runs/${encodeURIComponent(runId)}/turn`);
+      for (const id of turn.runs.slice(0, NAMED)) {
+        if (!this.runs.has(id)) this.runs.set(id, await get(`/v1/runs/${encodeURIComponent(id)}`));
+      }
+      if (!this.isGone) this.setState({ turn });
     } catch {
-      // The lists are read again; the run itself says what does not answer.
+      // It is read again; the run itself says what does not answer.
     }
   }
 
-  render(_, { before }) {
-    if (!before) return null;
+  render(_, { turn }) {
+    if (!turn) return null;
+    const { key, before, runs } = turn;
+    const unseen = before - runs.length;
     return html`<section class="queue" aria-label="Waiting for its turn">
       <h2>Waiting for its turn</h2>
-      <p class="turn">Of this workflow, runs with the same key are under way one after another. ${before.length ? "These began earlier:" : "You see none of those before this one."}</p>
-      <ol class="below">${before.map(({ run_id: id, message }) => html`<li key=${id}><a href=${runPlace(id)}>${short(message, 60) || id}</a></li>`)}</ol>
+      <p class="turn">Of this workflow, runs with the key <code>${short(key, 100)}</code> are under way one after another. ${before === 1 ? "One comes" : `${before} come`} before this one${unseen > 0 ? `, of which you may not see ${unseen}` : ""}.</p>
+      <ol class="below">${runs.map((id) => html`<li key=${id}><a href=${runPlace(id)}>${this.runs.has(id) ? titleOf(this.runs.get(id), 60) : id}</a></li>`)}</ol>
     </section>`;
   }
 }

@@ -2,7 +2,7 @@
 // The bytes of the agent server, as they came. Only the beginning of a very long answer is shown.
 
 import { connection, oncePerFrame } from "./live.js";
-import { Component, Growing, html } from "./view.js";
+import { Component, Growing, Notice, html } from "./view.js";
 
 const MOST_BYTES = 4 * 1024 * 1024;
 
@@ -65,7 +65,7 @@ export class Raw extends Component {
   render({ path }, { text, error, isCut, isRead }) {
     return html`<div class="raw">
       <p class="dim"><a target="_blank" rel="noopener" href=${path}>All of it</a>${isCut ? ". Here are only the first 4 MiB." : ""}</p>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${isRead && !text && html`<p class="dim">There are no bytes of the agent server, or they are no longer kept.</p>`}
       <${Growing} className="text bytes" text=${text} />
     </div>`;

@@ -2,7 +2,6 @@
 // The screen of one run: its transcript as it comes, and all its events.
 
 import { get, post } from "../api.js";
-import { short } from "../text.js";
 import { Again } from "./again.js";
 import { EventList } from "./events.js";
 import { Transcript } from "./fold.js";
@@ -14,19 +13,21 @@ import { focusOn, go, query, runPlace } from "./place.js";
 import { Queue, Turn } from "./queue.js";
 import { Raw } from "./raw.js";
 import { LAST, RunEvents } from "./run_events.js";
-import { ENDED, tagsOf } from "./run_list.js";
+import { ENDED, tagsOf, titleOf } from "./run_list.js";
 import { State } from "./state.js";
 import { StepPanel } from "./step.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
 import { UsageTable } from "./usage.js";
-import { Component, Id, Status, Time, duration, html, keepEnd, money, named, showEnd } from "./view.js";
+import { Component, Id, Notice, Said, Status, Time, duration, html, keepEnd, money, showEnd, statusWord, timeText } from "./view.js";
+import { entitle, reconsider } from "./waiting.js";
 
 const DELIVERIES_MS = 4000; // after the end, what automations send is given this time to arrive
 const TABS = ["transcript", "timeline", "events", "raw", "state", "costs", "links"];
-const LABELS = { transcript: "Transcript", timeline: "Timeline", events: "Events", raw: "Raw", state: "State", costs: "Costs", links: "Links" };
+const LABELS = { transcript: "Transcript", timeline: "Timeline", events: "Events", raw: "Raw", state: "State", costs: "Costs", links: "Decisions and deliveries" };
 /** Whether a view of the run, perhaps watched again, needs all events. */
 const needsAll = (tab, at) => tab === "timeline" || tab === "costs" || (tab === "transcript" && at !== null);
+const MOST_OF_STEPS = 10_000; // if the runs of a workflow's steps have more events, they are not read at once
 const AGAIN_MS = 2000;
 const FOLD_MS = 200; // so long, what waits for all events looks again
 const FOLD_AT_ONCE = 5000; // so many events are folded before the page may do something else
@@ -51,8 +52,45 @@ function Usage({ usage }) {
 }
 
 /** Return what the record of a run says that its models used, in the form of a transcript's sums. */
-function usageOf({ usage: { calls, input_tokens: read, total_tokens: total, output_tokens: output, cost_micros: micros, without_price: unknown, estimated } }) {
+function usageOf({ calls, input_tokens: read, total_tokens: total, output_tokens: output, cost_micros: micros, without_price: unknown, estimated }) {
   return { calls, input: read + total, output, micros: new Map(Object.entries(micros)), unknown, isEstimated: estimated > 0 };
+}
+
+const LISTED = 20;
+const FURTHER = "further";
+
+/** Leads to the comparison with another run: one of the latest of the same agent, or any by its id. */
+class Others extends Component {
+  constructor() {
+    super();
+    this.state = { runs: [], chosen: "" };
+  }
+
+  componentDidMount() {
+    const { agent, parent_run_id: parent } = this.props.run;
+    // Of a step, the runs of other steps of this workflow are beside it.
+    const search = new URLSearchParams({ agent, limit: `${LISTED}`, ...(!parent && { parent_run_id: "" }) });
+    get(`/v1/runs?${search}`).then(({ runs }) => this.setState({ runs: runs.filter((each) => each.run_id !== this.props.run.run_id) }), () => {});
+  }
+
+  render({ run }, { runs, chosen }) {
+    const isFurther = chosen === FURTHER || !runs.length;
+    const compare = (event) => {
+      event.preventDefault();
+      go(comparePlace(run.run_id, isFurther ? event.target.elements["other-run"].value.trim() : chosen));
+    };
+    return html`<h2>Compare with</h2>
+      <form class="others" onSubmit=${compare}>
+        ${runs.length > 0 && html`<label for="other">Run</label>
+          <select id="other" required value=${chosen} onChange=${(event) => this.setState({ chosen: event.target.value }, () => event.target.value === FURTHER && focusOn("#other-run"))}>
+            <option value="">choose one of ${run.agent}</option>
+            ${runs.map((each) => html`<option value=${each.run_id}>${`${titleOf(each, 50)} (${statusWord(each.status)}, ${timeText(each.created_at)})`}</option>`)}
+            <option value=${FURTHER}>another one, by its id</option>
+          </select>`}
+        ${isFurther && html`<label for="other-run">Its id</label> <input id="other-run" required placeholder="a run's id" />`}
+        <button type="submit" class="quiet small">Compare</button>
+      </form>`;
+  }
 }
 
 /** The forms that begin another run from this one, each with its button. */
@@ -111,7 +149,8 @@ export class Run extends Component {
     clearTimeout(this.timer);
   }
 
-  begin() {
+  /** Show the run of the address, perhaps with a form, and even with very many events of its steps. */
+  begin({ withSteps = false, form = null } = {}) {
     clearTimeout(this.player);
     clearTimeout(this.timer);
     this.stream?.close();
@@ -121,11 +160,16 @@ export class Run extends Component {
     this.events = new RunEvents(path);
     this.record = null;
     this.path = path;
-    this.setState({ run: null, error: null, below: [], definition: null, form: null, step: null, forkAt: null, speed: 0, isCancelling: false });
+    this.withSteps = withSteps;
+    this.stepsApart = 0; // so many events of the steps' runs are not among those of the page
+    this.setState({ run: null, error: null, below: [], definition: null, form, step: null, forkAt: null, speed: 0, isCancelling: false });
     this.open();
   }
 
-  /** Follow the run: from its last events on, or all of a workflow's, whose frames depend on earlier ones. */
+  /**
+   * Follow the run: from its last events on, or all of a workflow's with those of its steps, which
+   * are numbered by all earlier ones. If these are very many, the workflow's own are followed.
+   */
   async open() {
     const { path } = this;
     const mayFollow = await this.read();
@@ -134,8 +178,12 @@ export class Run extends Component {
       this.timer = setTimeout(() => this.open(), AGAIN_MS);
       return;
     }
-    const from = this.record.target === "workflows" ? "" : `&from=-${LAST}`;
-    this.stream = follow(`${path}/events?names=off&include=children${from}`, {
+    const isWorkflow = this.record.target === "workflows";
+    const count = isWorkflow && !this.withSteps ? (await this.steps).reduce((sum, { sequence = 0 }) => sum + sequence, 0) : 0;
+    if (this.path !== path || this.isGone) return;
+    this.stepsApart = count > MOST_OF_STEPS ? count : 0;
+    const which = isWorkflow && !this.stepsApart ? "include=children" : `from=-${LAST}`;
+    this.stream = follow(`${path}/events?names=off&${which}`, {
       take: (message) => this.path === path && this.take(message),
       state: (word) => {
         this.props.onLive(word);
@@ -153,10 +201,11 @@ export class Run extends Component {
       const run = await get(path);
       if (this.path !== path || this.isGone) return false;
       this.record = run;
-      document.title = named(`${short(run.message, 40) || run.run_id} - Penstock`);
+      entitle(titleOf(run, 40));
       this.setState({ run, error: null });
       const search = new URLSearchParams({ parent_run_id: run.run_id, limit: "200" });
-      get(`/v1/runs?${search}`).then(({ runs }) => this.path === path && this.setState({ below: runs.reverse() }), () => {});
+      this.steps = get(`/v1/runs?${search}`).then(({ runs }) => runs.reverse(), () => []);
+      this.steps.then((below) => this.path === path && this.setState({ below }));
       return !this.transcript.end;
     } catch (error) {
       if (this.path === path) this.setState({ error: error.message });
@@ -168,6 +217,7 @@ export class Run extends Component {
     const event = JSON.parse(message.data);
     if (this.events.push(message.data, event)) this.transcript.isPart = true;
     this.transcript.take(event);
+    if (event.event.category === "approval") reconsider();
     if (event.event.category === "workflow" && event.event.action === "started") this.readSteps(event);
     if (event.event.category === "lifecycle" && event.run_id === this.props.runId) {
       if (this.transcript.end) {
@@ -273,7 +323,7 @@ export class Run extends Component {
   /** The sequence of the last event of the run itself among the first `count`; null for the last. */
   ownSequence(count) {
     const last = (count ?? this.events.count) - 1;
-    if (this.state.run?.target !== "workflows") return JSON.parse(this.events.all[last]?.raw ?? "{}").sequence ?? last + 1;
+    if (this.state.run?.target !== "workflows" || this.stepsApart) return JSON.parse(this.events.all[last]?.raw ?? "{}").sequence ?? last + 1;
     // The stream of a workflow counts the events of its steps' runs, too. Only these have a subrun.
     let own = 0;
     for (let index = 0; index <= last; index += 1) own += this.events.all[index].isBelow ? 0 : 1;
@@ -316,6 +366,12 @@ export class Run extends Component {
     return `${runPlace(this.props.runId)}${search.size ? `?${search}` : ""}`;
   }
 
+  /** Open a form, or close it. What a run has called is only known with the events of its steps. */
+  choose(form) {
+    if (form && FORMS[form].needsAll && this.stepsApart) this.begin({ withSteps: true, form });
+    else this.setState({ form, forkAt: null });
+  }
+
   /** Open the form of a fork that does this step, or this item, again. */
   forkBefore(item) {
     const began = this.events.all.findIndex((each) => !each.isBelow && isStart(each, item));
@@ -348,7 +404,7 @@ export class Run extends Component {
       return html`<main class="run">
         <p class="crumbs"><a href="/console/runs">Runs</a></p>
         <div class="bar"><h1 tabindex="-1">Run</h1></div>
-        ${error ? html`<p class="notice" role="alert">${error}</p>` : html`<p class="dim">Loading…</p>`}
+        ${error ? html`<${Notice} text=${error} />` : html`<p class="dim">Loading…</p>`}
       </main>`;
     }
     const { events } = this;
@@ -363,7 +419,9 @@ export class Run extends Component {
     const now = at === null ? until : Date.parse(JSON.parse(events.all[Math.max(0, at - 1)]?.raw ?? "{}").timestamp ?? run.created_at);
     const steps = definition && transcript.steps;
     const waitsForTurn = run.target === "workflows" && status === "running" && this.transcript.items.length > 0 && !this.transcript.workflow;
-    const usage = transcript.isPart ? run.usage && usageOf(run) : transcript.usage;
+    const isPast = at !== null && PAST.has(tab) && !lacks;
+    const told = this.stepsApart ? (run.usage_with_children ?? run.usage) : run.usage;
+    const usage = !transcript.isPart && !this.stepsApart ? transcript.usage : isPast ? null : told && usageOf(told);
     return html`<main class="run">
       <p class="crumbs">
         <a href="/console/runs">Runs</a>
@@ -372,16 +430,16 @@ export class Run extends Component {
           <a href=${comparePlace(run.forked_from.run_id, runId)}>compare both</a>`}
       </p>
       <div class="bar">
-        <h1 tabindex="-1">${short(run.message, 160) || run.run_id}</h1>
+        <h1 tabindex="-1">${titleOf(run, 160)}</h1>
         <${Status} status=${status} />
         ${!ENDED.has(status) && html`<button type="button" class="reject cancel" disabled=${isCancelling} onClick=${() => this.cancel()}>Cancel the run</button>`}
         ${end && !run.step_id && Object.entries(FORMS).map(([name, { label }]) => html`<button type="button" class=${`quiet run-${name}`} aria-expanded=${form === name}
           disabled=${name === "fork" && Boolean(run.no_fork)} aria-describedby=${name === "fork" && run.no_fork ? "no-fork" : undefined}
-          onClick=${() => this.setState({ form: form === name ? null : name, forkAt: null })}>${label}</button>`)}
+          onClick=${() => this.choose(form === name ? null : name)}>${label}</button>`)}
       </div>
-      ${end && !run.step_id && ENDED.has(run.status) && run.no_fork && html`<p class="dim" id="no-fork">No fork: ${run.no_fork}.</p>`}
+      ${end && !run.step_id && ENDED.has(run.status) && run.no_fork && html`<p class="dim" id="no-fork">No fork: <${Said} text=${run.no_fork} />.</p>`}
       ${end && form && (FORMS[form].needsAll && transcript.isPart ? this.progress() : FORMS[form].show(this, () => this.setState({ form: null }, () => focusOn(`.run-${form}`))))}
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       <div class="columns">
         <div class="story">
           ${definition && html`<${Graph} steps=${definition.steps} states=${steps} chosen=${step} onChoose=${(id) => this.setState({ step: id === step ? null : id }, () => focusOn(".step-panel h2"))} />`}
@@ -396,6 +454,8 @@ export class Run extends Component {
             </div>
             ${!end && tab === "transcript" && html`<label class="follow"><input type="checkbox" checked=${follows} onChange=${(event) => this.setState({ follows: event.target.checked })} /> Follow the end</label>`}
           </div>
+          ${this.stepsApart > 0 && html`<p class="steps-apart dim">The runs of its steps have ${NUMBER.format(this.stepsApart)} events more, which are not here: each step leads to its run.${" "}
+            <button type="button" class="quiet small" onClick=${() => this.begin({ withSteps: true })}>Show them here</button></p>`}
           <div id="panel" role="tabpanel" ref=${(panel) => (this.panel = panel)} aria-labelledby=${`tab-${tab}`}>
             ${PAST.has(tab) && end && this.slider(at)}
             ${tab === "events" && html`<${EventList} events=${events} runId=${runId} onAll=${() => this.readAll()} />`}
@@ -419,13 +479,14 @@ export class Run extends Component {
             <div><dt>Session</dt><dd><a href=${`/console/runs?${new URLSearchParams({ session_id: run.session_id })}`}>${run.session_id}</a></dd></div>
             ${tagsOf(run).length > 0 && html`<div><dt>Tags</dt><dd>${tagsOf(run).map((tag) => html`<a class="tag" href=${`/console/runs?${new URLSearchParams({ tag })}`}>${tag}</a> `)}</dd></div>`}
             <div><dt>Started</dt><dd><${Time} at=${run.created_at} day=${true} /></dd></div>
-            <div><dt>Duration</dt><dd>${duration(until - Date.parse(run.created_at))}</dd></div>
-            <div><dt>Legs</dt><dd>${String(run.legs ?? 0)}</dd></div>
+            ${isPast && html`<div class="as-of"><dt>Below: as it was after event ${String(at)}</dt><dd><${Time} at=${new Date(now).toISOString()} day=${true} /></dd></div>`}
+            <div><dt>Duration</dt><dd>${duration((isPast ? now : until) - Date.parse(run.created_at))}</dd></div>
+            ${!isPast && html`<div><dt>Requests to the agent's server</dt><dd>${String(run.legs ?? 0)}</dd></div>`}
             ${usage?.calls > 0 && html`<${Usage} usage=${usage} />`}
           </dl>
           ${!ENDED.has(status) && run.target !== "workflows" && html`<${Queue} key=${run.session_id} session=${run.session_id} agent=${run.agent} user=${run.user_id} runId=${runId} />`}
-          ${waitsForTurn && html`<${Turn} key=${runId} agent=${run.agent} runId=${runId} />`}
-          ${below.length > 0 &&
+          ${waitsForTurn && html`<${Turn} key=${runId} workflow=${this.transcript.items[0].workflow ?? run.agent} runId=${runId} />`}
+          ${below.length > 0 && !isPast &&
           html`<h2>Runs below</h2>
             <ul class="below">
               ${below.map((each) => html`<li key=${each.run_id}>
@@ -433,11 +494,7 @@ export class Run extends Component {
                 <${Status} status=${each.status} />
               </li>`)}
             </ul>`}
-          <h2>Compare with</h2>
-          <form class="row" onSubmit=${(event) => (event.preventDefault(), go(comparePlace(runId, event.target.elements[0].value.trim())))}>
-            <label for="other-run">Run <input id="other-run" required placeholder="a run's id" /></label>
-            <button type="submit" class="quiet small">Compare</button>
-          </form>
+          <${Others} key=${runId} run=${run} />
         </aside>
       </div>
     </main>`;

@@ -1,6 +1,8 @@
 // @ts-check
 // The runs of a list: pages of records, and lifecycle events applied to them. No DOM.
 
+import { short } from "../text.js";
+
 export const ENDED = new Set(["completed", "failed", "cancelled"]);
 
 const STATUS = {
@@ -24,10 +26,17 @@ export function tagsOf(record) {
   return Object.entries(record.tags ?? {}).map(([key, value]) => `${key}=${value}`);
 }
 
+/** Return by what a run is known: its message; a workflow's run also by the workflow's name. */
+export function titleOf({ run_id: id, agent, message, target }, most) {
+  const text = short(message ?? "", most);
+  if (target !== "workflows") return text || id;
+  return text ? `${agent}: ${text}` : agent;
+}
+
 export class RunList {
   /**
-   * `filters` may have `agent`, `user_id`, `tenant`, `session_id`, `status`, `since`, `until`,
-   * `text` (of the message) and `tags`, each as `key=value`.
+   * `filters` may have `agent`, `user_id`, `tenant`, `session_id`, `since`, `until`, `text` (of the
+   * message), `status`, a list of which one must fit, and `tags`, each as `key=value`.
    */
   constructor(filters) {
     this.filters = filters;
@@ -39,7 +48,10 @@ export class RunList {
   add(records) {
     for (const record of records) {
       const known = this.records.get(record.run_id);
-      if (known && known.sequence > record.sequence) continue;
+      if (known && known.sequence > record.sequence) {
+        known.message ||= record.message; // which the events of a workflow's run do not tell
+        continue;
+      }
       this.records.set(record.run_id, record);
       this._link(record);
     }
@@ -55,7 +67,7 @@ export class RunList {
     const known = this.records.get(event.run_id);
     if (known && known.sequence >= event.sequence) return null;
     if (!known && event.event.action !== "started") {
-      return this.filters.status === status ? "unknown" : null;
+      return this.filters.status?.includes(status) ? "unknown" : null;
     }
     const { data, timestamp } = event;
     const record = known ?? {
@@ -104,12 +116,13 @@ export class RunList {
   }
 
   _fits(record) {
-    const { since, until, text, tags = [], ...equal } = this.filters;
+    const { since, until, text, status = [], tags = [], ...equal } = this.filters;
     const began = Date.parse(record.created_at);
     if (began < Date.parse(since) || began >= Date.parse(until)) return false;
     const own = tagsOf(record);
     if (text && !folded((record.message ?? "").slice(0, SHOWN)).includes(folded(text))) return false;
     if (!tags.every((each) => own.includes(each))) return false;
+    if (status.length && !status.includes(record.status)) return false;
     return Object.entries(equal).every(([name, value]) => !value || record[name] === value);
   }
 

@@ -5,9 +5,10 @@ import { get, getDated } from "../api.js";
 import { short } from "../text.js";
 import { keyOf } from "./keys.js";
 import { follow, oncePerFrame } from "./live.js";
-import { approvalPlace, go, query, runPlace } from "./place.js";
-import { ENDED, RunList, tagsOf } from "./run_list.js";
-import { Component, Status, Time, duration, html, instant, money } from "./view.js";
+import { approvalPlace, focusOn, go, query, runPlace } from "./place.js";
+import { ENDED, RunList, tagsOf, titleOf } from "./run_list.js";
+import { Component, Notice, Status, Time, duration, html, instant, money, statusWord } from "./view.js";
+import { reconsider } from "./waiting.js";
 
 const PAGE = 50;
 const PART = 10; // the rows of a list that is a part of another screen
@@ -15,32 +16,35 @@ const PART = 10; // the rows of a list that is a part of another screen
 const OVERLAP_MS = 30_000;
 const AGAIN_MS = 3000;
 const SUMS_MS = 3000; // lists know the costs of a run so long after its end
-const FILTERS = ["status", "agent", "user_id", "tenant", "session_id", "text", "since", "until"];
+const FILTERS = ["agent", "user_id", "tenant", "session_id", "text", "since", "until"];
 const FOLDED = ["user_id", "tenant", "session_id", "since", "until"];
 const STATUSES = ["queued", "running", "paused", "completed", "failed", "cancelled"];
 
 /**
- * Return the filters in a query: a text for each, and a list of tags.
+ * Return the filters in a query: a text for each, and lists of statuses and tags.
  * @returns {any}
  */
 function filtersOf(search) {
-  return { ...query(search, FILTERS), tags: new URLSearchParams(search).getAll("tag") };
+  const sent = new URLSearchParams(search);
+  return { ...query(search, FILTERS), status: [...new Set(sent.getAll("status"))], tags: sent.getAll("tag") };
 }
 
 /** Return the address of the list with these filters. */
-function placeOf({ tags, ...filters }) {
+function placeOf({ status, tags, ...filters }) {
   const chosen = Object.entries(filters).filter(([, each]) => each);
-  const search = new URLSearchParams([...chosen, ...tags.map((each) => ["tag", each])]);
+  const search = new URLSearchParams([...lists(status, []), ...chosen, ...lists([], tags)]);
   return `/console/runs${search.size ? `?${search}` : ""}`;
 }
 
+const lists = (status, tags) => [...status.map((each) => ["status", each]), ...tags.map((each) => ["tag", each])];
+
 function path(filters, more = {}) {
-  const { since, until, tags, ...rest } = filters;
+  const { since, until, status, tags, ...rest } = filters;
   const times = { since: instant(since), until: instant(until) };
   const wanted = Object.entries({ ...rest, ...times, ...more }).filter(([, value]) => value !== "");
   const search = new URLSearchParams([
     ...wanted,
-    ...tags.map((each) => ["tag", each]),
+    ...lists(status, tags),
     ["parent_run_id", ""],
     ["limit", `${PAGE}`],
   ]);
@@ -131,17 +135,21 @@ export class Runs extends Component {
       this.setState({ waiting: this.waiting.length });
       return;
     }
+    if (["paused", "resumed"].includes(event.event.action)) reconsider();
     const found = list.apply(event);
     if (found === "unknown") {
       const record = await get(`/v1/runs/${encodeURIComponent(event.run_id)}`).catch(() => null);
       if (record && this.list === list) list.add([record]);
     }
     if (found) this.draw();
-    if (found === "shown" && ENDED.has(event.event.action)) setTimeout(() => this.readSums(list, event.run_id), SUMS_MS);
+    const isNamed = event.event.action !== "started" || event.data.message;
+    if (found === "shown" && (ENDED.has(event.event.action) || !isNamed)) {
+      setTimeout(() => this.readRecord(list, event.run_id), isNamed ? SUMS_MS : 0);
+    }
   }
 
-  /** Read the record of a run that has ended, for what it has cost. */
-  async readSums(list, runId) {
+  /** Read the record of a run, for what it has cost, or for what it is about. */
+  async readRecord(list, runId) {
     if (this.isGone || this.list !== list || document.hidden) return;
     const record = await get(`/v1/runs/${encodeURIComponent(runId)}`).catch(() => null);
     if (!record || this.isGone) return;
@@ -212,22 +220,12 @@ export class Runs extends Component {
     if (isPart) {
       return html`<section aria-labelledby="latest">
         <h2 id="latest">Latest runs</h2>
-        ${error && html`<p class="notice" role="alert">${error}</p>`}
+        <${Notice} text=${error} />
         ${this.table(rows.slice(0, PART))}
         ${!isLoading && !error && rows.length === 0 && this.nothing(filters)}
         ${rows.length > PART && html`<p class="more"><a href="/console/runs">All runs</a></p>`}
       </section>`;
     }
-    const options = (names, chosen) => [
-      html`<option value="">all</option>`,
-      ...names.map(([id, name]) => html`<option value=${id} selected=${id === chosen}>${name}</option>`),
-    ];
-    const select = (name, label, choices) => html`<label for=${`filter-${name}`}>
-      ${label}
-      <select id=${`filter-${name}`} value=${filters[name]} onChange=${(event) => this.choose(name, event.target.value)}>
-        ${options(choices, filters[name])}
-      </select>
-    </label>`;
     const field = (name, label, hint, type = "search") => html`<label for=${`filter-${name}`}>
       ${label}
       <input id=${`filter-${name}`} type=${type} value=${filters[name]} placeholder=${hint}
@@ -237,8 +235,12 @@ export class Runs extends Component {
       <div class="bar">
         <h1 tabindex="-1">Runs</h1>
         <form class="filters" role="search" aria-label="Runs" onSubmit=${(event) => event.preventDefault()}>
-          ${select("status", "Status", STATUSES.map((each) => [each, each]))}
-          ${select("agent", "Agent", agents.map((each) => [each.id, each.name]))}
+          ${this.statusField(filters)}
+          <label for="filter-agent">Agent
+            <select id="filter-agent" value=${filters.agent} onChange=${(event) => this.choose("agent", event.target.value)}>
+              <option value="">all</option>
+              ${agents.map(({ id }) => html`<option value=${id} selected=${id === filters.agent}>${id}</option>`)}
+            </select></label>
           ${field("text", "Message", "a part of its text")}
           ${this.tagField(filters)}
           <details open=${FOLDED.some((each) => filters[each])}>
@@ -256,14 +258,36 @@ export class Runs extends Component {
           ${isPaused ? `Show ${waiting} ${waiting === 1 ? "change" : "changes"}` : "Pause updates"}
         </button>
       </div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${this.table(rows)}
       ${!isLoading && !error && rows.length === 0 && this.nothing(filters)}
       ${next && html`<p class="more"><button type="button" class="quiet" onClick=${() => this.more()}>Older runs</button></p>`}
     </main>`;
   }
 
-  /** A field that adds a tag to the filters, with a button for each chosen tag that removes it. */
+  /** A field that adds a status to the filters, of which one must fit. */
+  statusField({ status }) {
+    const add = ({ target }) => {
+      const { value } = target;
+      target.value = "";
+      if (value) this.choose("status", [...status, value]);
+    };
+    return html`<label for="filter-status">Status
+        <select id="filter-status" value="" onChange=${add}>
+          <option value="">${status.length ? "or also…" : "all"}</option>
+          ${STATUSES.filter((each) => !status.includes(each)).map((each) => html`<option value=${each}>${statusWord(each)}</option>`)}
+        </select></label>
+      ${this.chosen("status", "#filter-status", status, statusWord)}`;
+  }
+
+  /** A button for each chosen value of a filter, which removes it. */
+  chosen(name, field, values, wordOf) {
+    const without = (value) => this.choose(name, values.filter((each) => each !== value));
+    return values.map((value) => html`<button type="button" class="tag" key=${value} aria-label=${`Remove the filter ${wordOf(value)}`}
+      onClick=${() => (without(value), focusOn(field))}>${wordOf(value)} ×</button>`);
+  }
+
+  /** A field that adds a tag to the filters, of which all must fit. */
   tagField({ tags }) {
     const add = ({ target }) => {
       const tag = target.value.trim();
@@ -274,8 +298,7 @@ export class Runs extends Component {
     };
     return html`<label for="filter-tag">Tag
         <input id="filter-tag" type="search" placeholder="key=value" onChange=${add} /></label>
-      ${tags.map((tag) => html`<button type="button" class="tag" key=${tag} aria-label=${`Remove the filter ${tag}`}
-        onClick=${() => this.choose("tags", tags.filter((each) => each !== tag))}>${tag} ×</button>`)}`;
+      ${this.chosen("tags", "#filter-tag", tags, (tag) => tag)}`;
   }
 
   table(rows) {
@@ -304,7 +327,7 @@ export class Runs extends Component {
     const below = this.list.below(run.run_id);
     const until = ENDED.has(run.status) ? Date.parse(run.updated_at) : Math.max(this.state.now, Date.parse(run.updated_at));
     const mayUnfold = run.target === "workflows" || below.length > 0;
-    const name = short(run.message, 160) || run.run_id;
+    const name = titleOf(run, 160);
     return [
       html`<tr key=${run.run_id} class=${`depth-${Math.min(depth, 3)}`} data-run=${run.run_id}>
         <td>${run.status === "paused" && run.approval_id
@@ -335,8 +358,8 @@ export class Runs extends Component {
     return placeOf({ ...filters, tags: [...new Set([...filters.tags, tag])] });
   }
 
-  nothing({ tags, ...filters }) {
-    if (tags.length > 0 || Object.values(filters).some(Boolean)) {
+  nothing(filters) {
+    if (Object.values(filters).some((each) => each.length > 0)) {
       return html`<div class="empty">
         <p>No run fits these filters.</p>
         <p><a href="/console/runs">Show all runs</a></p>

@@ -8,9 +8,10 @@ import { follow, oncePerFrame } from "./live.js";
 import { runPlace } from "./place.js";
 import { Runs } from "./runs.js";
 import { Story } from "./story.js";
-import { Component, html, keepEnd, money } from "./view.js";
+import { Component, Grows, Notice, html, keepEnd, money } from "./view.js";
 
 const AGAIN_MS = 3000;
+const OPEN = ".decision:not(.is-settled)";
 const SPENT_DAYS = 30;
 const DAY_MS = 86_400_000;
 const TRIALS = [
@@ -32,6 +33,13 @@ const TRIALS = [
   },
 ];
 
+/** Send the form at Enter; Shift+Enter begins a line. */
+function sends(event) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  event.target.form.requestSubmit();
+}
+
 /**
  * Starts a run and shows it. `state.phase` is `idle`, `starting`, `live`, `left` (nobody reads the
  * stream, the run goes on) or `ended`.
@@ -44,10 +52,18 @@ class Trial extends Component {
   }
 
   componentDidUpdate() {
+    this.showDecision();
     if (this.told === this.watched) return;
     this.watcher?.disconnect();
     this.watched = this.told;
-    this.watcher = this.told && keepEnd(this.told, this.told.parentElement);
+    this.watcher = this.told && keepEnd(this.told, this.told.parentElement, () => !this.told?.querySelector(OPEN));
+  }
+
+  /** Of a decision, what is asked comes into view first, and not the buttons below. */
+  showDecision() {
+    const decision = this.told?.querySelector(OPEN);
+    if (decision && decision !== this.decision) this.told.parentElement.scrollTop += decision.getBoundingClientRect().top - this.told.parentElement.getBoundingClientRect().top;
+    this.decision = decision;
   }
 
   componentWillUnmount() {
@@ -138,10 +154,10 @@ class Trial extends Component {
       <form onSubmit=${(event) => this.start(event)}>
         <label for=${`${id}-agent`}>Agent
           <select id=${`${id}-agent`} required value=${this.agent()} onChange=${(event) => this.setState({ agent: event.target.value })}>
-            ${agents.map((each) => html`<option value=${each.id}>${each.name}</option>`)}
+            ${agents.map(({ id }) => html`<option value=${id}>${id}</option>`)}
           </select></label>
         <label for=${`${id}-message`}>Message
-          <input id=${`${id}-message`} required maxlength="2000" autocomplete="off" value=${message}
+          <${Grows} id=${`${id}-message`} required maxlength="20000" value=${message} onKeyDown=${sends}
             onInput=${(event) => this.setState({ message: event.target.value })} /></label>
         <button type="submit" disabled=${isBusy || !agents.length}>Run</button>
       </form>
@@ -171,16 +187,30 @@ function Spent({ total }) {
     <p>${number.format(read)} tokens read, ${number.format(total.output_tokens)} written${costs.length > 0 && `: ${costs.join(" + ")}`}</p>`;
 }
 
-function Agents({ agents, spent }) {
+/** More frames than these are no longer the moment that each event takes. */
+const LATE_FRAMES = 1000;
+
+/** Whether the services work, in words for everybody. */
+function Health({ services, frames_behind: behind }) {
+  const silent = services.filter((each) => !each.answers).map((each) => each.name);
+  return html`<h2 id="health">Health</h2>
+    ${silent.length > 0
+      ? html`<p class="bad">No answer from: ${silent.join(", ")}. What needs ${silent.length === 1 ? "it" : "them"} waits, and nothing is lost.</p>`
+      : html`<p class="good">All services answer.</p>`}
+    ${behind > LATE_FRAMES && html`<p class="bad">The events of your runs come late: ${behind.toLocaleString()} frames wait.</p>`}`;
+}
+
+function Agents({ agents, spent, health }) {
   const stateOf = ({ answers, starting }) => (answers ? "answers" : starting ? "is being set up" : "does not answer");
   return html`<aside aria-labelledby="agents">
     <h2 id="agents">Agents</h2>
     <ul class="agents">
       ${agents.map((each) => html`<li key=${each.id}>
-        <strong>${each.name}</strong> <span class="dim">${each.protocol}</span>
+        <span><strong>${each.id}</strong>${each.name !== each.id && html` <span class="dim">${each.name}</span>`}</span> <span class="dim">${each.protocol}</span>
         <span class=${each.answers ? "good" : each.starting ? "dim" : "bad"}>${stateOf(each)}</span>
       </li>`)}
     </ul>
+    ${health && html`<${Health} ...${health} />`}
     ${spent && html`<${Spent} total=${spent} />`}
   </aside>`;
 }
@@ -188,7 +218,7 @@ function Agents({ agents, spent }) {
 export class Start extends Component {
   constructor() {
     super();
-    this.state = { agents: [], error: null, isRead: false, spent: null };
+    this.state = { agents: [], error: null, isRead: false, spent: null, health: null };
   }
 
   componentDidMount() {
@@ -217,16 +247,17 @@ export class Start extends Component {
     }
     const since = new Date(Date.now() - SPENT_DAYS * DAY_MS).toISOString().slice(0, 10);
     // Without an answer, the screen is whole.
+    get("/v1/health").then((health) => this.setState({ health }), () => {});
     get(`/v1/costs?by=agent&since=${since}`).then(({ total }) => this.setState({ spent: total }), () => {});
     if (again && !this.isGone && !document.hidden) this.timer = setTimeout(() => this.read(), AGAIN_MS);
   }
 
-  render({ onLive }, { agents, error, isRead, spent }) {
+  render({ onLive }, { agents, error, isRead, spent, health }) {
     return html`<main class="start-screen">
       <div class="bar">
         <h1 tabindex="-1">Event streams of AI agents: one order, nothing lost, and a person decides</h1>
       </div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       <p class="dim">The messages are for the demo's agents. Yours answer in their own words.</p>
       <div class="trials">
         ${TRIALS.map((each, index) => html`<${Trial} key=${index} id=${`trial-${index + 1}`} agents=${agents} ...${each} />`)}
@@ -234,7 +265,7 @@ export class Start extends Component {
       <div class="columns">
         <${Runs} search="" onLive=${onLive} isPart=${true} />
         ${agents.length > 0
-          ? html`<${Agents} agents=${agents} spent=${spent} />`
+          ? html`<${Agents} agents=${agents} spent=${spent} health=${health} />`
           : isRead && html`<aside class="dim">No agent is configured (docs/agents.md).</aside>`}
       </div>
     </main>`;

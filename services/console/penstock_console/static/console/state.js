@@ -2,7 +2,7 @@
 // The state of a run after one of its events, as the API tells it.
 
 import { get } from "../api.js";
-import { Component, Tree, html } from "./view.js";
+import { Component, Notice, Tree, html } from "./view.js";
 
 const PAUSE_MS = 150; // a slider that moves asks once, when it rests
 
@@ -45,7 +45,7 @@ export class State extends Component {
   }
 
   render({ path, at }, { told, error }) {
-    if (error) return html`<p class="notice" role="alert">${error}</p>`;
+    if (error) return html`<${Notice} text=${error} />`;
     if (!told) return html`<p class="dim">${at ? "Loading…" : "Nothing has happened yet."}</p>`;
     return html`<div class="state-at" data-at=${told.at}>
       <p class="dim">After event ${String(told.at)} of the run itself. <a target="_blank" rel="noopener" href=${`${path}/state?at=${told.at}`}>As JSON</a></p>

@@ -4,7 +4,7 @@
 import { short } from "../text.js";
 import { Decision } from "./decision.js";
 import { focusOn, runPlace } from "./place.js";
-import { Component, Growing, Status, Time, Tree, duration, html } from "./view.js";
+import { Component, Growing, Notice, Status, Time, Tree, duration, html } from "./view.js";
 
 const TOOL_WORDS = { waits: "waits for a person", called: "called", ok: "done" };
 
@@ -112,7 +112,7 @@ export class Story extends Component {
     return html`${(first > 0 || unread > 0) && html`<p class="more"><button type="button" class="quiet" disabled=${isBusy} onClick=${() => this.showEarlier()}>${label}</button>
         ${unread > 0 && html` <span class="dim">${unread.toLocaleString()} earlier events are not read yet</span>
           <button type="button" class="quiet" onClick=${onAll}>Read all</button>`}</p>`}
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       <ol class="transcript">
         ${transcript.items.slice(first).map((item) => html`<${Item} key=${item.key} item=${item} version=${{ count: item.version, isPast }} />`)}
       </ol>`;

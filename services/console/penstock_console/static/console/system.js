@@ -4,7 +4,7 @@
 
 import { get, post } from "../api.js";
 import { runPlace } from "./place.js";
-import { Component, Time, html } from "./view.js";
+import { Component, Notice, Said, Time, html } from "./view.js";
 
 const LOOKS = { ok: "completed", wrong: "failed" };
 const WORDS = { ok: "fine", wrong: "wrong" };
@@ -64,7 +64,7 @@ export class System extends Component {
         ${at && html`<p class="dim" role="status">as of <${Time} at=${at} /></p>`}
         <button type="button" class="quiet" disabled=${isBusy} onClick=${() => this.read()}>Look again</button>
       </div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${told && html`<h2>Checks</h2><${Checks} findings=${told.findings} />
         <h2>What waits</h2><${Waiting} told=${told} />
         <h2>Streams</h2><${Streams} streams=${told.streams} />`}
@@ -88,10 +88,10 @@ function Checks({ findings }) {
     <tbody>${sorted.map((each) => html`<tr key=${`${each.check} ${each.text}`}>
       <td><span class=${`status is-${LOOKS[each.verdict]}`}>${WORDS[each.verdict]}</span></td>
       <td><code>${each.check}</code></td>
-      <td class="name">${each.text}${each.to_do && html`<p class="dim">To do: ${each.to_do}</p>`}</td>
+      <td class="name"><${Said} text=${each.text} />${each.to_do && html`<p class="dim">To do: <${Said} text=${each.to_do} /></p>`}</td>
     </tr>`)}</tbody>
   </table>
-  ${unchecked.length > 0 && html`<p class="dim unchecked">Not checked from here: ${unchecked.map((each) => each.check).join(", ")}. To do: ${unchecked[0].to_do}.</p>`}`;
+  ${unchecked.length > 0 && html`<p class="dim unchecked">Not checked from here: ${unchecked.map((each) => each.check).join(", ")}. To do: <${Said} text=${unchecked[0].to_do} />.</p>`}`;
 }
 
 const isIdle = (each) => each.polled && !each.waiting && !each.unacknowledged;

@@ -9,9 +9,10 @@ const SHARE = 10; // a drawing is followed by so many times its time without one
 
 const percent = (part) => `${(part * 100).toFixed(3)}%`;
 
-function words({ kind, name }, { label, state, took, count }) {
+function words({ kind, name }, { label, state, took, count, from, to }, breaks) {
   const about = count > 1 ? `${count} times` : label === state ? label : `${label}, ${state}`;
-  return `${kind} ${name}: ${about}, ${duration(took)}`;
+  const paused = breaks.filter(({ at }) => from < at && at < to).reduce((sum, { ms }) => sum + ms, 0);
+  return `${kind} ${name}: ${about}, ${duration(took)}${paused && count === 1 ? `, of which ${duration(paused)} are drawn short` : ""}`;
 }
 
 /** What a bar is, for a reader who points at it or has reached it by the keys. */
@@ -84,7 +85,7 @@ export class Timeline extends Component {
       return some;
     };
     const first = all[0].rows[0][0];
-    const say = (lane, bar) => () => this.words.setState({ text: words(lane, bar) });
+    const say = (lane, bar) => () => this.words.setState({ text: words(lane, bar, breaks) });
     return html`<div class="timeline" role="region" aria-label="Timeline" ref=${(box) => (this.box = box)} onKeyDown=${(event) => this.press(event)}>
       <${Words} ref=${(found) => (this.words = found)} />
       <ol>
@@ -94,7 +95,7 @@ export class Timeline extends Component {
             ${breaks.map(({ at, ms }) => html`<span class="break" style=${`left:${percent(at)}`} title=${`${duration(ms)} without a change`}></span>`)}
             ${lane.rows.map((row) => html`<ol class="bars">
               ${shown(row).map((bar) => html`<li key=${bar.item.key} style=${`left:${percent(bar.from)};width:${percent(bar.to - bar.from)}`}>
-                <button type="button" class=${`bar-of is-${bar.state}`} tabindex=${bar === first ? 0 : -1} aria-label=${words(lane, bar)}
+                <button type="button" class=${`bar-of is-${bar.state}`} tabindex=${bar === first ? 0 : -1} aria-label=${words(lane, bar, breaks)}
                   onFocus=${say(lane, bar)} onMouseEnter=${say(lane, bar)} onClick=${() => onChoose(bar.item)}></button>
               </li>`)}
             </ol>`)}

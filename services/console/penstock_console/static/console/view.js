@@ -150,11 +150,38 @@ export function keepEnd(content, box = null, isWanted = () => true) {
   return watcher;
 }
 
+/** Text of Penstock: what is between backticks is code. */
+export function Said({ text }) {
+  const parts = text.split("`");
+  const isCode = (at) => at % 2 === 1 && at < parts.length - 1;
+  return parts.map((part, at) => (isCode(at) ? html`<code>${part}</code>` : marked(at % 2 ? `\`${part}` : part)));
+}
+
+/** What has gone wrong, if anything has. */
+export function Notice({ text }) {
+  return text ? html`<p class="notice" role="alert"><${Said} text=${text} /></p>` : null;
+}
+
+const MOST_ROWS = 12;
+const rowsOf = (text) => Math.min(MOST_ROWS, text.split("\n").length);
+
+/** A field for text, as high as the text is. */
+export function Grows({ onInput, ...rest }) {
+  const grow = (event) => {
+    event.target.rows = rowsOf(event.target.value);
+    onInput(event);
+  };
+  return html`<textarea class="grows" spellcheck="false" rows=${rowsOf(rest.value ?? "")} ...${rest} onInput=${grow}></textarea>`;
+}
+
 const STATUS_WORDS = { paused: "waits for a person" };
+
+/** The word for the status of a run or of a step. */
+export const statusWord = (status) => STATUS_WORDS[status] ?? status;
 
 /** The status of a run or of a step as a sign and a word. */
 export function Status({ status, more = "" }) {
-  return html`<span class=${`status is-${status}`}>${STATUS_WORDS[status] ?? status}${more}</span>`;
+  return html`<span class=${`status is-${status}`}>${statusWord(status)}${more}</span>`;
 }
 
 const DELIVERY_LOOKS = { waiting: "paused", delivered: "completed", failed: "failed" };

@@ -5,7 +5,7 @@ import { get, post } from "../api.js";
 import { Answer } from "./form.js";
 import { Graph } from "./graph.js";
 import { go, runPlace } from "./place.js";
-import { Component, Time, Tree, html } from "./view.js";
+import { Component, Notice, Said, Time, Tree, html } from "./view.js";
 
 const path = (name) => `/v1/workflows/${encodeURIComponent(name)}`;
 const place = (name) => `/console/workflows/${encodeURIComponent(name)}`;
@@ -32,7 +32,7 @@ export class Workflows extends Component {
   render(_, { workflows, next, error }) {
     return html`<main>
       <div class="bar"><h1 tabindex="-1">Workflows</h1></div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${workflows?.length > 0 && html`<table>
         <thead><tr><th scope="col">Workflow</th><th scope="col" class="wide">About</th><th scope="col">Version</th><th scope="col" class="wide">Changed</th></tr></thead>
         <tbody>
@@ -85,9 +85,9 @@ class Check extends Component {
         ${mistakes.length > 0 && html`<div role="alert"><p class="bad">${String(mistakes.length)} ${mistakes.length === 1 ? "mistake" : "mistakes"}</p>
           <ol class="source">
             ${text.split("\n").map((line, index) => html`<li class=${wrong.has(index + 1) ? "is-wrong" : ""}><code>${line || " "}</code>
-              ${(wrong.get(index + 1) ?? []).map((each) => html`<span class="bad">${each.field}: ${each.message}</span>`)}</li>`)}
+              ${(wrong.get(index + 1) ?? []).map((each) => html`<span class="bad">${each.field}: <${Said} text=${each.message} /></span>`)}</li>`)}
           </ol>
-          ${(wrong.get(undefined) ?? []).map((each) => html`<p class="bad">${each.field}: ${each.message}</p>`)}</div>`}
+          ${(wrong.get(undefined) ?? []).map((each) => html`<p class="bad">${each.field}: <${Said} text=${each.message} /></p>`)}</div>`}
       </form>
     </details>`;
   }
@@ -143,7 +143,7 @@ export class Workflow extends Component {
         <h1 tabindex="-1">${version?.definition.title ?? name}</h1>
         ${version && html`<span class="dim">version ${version.version}${version.is_latest ? ", the latest" : ""}</span>`}
       </div>
-      ${error && html`<p class="notice" role="alert">${error}</p>`}
+      <${Notice} text=${error} />
       ${version && html`
         <p class="lead">${version.definition.description ?? ""}</p>
         <${Graph} steps=${version.definition.steps} />

@@ -72,7 +72,11 @@ _PAGED: Final = (
 )
 _UNIX_TIME: Final = {"type": "integer", "minimum": 0}
 _OF_RUNS: Final = (
-    Parameter("status", "Only runs of this status; it may be repeated", one_of(STATUSES.values())),
+    Parameter(
+        "status",
+        "Only runs of this status; of several, one must fit",
+        a_list(one_of(STATUSES.values())),
+    ),
     Parameter("created_after", "Only runs created from this Unix time on, in seconds", _UNIX_TIME),
     Parameter("created_before", "Only runs created up to this Unix time, in seconds", _UNIX_TIME),
 )

@@ -11,7 +11,7 @@ from penstock_edge.surfaces.v1.forks import Forks
 from penstock_edge.surfaces.v1.runs import Runs
 from penstock_edge.surfaces.v1.session_events import SessionEvents
 from penstock_edge.surfaces.v1.session_queue import SessionQueues
-from penstock_edge.surfaces.v1.system import System
+from penstock_edge.surfaces.v1.system import Health, System
 
 
 class V1(Surface):
@@ -26,5 +26,6 @@ class V1(Surface):
         SessionEvents,
         SessionQueues,
         CostSums,
+        Health,
         System,
     )

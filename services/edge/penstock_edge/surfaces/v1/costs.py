@@ -28,9 +28,10 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock_edge.sources.cost_list import COLUMNS, COUNTS, Costs
+from penstock_edge.sources.run_list import began_between
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response
-from penstock_edge.surfaces.query import number
+from penstock_edge.surfaces.query import number, time_of
 from penstock_edge.surfaces.surface import Handlers
 
 CSV: Final = "text/csv"
@@ -76,6 +77,7 @@ class CostSums(Handlers):
                 Parameter("by", "What the sums are grouped by; default `agent`", one_of(COLUMNS)),
                 Parameter("since", "The first day (UTC)", DATE),
                 Parameter("until", "The first day (UTC) that no longer counts", DATE),
+                Parameter("runs_since", "Only runs that have begun at this time or later", by.TIME),
                 by.AGENT,
                 Parameter("user", "Only runs of this user"),
                 Parameter("tenant", "Only runs of this tenant"),
@@ -101,8 +103,11 @@ class CostSums(Handlers):
         limit = number(query.get("limit"), "limit", DEFAULT_LIMIT, MAX_LIMIT)
         wanted = {key: query[name] for name, key in _FILTERS.items() if name in query}
         since, until = _day(query, "since"), _day(query, "until")
+        began = began_between(time_of(request, "runs_since"), None)
         async with self._edge.turns.of(who.tenant_user):
-            found = await self._edge.cost_list.grouped(group, who.owners, wanted, since, until)
+            found = await self._edge.cost_list.grouped(
+                group, who.owners, wanted, since, until, began
+            )
         total = Costs()
         for costs in found.values():
             total.merge(costs)

@@ -19,7 +19,7 @@ from penstock.bus import Bus
 from penstock.bus.streams import events_of
 from penstock.events.catalogue import CATALOGUE
 from penstock.web.auth import identity_of
-from penstock.web.operation import Operation, Parameter, serves
+from penstock.web.operation import TEXT, Operation, Parameter, a_list, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.sources.locate import (
@@ -56,6 +56,7 @@ SUBJECTS: Final = Parameter(
     "subjects",
     "Only events of these types `category.action`, separated by commas; `*` stands for any "
     "category or action",
+    a_list(TEXT),
 )
 EVERYTHING: Final = "*.*"
 

@@ -104,6 +104,7 @@ class StartRequest(BaseModel):
 DEFAULT_LIMIT = 50  # the number of runs on a page if the client names no limit
 MAX_LIMIT = 1000  # the greatest number of runs on a page
 KEY_HEADER = "idempotency-key"
+STATUSES = get_args(RunStatus)
 
 # The filters of `GET /v1/runs`. Each filter has the name of a field of the run's record.
 # `sources/run_list.py` maps the name to a column of the index.
@@ -115,7 +116,6 @@ FILTERS = (
         "Only the runs of the steps of this workflow's run, and those to which its events led. "
         "If it is empty, only runs that no other run has led to",
     ),
-    Parameter("status", "Only runs of this status", one_of(get_args(RunStatus))),
     Parameter("tenant", "Only runs of this tenant. If it is empty, only runs without a tenant"),
 )
 
@@ -206,6 +206,11 @@ class Runs(Handlers):
             scopes=("read",),
             parameters=(
                 *FILTERS,
+                Parameter(
+                    "status",
+                    "Only runs of this status; of several `status=`, one must fit",
+                    a_list(one_of(STATUSES)),
+                ),
                 Parameter("user_id", "Only runs of this user"),
                 Parameter(
                     "tag",
@@ -231,12 +236,15 @@ class Runs(Handlers):
         who = identity_of(request)
         query = request.query_params
         limit = number(query.get("limit"), "limit", DEFAULT_LIMIT, MAX_LIMIT)
-        before, status = query.get("before"), query.get("status")
+        before, statuses = query.get("before"), tuple(dict.fromkeys(query.getlist("status")))
         if before is not None and not is_run_id(before):
             raise Problem(422, "before: must be `next` of an earlier page, which is a run id")
-        if status is not None and status not in get_args(RunStatus):
-            raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
+        if not set(statuses) <= set(STATUSES):
+            raise Problem(422, f"status: each must be one of {', '.join(STATUSES)}")
+        wanted: dict[str, str | Sequence[str]]
         wanted = {each.name: query[each.name] for each in FILTERS if each.name in query}
+        if statuses:
+            wanted["status"] = statuses[0] if len(statuses) == 1 else statuses
         began = began_between(time_of(request, "since"), time_of(request, "until"))
         contained = Contained(query.get("text", ""), tuple(query.getlist("tag")))
         if len(contained.text) > SHOWN_CHARACTERS:

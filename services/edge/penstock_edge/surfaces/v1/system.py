@@ -1,25 +1,31 @@
-"""Serves what an operator sees of the deployment: /v1/system and /v1/dead-letters."""
+"""Serves what can be seen of the deployment: /v1/health, and for operators /v1/system and
+/v1/dead-letters."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import Counter
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock.bus import BusError
-from penstock.bus.records import ReplayReply
+from penstock.bus.records import ENDED, ReplayReply, RunStatus
 from penstock.bus.state import deadletters
-from penstock.bus.subjects import replay_letter
+from penstock.bus.streams import raw_of
+from penstock.bus.subjects import partition_of, replay_letter, shard_of
 from penstock.doctor.checks import Finding, run_checks
-from penstock.doctor.facts import Facts
-from penstock.doctor.nats_facts import in_nats
+from penstock.doctor.facts import Facts, PartitionFact
+from penstock.doctor.nats_facts import in_nats, services_in_nats
 from penstock.settings.keep import parse_keep
 from penstock.web.answers import cursor_of, cursor_parts
 from penstock.web.auth import identity_of
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
+    FLAG,
     NULLABLE,
     OBJECT,
     TEXT,
@@ -33,12 +39,16 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response
 from penstock_edge.surfaces.query import number
 from penstock_edge.surfaces.surface import Handlers
 
 REPLAY_S: Final = 5.0
+KNOWN_FOR_S: Final = 5.0  # seconds for which the edge uses what it has found of the services
+OPEN: Final = tuple(status for status in get_args(RunStatus) if status not in ENDED)
+MOST_OPEN: Final = 100  # of so many open runs of the caller, the partitions are looked at
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1000
 MAX_DIGITS: Final = 19
@@ -48,6 +58,67 @@ _FINDING: Final = an_object(
     check=TEXT, verdict=one_of(("ok", "wrong", "not_checked")), text=TEXT, to_do=TEXT
 )
 _NUMBER: Final = in_path("number", "The number of the dead letter")
+
+
+class Health(Handlers):
+    """Has the handler of /v1/health, which asks NATS at most once within `KNOWN_FOR_S`."""
+
+    def __init__(self, edge: Edge) -> None:
+        super().__init__(edge)
+        self._known_at_s = 0.0
+        self._known: asyncio.Task[tuple[dict[str, bool], list[PartitionFact]]] | None = None
+
+    @serves(
+        Operation(
+            tag="system",
+            method="GET",
+            path="/v1/health",
+            summary="Whether the services work, and how late the caller's runs are",
+            description="`services` has each service that takes work from NATS, and whether a "
+            "process of it does. `frames_behind` is how many source frames wait to become events, "
+            "in that partition of the caller's open runs which has the most.",
+            answers={
+                200: json(
+                    "The services",
+                    an_object(
+                        services=a_list(an_object(name=TEXT, answers=FLAG)),
+                        frames_behind={"type": "integer"},
+                    ),
+                )
+            },
+            scopes=("read",),
+        )
+    )
+    async def show(self, request: Request) -> ASGIApp:
+        who, edge = identity_of(request), self._edge
+        services, partitions = await self._facts()
+        async with edge.turns.of(who.tenant_user):
+            runs, _ = await edge.run_list.page(
+                who.owners, who.may_see_runs_of, {"status": OPEN}, None, MOST_OPEN
+            )
+        counts = Counter(each.stream for each in partitions)
+        places = set()
+        for run in runs:
+            stream = raw_of(shard_of(run["run_id"]))
+            places.add((stream, partition_of(run["run_id"], max(1, counts[stream]))))
+        behind = [each.behind for each in partitions if (each.stream, each.number) in places]
+        found = [{"name": name, "answers": answers} for name, answers in services.items()]
+        return json_response({"services": found, "frames_behind": max(behind, default=0)})
+
+    async def _facts(self) -> tuple[dict[str, bool], list[PartitionFact]]:
+        now_s = time.monotonic()
+        known = self._known
+        is_old = now_s - self._known_at_s > KNOWN_FOR_S
+        if known is None or (known.done() and (is_old or known.exception() is not None)):
+            known = self._known = asyncio.create_task(services_in_nats(self._edge.bus))
+            self._known_at_s = now_s
+        # Other callers may wait for the same task when this caller's client leaves.
+        return await asyncio.shield(known)
+
+    async def close(self) -> None:
+        if self._known is not None:
+            self._known.cancel()
+            await asyncio.gather(self._known, return_exceptions=True)
 
 
 class System(Handlers):
