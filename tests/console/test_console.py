@@ -687,10 +687,10 @@ async def test_a_question_is_answered_by_the_form_of_its_schema(
     run_id = await started(http, "getinput")
     approval_id = (await has_status(http, run_id, "paused"))["approval_id"]
     async with page_at(f"{demo}/console/inbox/{approval_id}") as page:
-        await page.until("!!document.querySelector('.answer input')")
+        await page.until("!!document.querySelector('.answer textarea')")
         assert not await page.value("!!document.querySelector('.chosen button.reject')")
         assert await page.value("document.querySelector('.chosen button.approve').disabled")
-        await page.type(".answer input", "Lima")
+        await page.type(".answer textarea", "Lima")
         await approve(page, ".chosen")
         await page.until("!!document.querySelector('.chosen .outcome')")
         record = (await http.get(f"/v1/approvals/{approval_id}")).json()

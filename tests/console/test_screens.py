@@ -46,7 +46,7 @@ async def test_an_administrator_sees_the_checks_and_what_waits_and_others_are_to
         await page.until("document.querySelectorAll('.system table').length >= 2")
         shown = await page.text("main")
         assert "every stream and bucket of every shard exists" in shown
-        assert "run `penstock doctor` in a terminal" in shown
+        assert "run penstock doctor in a terminal" in shown
         assert "partitions are worked on" in shown
         assert "There are no dead letters." in shown
         async with operator_of(data) as bus:

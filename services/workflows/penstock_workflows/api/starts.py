@@ -146,7 +146,7 @@ class Starts:
     async def turn(self, request: Request) -> Response:
         who, name = identity_of(request), name_of(request)
         run_id = str(request.path_params["run_id"])
-        unknown = Problem(404, f"no run {run_id[:64]} of the workflow {name} waits for a turn")
+        unknown = Problem(404, f"there is no run {run_id[:64]}")
         if not is_run_id(run_id):
             raise unknown
         record = await self._bus.bucket("runs").load(run_id, RunRecord)
@@ -155,7 +155,7 @@ class Starts:
         check_run(who, record.user_id, record.run_id, record.session_id)
         place = await place_of(self._bus, run_id)
         if place is None or place.workflow != name:
-            raise unknown
+            raise Problem(404, f"the run {run_id} has asked for no turn in the workflow {name}")
         shown = [run for run, user in place.before if who.may_see_runs_of(user)]
         return json_answer({"key": place.key, "before": len(place.before), "runs": shown})
 

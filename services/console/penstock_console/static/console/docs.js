@@ -2,7 +2,7 @@
 // The screen of the API: openapi.json with each request, its parameters and answers, and every schema.
 
 import { get } from "../api.js";
-import { make } from "../text.js";
+import { make, put } from "../text.js";
 import { Component, Said, html } from "./view.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
@@ -23,7 +23,7 @@ function resolved(document, value) {
 /** Return an element with a text in which code is between backticks. */
 function said(tag, className, text) {
   const element = make(tag, className);
-  text.split("`").forEach((part, at) => element.append(at % 2 ? make("code", "", part) : make("span", "", part)));
+  text.split("`").forEach((part, at) => (at % 2 ? element.append(make("code", "", part)) : put(element, part)));
   return element;
 }
 

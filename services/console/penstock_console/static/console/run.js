@@ -481,7 +481,7 @@ export class Run extends Component {
             <div><dt>Started</dt><dd><${Time} at=${run.created_at} day=${true} /></dd></div>
             ${isPast && html`<div class="as-of"><dt>Below: as it was after event ${String(at)}</dt><dd><${Time} at=${new Date(now).toISOString()} day=${true} /></dd></div>`}
             <div><dt>Duration</dt><dd>${duration((isPast ? now : until) - Date.parse(run.created_at))}</dd></div>
-            ${!isPast && html`<div><dt>Requests to the agent's server</dt><dd>${String(run.legs ?? 0)}</dd></div>`}
+            ${!isPast && run.target !== "workflows" && html`<div><dt>Requests to the agent's server</dt><dd>${String(run.legs ?? 0)}</dd></div>`}
             ${usage?.calls > 0 && html`<${Usage} usage=${usage} />`}
           </dl>
           ${!ENDED.has(status) && run.target !== "workflows" && html`<${Queue} key=${run.session_id} session=${run.session_id} agent=${run.agent} user=${run.user_id} runId=${runId} />`}

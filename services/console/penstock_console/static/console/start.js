@@ -203,6 +203,7 @@ function Health({ services, frames_behind: behind }) {
 function Agents({ agents, spent, health }) {
   const stateOf = ({ answers, starting }) => (answers ? "answers" : starting ? "is being set up" : "does not answer");
   return html`<aside aria-labelledby="agents">
+    ${health && html`<${Health} ...${health} />`}
     <h2 id="agents">Agents</h2>
     <ul class="agents">
       ${agents.map((each) => html`<li key=${each.id}>
@@ -210,7 +211,6 @@ function Agents({ agents, spent, health }) {
         <span class=${each.answers ? "good" : each.starting ? "dim" : "bad"}>${stateOf(each)}</span>
       </li>`)}
     </ul>
-    ${health && html`<${Health} ...${health} />`}
     ${spent && html`<${Spent} total=${spent} />`}
   </aside>`;
 }
