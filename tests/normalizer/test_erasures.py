@@ -136,8 +136,14 @@ async def test_a_sealed_run_is_in_no_file_and_what_is_left_of_its_key_opens_noth
         approval_id = await plant(bus, run, secret)
         key = await bus.tail(streams.KEYS, subjects.content_key(run.run_id))
         assert key is not None
+        heard: list[str] = []
+        for subject in (subjects.key_notice(run.run_id), f"live.system.erased.{run.run_id}"):
+            await bus.listen(subject, lambda message: heard.append(message.subject.split(".")[0]))
         await ask(bus, run.run_id)
         record = await erased(bus, run.run_id)
+        # Subscribers forget the key before anybody hears that the content is withheld, and when it
+        # is destroyed.
+        assert heard == ["keygone", "live", "keygone"]
         # These are not sealed, see docs/privacy.md: conversations, which belong to a session, what
         # rules start runs with, and deliveries of hooks.
         assert streams_with(fresh_nats, secret) <= {"KV_threads", "KV_deliveries"}

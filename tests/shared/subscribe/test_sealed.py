@@ -28,7 +28,7 @@ from penstock.contract.asyncapi import headers
 from penstock.events import Data, Event
 from penstock.events.llm import ToolCall
 from penstock.subscribe import Received, Sealed
-from penstock_edge.sources.key_requests import BURST, KeyRequests
+from penstock_edge.sources.key_requests import PER_SECOND, KeyRequests
 from penstock_edge.sources.large_events import LargeEvents
 from penstock_edge.sources.sessions import RunRecords
 from support.drive.bus import all_processed, connected, new_run_id
@@ -492,29 +492,27 @@ async def test_a_flood_of_one_subscriber_delays_no_other(sealed: System) -> None
     async def take(msg: Msg) -> None:
         answers.append(msg)
 
-    count = 10 * BURST
     async with (
         client_of(sealed, ACME) as (flooding, _),
         client_of(sealed, permissions.SUBSCRIBER) as (second, _),
     ):
         await flooding.subscribe("_INBOX_acme.flood", cb=take)
         await all_processed(flooding)
-        for _ in range(count):
+        for _ in range(50 * PER_SECOND):
             await flooding.publish(key_request(ACME, run_id), b"", "_INBOX_acme.flood")
         await flooding.flush()
-        waited_s: list[float] = []
+        begun = time.monotonic()
         for _ in range(20):
-            begun = time.monotonic()
             assert len((await asked(second, permissions.SUBSCRIBER, run_id)).data) == 32
-            waited_s.append(time.monotonic() - begun)
+        took_s = time.monotonic() - begun
 
-        async def answered() -> bool:
-            return len(answers) == count
+        async def refused() -> bool:
+            return any((each.headers or {}).get(REFUSAL) == "busy" for each in answers)
 
-        await eventually(answered, 30, "every answer to the flood")
-    refused = sum(1 for each in answers if (each.headers or {}).get(REFUSAL) == "busy")
-    assert refused >= count - 2 * BURST
-    assert max(waited_s) < 2.0, sorted(waited_s)
+        await eventually(refused, 30, "a refusal")
+    # The flood may have lasted for more than a second.
+    assert len(answers) <= 10 * PER_SECOND
+    assert took_s < 5.0
 
 
 async def test_events_wait_while_no_edge_answers_and_are_in_order_then(server: NatsServer) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import Counter
 from typing import Final
 
 from pydantic import ValidationError
@@ -21,16 +23,13 @@ from penstock.bus.messages import REFUSAL, KeyRefusal
 from penstock.bus.records import RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import is_run_id, key_request
-from penstock.web.auth import Identity
-from penstock.web.auth.limits import Requests
-from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-# The requests of one durable that an edge answers per second in the long run, and at once. The
-# others are refused with `busy`. A subscriber asks once a minute for each run that it reads.
-RATE: Final = 200.0
-BURST: Final = 200
+# The requests of one durable that an edge answers in a second. As many more are refused with
+# `busy`, and the rest gets no answer: the answers to a flood of 20,000 a second took all of an
+# edge's time. A subscriber asks once a minute for each run that it reads.
+PER_SECOND: Final = 200
 # The requests that an edge works on at once, for all durables, and for one. Each takes three
 # requests to NATS.
 AT_ONCE: Final = 64
@@ -43,7 +42,8 @@ class KeyRequests:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._listening: Listener | None = None
-        self._limits = Requests(RATE, BURST)
+        self._second = 0  # of the monotonic clock
+        self._asked: Counter[str] = Counter()  # the requests of each durable in this second
         self._room = asyncio.Semaphore(AT_ONCE)
         # by durable, while it has requests: how many are waiting or answered, and their places
         self._places: dict[str, tuple[set[asyncio.Task[None]], asyncio.Semaphore]] = {}
@@ -65,10 +65,14 @@ class KeyRequests:
 
     def _take(self, request: Incoming) -> None:
         _, durable, run_id = request.subject.split(".")
-        try:
-            self._limits.take(Identity(durable, frozenset(), "service"))
-        except Problem:
-            self._send(run_id, request.reply, b"", "busy")
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second = second
+            self._asked.clear()
+        self._asked[durable] += 1
+        if self._asked[durable] > PER_SECOND:
+            if self._asked[durable] <= 2 * PER_SECOND:
+                self._send(run_id, request.reply, b"", "busy")
             return
         tasks, places = self._places.setdefault(durable, (set(), asyncio.Semaphore(AT_ONCE_EACH)))
         task = asyncio.create_task(self._answer(durable, run_id, request.reply, places))
