@@ -206,7 +206,7 @@ def test_each_difference_of_permissions_is_named() -> None:
     denied = granted(edge, subscribe={"allow": [*edge.subscribe], "deny": ["live.>"]})
     assert differences(edge, 1, denied) == ["is denied to subscribe to live.>"]
     (shards,) = differences(edge, 4, granted(edge))
-    assert shards.startswith("may not publish to $JS.API.DIRECT.GET.EVENTS_1, ")
+    assert shards.startswith("may not publish to $JS.API.CONSUMER.INFO.EVENTS_1.*, ")
     assert shards.endswith(" more")
     assert "everything" in differences(edge, 1, {"user": "edge"})[0]
 
