@@ -188,6 +188,28 @@ RIVALS: Final = (
         ),
     ),
     Rival(
+        id="langgraph-agui",
+        name="LangGraph's AG-UI adapter",
+        packages=("ag-ui-langgraph", "langgraph", "ag-ui-protocol"),
+        environment="langgraph",
+        command="PYTHONPATH={agents} {bin}/uvicorn langgraph_app:app --port {port}",
+        protocol="agui",
+        agent="agui",
+        ready="/openapi.json",
+        conformance=("--protocol", "agui", "--path", "/agui"),
+        kept=(
+            "The adapter takes an answer to one interrupt for the answer to that of the thread, "
+            "and hands any payload to the graph: this one takes a text for a no, after which a yes "
+            "comes too late. In a trial by hand, `forwardedProps.command.resume`, the way from "
+            "before AG-UI had interrupts, was taken, too."
+        ),
+        design=(
+            "The adapter carries out a run within its request, and AG-UI has no request that "
+            "enters a run again. The graph's checkpoints are in memory here; with a database, they "
+            "outlive the process."
+        ),
+    ),
+    Rival(
         id="langgraph",
         name="LangGraph's dev server",
         packages=("langgraph-api", "langgraph-cli", "langgraph"),

@@ -228,7 +228,6 @@ CONFUSED: dict[str, Callable[[type[Dialect]], dict[str, Any]]] = {
         "forged": lambda self, asked: {"a yes": of.answer(self, asked, approve=True)}
     },
     "resumes": lambda of: {"resume": lambda self, stream, after: of.resume(self, stream, None)},
-    "nowhere": lambda of: {"unknown_agent": lambda self: of.start(self, "Hello", "")},
     "invalid": lambda of: {"incomplete": lambda self, start: {"nothing": start}},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -82,7 +83,8 @@ async def test_a_server_with_the_agent_shows_what_needs_an_agent(
     log = tmp_path / "server.log"
     async with Server(command, url + ready, log=log, env={"AGENT_DATA": str(tmp_path)}) as server:
         await server.start(60)
-        main([url, "--protocol", protocol, *place, "--scripted", "--json", str(report)])
+        words = [url, "--protocol", protocol, *place, "--scripted", "--json", str(report)]
+        await asyncio.to_thread(main, words)
     verdicts = {
         each["id"].partition(".")[2]: each["verdict"]
         for each in json.loads(report.read_text())["statements"]

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import script
 from langchain_core.language_models import BaseChatModel
@@ -12,8 +12,10 @@ from langchain_core.outputs import ChatGenerationChunk
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
+from typing_extensions import TypedDict
 
 TOOLS = {each.__name__: each for each in (script.lookup, script.guarded, script.effect)}
+SCHEMA = {"responseSchema": {"type": "object", "properties": {"approved": {"type": "boolean"}}}}
 
 
 class Scripted(BaseChatModel):
@@ -57,10 +59,13 @@ async def model(state: State):
 
 async def tool(state: State):
     [call] = state["messages"][-1].tool_calls
-    if call["name"] == "guarded" and not interrupt({"tool": "guarded", "args": call["args"]}):
-        result = "The user said no."
-    else:
+    answer = {"approved": True}
+    if call["name"] == "guarded":
+        answer = interrupt({"reason": "tool_call", "toolCallId": call["id"], **SCHEMA})
+    if isinstance(answer, dict) and answer.get("approved") is True:
         result = await asyncio.to_thread(TOOLS[call["name"]], **call["args"])
+    else:
+        result = "The user said no."
     return {"messages": [ToolMessage(content=result, tool_call_id=call["id"])]}
 
 
