@@ -125,14 +125,16 @@ async def stored(system: System, event: Event) -> bytes:
     return base64.b64decode(answer["message"]["data"])
 
 
-async def erase(bus: Bus, run_id: str) -> None:
-    """Erase the run's content as the normalizer does, up to the key."""
+async def erase(bus: Bus, run_id: str, *, is_told: bool = True) -> None:
+    """Erase the run's content as the normalizer does, up to the key. Without `is_told`, no notice
+    comes, as to a process that is cut off."""
 
     def begin(record: RunRecord) -> None:
         record.erasure = Erasure(id="e", by="ada", at=record.created_at, sequence=9)
 
     await bus.bucket("runs").change(run_id, RunRecord, begin)
-    await bus.content.let_forget(run_id)
+    if is_told:
+        await bus.content.let_forget(run_id)
 
 
 # grants
@@ -434,7 +436,8 @@ async def test_content_that_stands_in_another_place_is_given_to_nobody(
     assert "cannot be read" in found.letter.reason
 
 
-async def test_a_subscriber_forgets_a_key_when_the_run_is_erased(sealed: System) -> None:
+@pytest.mark.parametrize("by", ["a notice", "the loss of its connection"])
+async def test_a_subscriber_forgets_a_key_when_the_run_is_erased(sealed: System, by: str) -> None:
     run_id = await made(sealed.bus)
     subscriber = sealed.subscriber()
     seen: list[ToolCall | Sealed] = []
@@ -451,8 +454,12 @@ async def test_a_subscriber_forgets_a_key_when_the_run_is_erased(sealed: System)
     )
     async with running(subscriber):
         await came(seen, 1)
-        await erase(sealed.bus, run_id)
-        await asyncio.sleep(WITHIN_S)
+        await erase(sealed.bus, run_id, is_told=by == "a notice")
+        if by == "a notice":
+            await asyncio.sleep(WITHIN_S)
+        else:
+            await asyncio.to_thread(sealed.server.stop)
+            await asyncio.to_thread(sealed.server.start)
         # An event that the server delivers once more.
         async with connected(sealed.server.url, content_keys=("none", *KEYS)) as plain:
             await plain.publisher.publish(late)
