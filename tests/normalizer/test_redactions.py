@@ -18,9 +18,12 @@ from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data
 from penstock_normalizer.fold.envelope import CanonicalEvent
-from penstock_normalizer.fold.redacting import RunRedactions
+from penstock_normalizer.fold.redacting import RunRedactions, Wait
 from penstock_normalizer.fold.run_fold import RunFold
+from support.drive.normalizing import Run, bus_to, normalizer
+from support.drive.waiting import eventually
 from support.fakes.raw import RUN_ID, Frames, agno, agno_pause, agno_text
+from support.real.nats import NatsServer
 
 MAIL, CARD = "joe@example.com", "4111 1111 1111 1111"
 ANSWER = f"Write to {MAIL} or pay with {CARD}, {MAIL}."
@@ -329,3 +332,54 @@ def test_a_note_of_a_person_and_the_events_of_services_are_redacted() -> None:
     [event] = fold_all([run.event("approval.decided", **decided, automatic=False)], fold)
     assert event.data["items"] == [{**items[0], "note": "[EMAIL_1]"}]
     assert event.data["by"] == MAIL, "a name by which a person is known"
+
+
+CARDS = "44 "  # each begins the form of a card, and none is one
+
+
+def test_other_runs_go_on_before_a_long_search_and_after_many_short_ones() -> None:
+    run, fold = frames("agui"), RunFold(RUN_ID, DECODERS)
+    message = {"messageId": "m1"}
+    fold.feed(run.open())
+    begun = agui(
+        {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+        {"type": "TEXT_MESSAGE_START", "role": "assistant", **message},
+        *({"type": "TEXT_MESSAGE_CONTENT", "delta": CARDS * 100, **message} for _ in range(50)),
+    )
+    waits = [step for step in fold.events(run.bytes(begun)) if isinstance(step, Wait)]
+    assert waits == [Wait.TURN]
+    # A short frame may end a long text.
+    ended = fold.events(run.bytes(agui({"type": "TEXT_MESSAGE_END", **message})))
+    assert next(ended) is Wait.THREAD
+    rest = [event for event in ended if isinstance(event, CanonicalEvent)]
+    assert said(rest, "llm.message_completed") == CARDS * 5000
+
+
+def test_what_people_are_asked_may_take_long_too() -> None:
+    run, fold = frames(), RunFold(RUN_ID, DECODERS)
+    fold.feed(run.open())
+    fold.feed(run.bytes(agno_pause(path=CARDS * 2000)))
+    assert next(fold.events(run.end())) is Wait.THREAD
+
+
+async def test_a_text_that_is_searched_for_long_lets_other_runs_of_its_normalizer_go_on(
+    nats_server: NatsServer,
+) -> None:
+    every = rules("email", "card", "phone", "iban", "secret")
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        flood, other = Run(bus), Run(bus)
+        for run in (flood, other):
+            await run.open(redactions=every)
+            await run.until("lifecycle.started")
+        text = CARDS * 80_000
+        await flood.bytes(agno("RunStarted") + agno("RunContent", content=text))
+        pieces = 0
+        while (await flood.events())[-1].headers["ce-type"] == "lifecycle.started":
+            await other.bytes(agno("RunContent", content=f"piece {pieces} "))
+            pieces += 1
+
+            async def there(count: int = pieces) -> bool:
+                return len(await other.events()) > count
+
+            await eventually(there, 30, "the event of the other run")
+        assert pieces > 5

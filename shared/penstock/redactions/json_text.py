@@ -46,6 +46,7 @@ class JsonScanner:
             if self._text is None:
                 if bare := _BARE.match(source, at):
                     self._bare.append(bare[0])
+                    self.redactor.waiting += len(bare[0])
                     at = bare.end()
                     continue
                 decided += (self._end_bare(), source[at])
@@ -89,6 +90,7 @@ class JsonScanner:
     def _end_bare(self) -> str:
         whole = "".join(self._bare)
         self._bare.clear()
+        self.redactor.waiting -= len(whole)
         bare = whole.strip()
         if not bare or _is_fraction(bare):  # as in a value: digits of a fraction look like cards
             return whole

@@ -52,10 +52,10 @@ class Rules:
             for name in rule["kinds"]:
                 actions.setdefault(name, rule["action"])
         kinds = [(kind, action) for name, action in actions.items() for kind in kinds_of(name)]
-        self._searches = [
+        self.searches = [
             _Search(kind, action, compiled(kind.pattern.whole)) for kind, action in kinds
         ]
-        size = sum(search.pattern.programsize for search in self._searches)
+        size = sum(search.pattern.programsize for search in self.searches)
         if size > MAX_INSTRUCTIONS:
             raise InvalidPattern(
                 f"the patterns have {size} instructions of RE2, and may have {MAX_INSTRUCTIONS} "
@@ -66,14 +66,32 @@ class Rules:
         # RE2 searches this from the end of the text, and stops where no match can have begun.
         self.open_end = compiled(rf"(?:{beginnings})\z")
 
-    def at(self, text: bytes, start: int) -> tuple[_Search | None, int]:
+
+class _Matches:
+    """The next match of each pattern in a text. A pattern is searched again only behind its match,
+    so that a text that has the form of a card at every third character takes no pattern longer."""
+
+    def __init__(self, rules: Rules, text: bytes) -> None:
+        self._searches, self._text = rules.searches, text
+        self._starts, self._ends = [-1] * len(rules.searches), [-1] * len(rules.searches)
+
+    def first(self, at: int) -> int:
+        """Return where the next match begins, from this place on; behind the text if nowhere."""
+        for number, start in enumerate(self._starts):
+            if start < at:
+                match = self._searches[number].pattern.search(self._text, at)
+                span = match.span() if match is not None else (len(self._text) + 1, -1)
+                self._starts[number], self._ends[number] = span
+        return min(self._starts)
+
+    def at(self, start: int) -> tuple[_Search | None, int]:
         """Return what begins at this place, and where it ends: the longest, and of equally long
         ones that of the earliest rule; None if nothing that a pattern matches passes its check."""
         found, end = None, start
-        for search in self._searches:
-            match = search.pattern.match(text, start)
-            if match is not None:
-                length = search.kind.check(match.group())
+        for number, each in enumerate(self._starts):
+            if each == start:
+                search = self._searches[number]
+                length = search.kind.check(self._text[start : self._ends[number]])
                 if start + length > end:
                     found, end = search, start + length
         return found, end
@@ -115,6 +133,7 @@ class Redactor:
     run_id: str
     found: dict[str, int] = field(default_factory=dict)
     blocked: str | None = None
+    waiting: int = 0  # the characters outside of texts in open JSON, which are searched together
     # By label: the digests of the values, in the order of their numbers. They hold no value, since
     # they are stored while the run waits.
     _known: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -220,20 +239,25 @@ class Scanner:
         text = self._before + self._held + piece.encode(*_UTF8)
         at = len(self._before)
         decided: list[bytes] = []
+        # From `end` on, further pieces may change what is found.
+        end = len(text) if last else -1
+        matches: _Matches | None = None
         while True:
             if self._rest is not None:
                 at = self._rest.match(text, at).end()
                 if at == len(text):
                     break
                 self._rest = None
-            match = rules.first.search(text, at)
-            end = len(text) if last else rules.open_end.search(text, at).start()
-            if match is None or match.start() >= end:
+            if end < at:
+                end = rules.open_end.search(text, at).start()
+            if matches is None and (match := rules.first.search(text, at)) is not None:
+                matches = _Matches(rules, text) if match.start() < end else None
+            start = matches.first(at) if matches is not None else end
+            if matches is None or start >= end:
                 decided.append(text[at:end])
                 at = end
                 break
-            start = match.start()
-            search, stop = rules.at(text, start)
+            search, stop = matches.at(start)
             if search is None:
                 stop = start + _character_bytes(text[start])
                 decided.append(text[at:stop])

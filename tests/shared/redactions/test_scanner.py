@@ -242,6 +242,39 @@ def test_what_is_no_json_is_searched_too_and_every_way_to_cut_it_gives_the_same(
     assert scanned_json(cut(text, places)) == scanned_json([text])
 
 
+def searched_plainly(text: str) -> str:
+    """Return what a scanner must return, by trying each kind at each character."""
+    by, at, found = redactor(), 0, list[str]()
+    encoded = text.encode()
+    while at < len(encoded):
+        ends = [
+            (at + each.kind.check(match.group()), each)
+            for each in by.rules.searches
+            if (match := each.pattern.match(encoded, at)) is not None
+        ]
+        end, search = max(ends, key=lambda each: each[0], default=(at, None))
+        if search is None or end == at:
+            end = at + 1
+            while end < len(encoded) and encoded[end] & 0xC0 == 0x80:
+                end += 1
+            found.append(encoded[at:end].decode())
+        else:
+            found.append(by.replace(search.kind, search.action, encoded[at:end].decode()))
+            if search.kind.rest is not None:
+                rest = search.kind.rest.match(encoded, end)
+                assert rest is not None
+                end = rest.end()
+        at = end
+    return "".join(found)
+
+
+@given(st.lists(st.sampled_from(["4", "44 ", "1", "+49", "0", "DE89", "a@b.c", "-", " ", "é"])))
+@settings(max_examples=200)
+def test_where_many_places_have_the_form_of_a_match_the_same_is_found(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert redactor().text(text) == searched_plainly(text)
+
+
 def cpu_seconds(act: Callable[[], object]) -> float:
     began = time.process_time()
     act()

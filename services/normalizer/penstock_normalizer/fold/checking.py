@@ -94,10 +94,12 @@ class WholeText:
 
     def feed(self, piece: str) -> str:
         self._pieces.append(piece)
+        self.redactor.waiting += len(piece)
         return ""
 
     def flush(self) -> str:
         text = "".join(self._pieces)
+        self.redactor.waiting = max(0, self.redactor.waiting - len(text))
         return whole_json(self.redactor, text) if self.is_json else self.redactor.text(text)
 
 

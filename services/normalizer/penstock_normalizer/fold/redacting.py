@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from penstock.bus.records import MAX_SHOWN_CHARACTERS
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem, cut_off
@@ -62,9 +63,25 @@ _ENDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "llm.tool_call": (("llm.tool_args",), "tool_call_id"),
     "llm.tool_result": (("llm.tool_args", "llm.tool_progress"), "tool_call_id"),
 }
+# The characters that are searched at once in the event loop, for which other runs wait: of one
+# draft, and of all drafts in one turn. A thousand characters in the form of cards take some
+# milliseconds.
+_LONG: Final = 4 * 1024
+_IN_A_TURN: Final = 8 * 1024
 # A text is known by the type of its pieces, its owner, and the path of an argument.
 _Key = tuple[str, str, str]
 _T = TypeVar("_T")
+
+
+class Wait(Enum):
+    """Comes before a step for which other runs should not wait: they work first, because many
+    steps were made; or the step is made in a thread, because it takes long."""
+
+    TURN = auto()
+    THREAD = auto()
+
+
+Asked: TypeAlias = Question | Wait
 
 
 class _Searching(Protocol):
@@ -91,6 +108,8 @@ class RunRedactions:
     # whether requests for approvals come whole, as from a workflow; others are made by `pause`
     _has_requests: bool
     _open: dict[_Key, _OpenText] = field(default_factory=dict)
+    _searched: int = 0  # characters in this turn, about
+    _is_long: bool = False  # whether the present search takes long
 
     @classmethod
     def of(cls, run_id: str, redactions: Mapping[str, Any], *, is_workflow: bool) -> RunRedactions:
@@ -105,12 +124,14 @@ class RunRedactions:
         """Whether the run has a checker."""
         return isinstance(self.redactor, CheckedRedactor)
 
-    def apply(self, draft: Draft) -> Iterator[Draft | Question]:
+    def apply(self, draft: Draft) -> Iterator[Draft | Asked]:
         """Yield the drafts that come in place of this one: none while all its text is held back.
 
         If something in it blocks the run, `take_blocked` says so afterwards. A message is then
         yielded up to there, and any other draft not at all.
         """
+        if (wait := self._wait_before(draft.data)) is not None:
+            yield wait
         yield from self._texts_ended_by(draft)
         if (kind := self.take_blocked()) is not None:
             if draft.type == _MESSAGE_END:
@@ -127,9 +148,11 @@ class RunRedactions:
         else:
             yield from self._whole(draft)
 
-    def pause(self, pause: Pause) -> Generator[Question, None, tuple[Pause, list[JsonObject]]]:
+    def pause(self, pause: Pause) -> Generator[Asked, None, tuple[Pause, list[JsonObject]]]:
         """Return what people are asked, and what was taken out of it. The answer to an item that
         was changed cannot change its arguments: the agent server would get what people see."""
+        if (wait := self._wait_before([asdict(item) for item in pause.items])) is not None:
+            yield wait
         items = yield from self._answered(lambda: [self._item(item) for item in pause.items])
         return replace(pause, items=items), self._found("items")
 
@@ -139,7 +162,7 @@ class RunRedactions:
             return message
         return self.redactor.without_open_end(message)
 
-    def shown(self, text: str) -> Generator[Question, None, str]:
+    def shown(self, text: str) -> Generator[Asked, None, str]:
         """Return a text of the run as its record shows it. An event has the same text, and counts
         what was taken out of it."""
         clean = yield from self._answered(partial(self.redactor.text, text))
@@ -154,8 +177,19 @@ class RunRedactions:
     def drop_open_texts(self) -> None:
         """Forget what is held back of texts, since the run is stopped."""
         self._open.clear()
+        self.redactor.waiting = 0
 
-    def _answered(self, search: Callable[[], _T]) -> Generator[Question, None, _T]:
+    def _wait_before(self, value: Any) -> Wait | None:
+        """Return what must come before the search of a value."""
+        size = _size(value) + self.redactor.waiting
+        self._searched += size
+        self._is_long = size > _LONG
+        if not self._is_long and self._searched <= _IN_A_TURN:
+            return None
+        self._searched = 0
+        return Wait.THREAD if self._is_long else Wait.TURN
+
+    def _answered(self, search: Callable[[], _T]) -> Generator[Asked, None, _T]:
         """Return what `search` returns when the checker has seen all texts that it searches; of a
         JSON text, the checker sees the texts in it first, and then what has become of it."""
         redactor, before = self.redactor, self.redactor.blocked
@@ -168,6 +202,8 @@ class RunRedactions:
             redactor.learn(question)
             redactor.take_found()
             redactor.blocked = before
+            if self._is_long:
+                yield Wait.THREAD
             result = search()
         redactor.forget()
         return result
@@ -180,7 +216,7 @@ class RunRedactions:
         }
         return replace(item, **changed, editable=item.editable and changed["args"] == item.args)
 
-    def _texts_ended_by(self, draft: Draft) -> Iterator[Draft | Question]:
+    def _texts_ended_by(self, draft: Draft) -> Iterator[Draft | Asked]:
         if not self._open:
             return
         if draft.type in TERMINAL or draft.type == _REQUEST:
@@ -202,7 +238,7 @@ class RunRedactions:
 
     def _piece(
         self, draft: Draft, pieces: _Pieces, path: str, name: str
-    ) -> Iterator[Draft | Question]:
+    ) -> Iterator[Draft | Asked]:
         key = draft.type, str(draft.data[pieces.owner]), path
         found: list[JsonObject] = []
         for each in ("title", "path"):
@@ -229,7 +265,7 @@ class RunRedactions:
             return WholeText(self.redactor, is_json)
         return (JsonScanner if is_json else Scanner)(self.redactor)
 
-    def _whole(self, draft: Draft) -> Iterator[Draft | Question]:
+    def _whole(self, draft: Draft) -> Iterator[Draft | Asked]:
         data, found = yield from self._answered(partial(self._fields, draft))
         if self.redactor.blocked is None:
             yield replace(draft, data=data, redactions=found)
@@ -293,7 +329,7 @@ class RunRedactions:
         clean = (self.redactor.patterns(key) for key in keys)
         return "/".join(key.replace("~", "~0").replace("/", "~1") for key in clean)
 
-    def _cut(self, draft: Draft) -> Iterator[Draft | Question]:
+    def _cut(self, draft: Draft) -> Iterator[Draft | Asked]:
         """Yield a message up to what blocks the run."""
         content = draft.data.get("content", "")
         content = yield from self._answered(partial(self.redactor.text, content))
@@ -306,3 +342,20 @@ class RunRedactions:
             {"field": name, "kind": kind, "count": count}
             for kind, count in self.redactor.take_found().items()
         ]
+
+
+def _size(value: Any) -> int:
+    """Return about how many characters of a value are searched; of a long one, some."""
+    size, rest = 0, [value]
+    while rest and size <= _LONG:
+        match rest.pop():
+            case str() as text:
+                size += len(text)
+            case list() as values:
+                rest += values
+            case dict() as fields:
+                size += sum(map(len, fields))
+                rest += fields.values()
+            case _:
+                size += 8
+    return size

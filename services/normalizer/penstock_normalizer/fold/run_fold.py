@@ -33,9 +33,9 @@ from penstock_normalizer.fold.approval_request import (
     budget_pause,
     pending_approval,
 )
-from penstock_normalizer.fold.checking import UNCHECKED, Question
+from penstock_normalizer.fold.checking import UNCHECKED
 from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, canonical_event
-from penstock_normalizer.fold.redacting import RunRedactions
+from penstock_normalizer.fold.redacting import Asked, RunRedactions
 from penstock_normalizer.fold.service_events import is_allowed, is_of_workflow
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ CostOf = Callable[[str, JsonObject, JsonObject, str, str], JsonObject | None]
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
 # What a handler makes of a frame, before redactions, and the fold after them.
-Step: TypeAlias = Draft | Question
-Folded: TypeAlias = CanonicalEvent | Question
+Step: TypeAlias = Draft | Asked
+Folded: TypeAlias = CanonicalEvent | Asked
 
 BLOCKED = "blocked"  # why a redaction has ended a run
 _CALLS = frozenset({USAGE, TOOL_RESULT})
@@ -132,9 +132,10 @@ class RunFold:
         return [event for event in self.events(frame) if type(event) is CanonicalEvent]
 
     def events(self, frame: RawFrame) -> Iterator[Folded]:
-        """Yield this frame's events one by one, and the questions to which the caller must know the
-        findings before it goes on. All events of a frame together can be a hundred times as large
-        as the frame, so they are not returned as a list."""
+        """Yield this frame's events one by one, the questions to which the caller must know the
+        findings before it goes on, and where other runs should work first. All events of a frame
+        together can be a hundred times as large as the frame, so they are not returned as a list.
+        """
         self.error = self.blocked = None
         if frame.sequence <= self.raw_sequence or self.broken_off:
             return
@@ -168,7 +169,7 @@ class RunFold:
 
     def _redacted(self, redactions: RunRedactions, draft: Step) -> Iterator[Folded]:
         """Yield the events of a draft; end the run if something in it blocks the run."""
-        if isinstance(draft, Question):
+        if not isinstance(draft, Draft):
             yield draft
             return
         yield from self._each_placed(redactions.apply(draft))
@@ -185,7 +186,7 @@ class RunFold:
 
     def _each_placed(self, steps: Iterable[Step]) -> Iterator[Folded]:
         for each in steps:
-            if isinstance(each, Question):
+            if not isinstance(each, Draft):
                 yield each
             elif self._admits(each):
                 yield self._placed(each)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
 from penstock.bus import Message, Stored, subjects
 from penstock.bus.connection.retry import with_retries
@@ -11,11 +14,14 @@ from penstock.bus.messages import EXPECTED_SEQUENCE, RawFrame
 from penstock.bus.records import CancelCommand, Target
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.events import TERMINAL
+from penstock.off_loop import OFF_LOOP
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
+from penstock.turns import TenantUser
 from penstock_normalizer.fold.checking import Question
 from penstock_normalizer.fold.envelope import CanonicalEvent
-from penstock_normalizer.fold.run_fold import BLOCKED, RunFold
+from penstock_normalizer.fold.redacting import Asked, Wait
+from penstock_normalizer.fold.run_fold import BLOCKED, Folded, RunFold
 from penstock_normalizer.runs.checks import Checks
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
@@ -29,7 +35,9 @@ class Feeder:
     """Feeds the frames of one run to its fold. Each frame's fence names the previous frame of the
     same writer. So the feeder notices if the fold lacks a frame that another partition has read."""
 
-    __slots__ = ("_calls", "_checks", "_context", "_last_of_writer", "_output", "_run_id")
+    __slots__ = (
+        *("_calls", "_checks", "_context", "_last_of_writer", "_output", "_run_id", "_unfinished"),
+    )
 
     def __init__(self, context: RunContext, output: RunOutput) -> None:
         self._context = context
@@ -39,10 +47,12 @@ class Feeder:
         self._last_of_writer: dict[str, int] = {}
         self._calls = CallSpans(output.run_id) if spans.is_on() else None
         self._checks: Checks | None = None  # made with the first question
+        # the frame that `feed_at_once` has begun, and what is left of it
+        self._unfinished: tuple[RawFrame, Iterator[Folded]] | None = None
 
     def restart(self) -> None:
         self._last_of_writer.clear()
-        self._checks = None
+        self._checks = self._unfinished = None
         self._calls = CallSpans(self._run_id) if spans.is_on() else None
 
     def follows(self, stored: Stored, fold: RunFold) -> bool:
@@ -72,19 +82,27 @@ class Feeder:
     ) -> None:
         """Fold a frame, and add its unpublished events to `ready`; publish them when it is full, or
         when the run's checker must see something first."""
-        has_new = False
-        published = self._output
         self._last_of_writer[_writer(stored)] = stored.sequence
         if not ready.events:
             self.continue_numbers(fold, frame)
-        has_ended_run = published.last_type in TERMINAL and frame.sequence == published.raw_position
         calls = self._calls
         if calls is not None and "open" in (frame.kind, frame.whole):
             calls.leg_began = frame.received
-        for event in fold.events(frame):
-            if isinstance(event, Question):
-                await self._check(fold, event, ready)
-                continue
+        await self._collect(fold, frame, fold.events(frame), ready)
+        await self.complete(fold, stored, ready)
+
+    async def _collect(
+        self, fold: RunFold, frame: RawFrame, events: Iterator[Folded], ready: ReadyEvents
+    ) -> None:
+        has_new, calls, published = False, self._calls, self._output
+        has_ended_run = published.last_type in TERMINAL and frame.sequence == published.raw_position
+        for step in events:
+            if isinstance(step, CanonicalEvent):
+                event = step
+            elif (found := await self._event_after(step, fold, events, ready)) is not None:
+                event = found
+            else:
+                break
             ended: tuple[Span, ...] = ()
             if calls is not None and event.type in ENDS_OR_BEGINS:
                 ended = calls.ended_by(event, frame, fold)
@@ -106,7 +124,23 @@ class Feeder:
             # The run may have been blocked at this frame, and may have been ended with other
             # events.
             fold.ended, fold.sequence = published.last_type, published.sequence
-        await self.complete(fold, stored, ready)
+
+    async def _event_after(
+        self, step: Asked, fold: RunFold, events: Iterator[Folded], ready: ReadyEvents
+    ) -> CanonicalEvent | None:
+        """Return the event that follows what the fold has asked for; None if there is none."""
+        found: Folded | None = step
+        while found is not None and not isinstance(found, CanonicalEvent):
+            if found is Wait.THREAD:
+                user = TenantUser.of(fold.facts)
+                found = await OFF_LOOP.run(user, partial(next, events, None))
+                continue
+            if isinstance(found, Question):
+                await self._check(fold, found, ready)
+            else:
+                await asyncio.sleep(0)
+            found = next(events, None)
+        return found
 
     async def _check(self, fold: RunFold, question: Question, ready: ReadyEvents) -> None:
         if ready.events:
@@ -127,8 +161,11 @@ class Feeder:
         published = self._output
         self._last_of_writer[frame.writer] = frame.sequence
         calls = self._calls
-        for event in fold.events(frame):
-            assert type(event) is CanonicalEvent, "the run has no checker"
+        events = fold.events(frame)
+        for event in events:
+            if type(event) is not CanonicalEvent:
+                self._unfinished = frame, chain((event,), events)
+                return False
             ended: tuple[Span, ...] = ()
             if calls is not None and event.type in ENDS_OR_BEGINS:
                 ended = calls.ended_by(event, frame, fold)
@@ -147,11 +184,15 @@ class Feeder:
     async def complete(self, fold: RunFold, stored: Stored, ready: ReadyEvents) -> None:
         """Do the work that must come between folding a frame and publishing its events.
 
+        If `feed_at_once` has left the frame because other runs should work first, fold the rest.
         If the decoder raised an exception on the frame, the frame becomes a dead letter. If the run
         is paused, and the last events of `ready` are from this frame, the state of the fold is
         stored. If a redaction has stopped the run, the service that executes it is told so. While
         the bus does not answer, this waits.
         """
+        if self._unfinished is not None:
+            (frame, events), self._unfinished = self._unfinished, None
+            await self._collect(fold, frame, events, ready)
         if fold.error is not None:
             log.error(
                 "run %s: RAW %d cannot be decoded",
