@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 BUCKET: Final = "policies"
 CHECK_S: Final = 2.0  # seconds between two checks whether the file has changed
 RETRY_S: Final = 1.0
+EARLIER_S: Final = 30 * 24 * 3600.0  # the seconds for which a document that was replaced is stored
 Source = Literal["builtin", "file", "kv"]
 
 
@@ -67,7 +68,8 @@ class VersionConflict(Exception):
 
 class Documents(Generic[InForceT]):
     """Keeps one document up to date. `refused` maps each source to the reason why the source's
-    newest document was refused. `name` is the document's name in texts, `key` its key in KV."""
+    newest document was refused. `name` is the document's name in texts, `key` its key in KV. With
+    `keeps_earlier`, a document of KV that is replaced can be read again (`of_version`)."""
 
     def __init__(
         self,
@@ -78,7 +80,9 @@ class Documents(Generic[InForceT]):
         name: str,
         key: str,
         path: Path | None = None,
+        keeps_earlier: bool = False,
     ) -> None:
+        self._keeps_earlier = keeps_earlier
         self._bus = bus
         self._bucket = bus.bucket(BUCKET)
         self._make = read
@@ -153,10 +157,24 @@ class Documents(Generic[InForceT]):
         stored = StoredDocument(policy=content, by=by, at=self._bus.clock.stamp())
         revision = entry.revision if entry is not None else 0
         payload = stored.model_dump_json().encode()
+        if entry is not None and self._keeps_earlier:
+            await self._bucket.create(f"{self._key}.{known}", entry.value, EARLIER_S)
         if await self._bucket.update(self._key, payload, revision) is None:
             raise VersionConflict(f"another {self._name} was stored at the same moment; read again")
         await self._read_record()
         return made
+
+    async def of_version(self, version: int) -> InForceT | None:
+        """Return the document of a version that was in force; None if it is not stored any more.
+        Raises BusError, and Retry as `current`."""
+        if version > self.current.version:
+            await self._read_record()  # another process has read the newest document before
+        if version == self.current.version:
+            return self.current
+        entry = await self._bucket.get(f"{self._key}.{version}")
+        if entry is None:
+            return None
+        return self._make(StoredDocument.model_validate_json(entry.value).policy, "kv", None)
 
     def _of_text(self, text: str) -> InForceT:
         value, root = value_of(text)

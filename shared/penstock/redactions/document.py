@@ -175,7 +175,19 @@ class CurrentRedactions(Documents[Redactions]):
     services that start runs have the same."""
 
     def __init__(self, bus: Bus) -> None:
-        super().__init__(bus, from_value, NONE, name="redactions", key=KEY)
+        super().__init__(bus, from_value, NONE, name="redactions", key=KEY, keeps_earlier=True)
+
+    async def at_start(self, version: int, run: StartedRun) -> dict[str, Any] | None:
+        """Return the rules of a run whose first start has found this version, as `Redactions.of`.
+        Raises Problem 409 if that version is no longer stored."""
+        await self.in_force()
+        if (found := await self.of_version(version)) is None:
+            raise Problem(
+                409,
+                f"the run was first started under version {version} of the redactions, which is no "
+                "longer stored; cancel it, and start another one",
+            )
+        return found.of(run)
 
     async def in_force(self) -> Redactions:
         """Return the redactions. Raises Problem 503 if the stored ones have a mistake, and none

@@ -338,8 +338,8 @@ class Starter:
         self, command: StartCommand, start: Start
     ) -> tuple[RunRecord, int | None, dict[str, Any] | None]:
         """Create the run's record, unless there is one already. Return it with its revision, which
-        is None if another request created it, and with the redactions that apply to the run now.
-        Raises Problem 429 if a budget refuses the run, and as `_admitted`."""
+        is None if another request created it, and with the redactions that applied to the first
+        request. Raises Problem 429 if a budget refuses the run, and as `_admitted`."""
         runs, origin = self._bus.bucket("runs"), start.origin
         facts = RunFacts(
             command.run_id,
@@ -358,7 +358,7 @@ class Starter:
             and (budgets or redactions)
             and (known := await runs.load(command.run_id, RunRecord)) is not None
         ):
-            return known, None, redactions
+            return known, None, await self._first_redactions(known, facts)
         message = shown_text(command)
         if redactions:
             # A long text is searched for seconds, in which others are served.
@@ -396,7 +396,14 @@ class Starter:
         revision = await runs.create(command.run_id, record.dump())
         if revision is not None:
             return record, revision, redactions
-        return await runs.load(command.run_id, RunRecord) or record, None, redactions
+        record = await runs.load(command.run_id, RunRecord) or record
+        return record, None, await self._first_redactions(record, facts)
+
+    async def _first_redactions(self, record: RunRecord, facts: RunFacts) -> dict[str, Any] | None:
+        if record.redactions is None or record.status != "queued":
+            return None
+        first = replace(facts, roles=record.roles or (), tenant=record.tenant or "")
+        return await self.redactions.at_start(record.redactions, first)
 
     async def _publish(self, command: StartCommand) -> None:
         name = f"{command.run_id}.start"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.bus.records import (
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command, session_key
 from penstock.bus.write.objects import unwrap
+from penstock.redactions.document import CurrentRedactions
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Origin, Start, Starter
@@ -109,6 +111,40 @@ async def test_a_start_that_was_cut_before_its_command_is_completed_by_its_repea
         assert await commands_of(bus, run_id) == 0
         assert (await starter(bus).start(asked)).new
         assert await commands_of(bus, run_id) == 1
+
+
+@pytest.mark.parametrize("later", [("email",), ()])
+async def test_a_start_that_is_repeated_has_the_redactions_of_its_first_attempt(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, later: tuple[str, ...]
+) -> None:
+    def document(version: int, *kinds: str) -> dict[str, Any]:
+        rules = [{"id": "r", "kinds": kinds}] if kinds else []
+        return {"version": version, "redact": rules}
+
+    async def dies(_: Starter, command: StartCommand) -> None:
+        raise asyncio.CancelledError(command.run_id)
+
+    async with connected(nats_server.url) as bus:
+        redactions = CurrentRedactions(bus)
+        await redactions.load()
+        first = redactions.current.version + 1
+        await redactions.apply(document(first, "card"), "ada")
+        run_id = await starter(bus).new_run_id("alice", None)
+        asked = Start(AGENT, "4111111111111111", None, RunUser("alice", (), (), ""), run_id=run_id)
+        with monkeypatch.context() as patched:
+            patched.setattr(Starter, "_publish", dies)
+            with pytest.raises(asyncio.CancelledError):
+                await starter(bus).start(asked)
+        try:
+            await redactions.apply(document(first + 1, *later), "ada")
+            again = await starter(bus).start(asked)
+        finally:
+            await bus.bucket("policies").delete("redactions")
+        assert again.record.redactions == first
+        sent = await started(bus, "connector", run_id)
+        assert sent.redactions is not None
+        assert sent.redactions["version"] == first
+        assert [each["kinds"] for each in sent.redactions["rules"]] == [["card"]]
 
 
 REVIEW = WorkflowAgent(id="review", protocol="workflow", agent="code_review")
