@@ -15,6 +15,7 @@ import pytest
 from penstock.bus import Bus, Message, RawWriter, Stored, messages, streams, subjects
 from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Hold, RunRecord
 from penstock.bus.write import objects
+from penstock_connector.upstreams.conversations import Threads
 from penstock_normalizer.erasing.eraser import Eraser
 from support.attacks.second_user import p99
 from support.drive.erasing import ask, command_for, erased, record_of, streams_with
@@ -144,9 +145,8 @@ async def test_a_sealed_run_is_in_no_file_and_what_is_left_of_its_key_opens_noth
         # Subscribers forget the key before anybody hears that the content is withheld, and when it
         # is destroyed.
         assert heard == ["keygone", "live", "keygone"]
-        # These are not sealed, see docs/privacy.md: conversations, which belong to a session, what
-        # rules start runs with, and deliveries of hooks.
-        assert streams_with(fresh_nats, secret) <= {"KV_threads", "KV_deliveries"}
+        # Deliveries of hooks are of no run, so they are not sealed: see docs/privacy.md.
+        assert streams_with(fresh_nats, secret) <= {"KV_deliveries"}
         assert streams_with(fresh_nats, key.payload.decode()) == set()
         left = await bus.tail(streams.KEYS, subjects.content_key(run.run_id))
         assert left is not None
@@ -157,6 +157,61 @@ async def test_a_sealed_run_is_in_no_file_and_what_is_left_of_its_key_opens_noth
         approval = await bus.bucket("approvals").load(approval_id, ApprovalRecord)
         assert approval is not None
         assert approval.digest == "digest-of-items"
+
+
+@pytest.mark.parametrize("keys", [(), ("k" * 32,)], ids=["clear", "sealed"])
+async def test_a_run_that_was_open_at_an_erasure_adds_nothing_to_its_sessions_conversation(
+    fresh_nats: NatsServer, keys: tuple[str, ...]
+) -> None:
+    secret, session = f"secret-{uuid4().hex}", subjects.session_key("u", "a", "s")
+    async with (
+        bus_to(fresh_nats.url, content_keys=keys) as bus,
+        normalizer(fresh_nats.url, content_keys=keys),
+    ):
+        threads, run, still_open = Threads(bus), Run(bus), Run(bus)
+        said = [{"id": "1", "role": "user", "content": secret}]
+        await completed(run, secret)
+        await threads.add(session, run.run_id, said, None)
+        await ask(bus, run.run_id)
+        await erased(bus, run.run_id)
+        # Its request had the conversation of before.
+        await threads.add(session, still_open.run_id, said, {"of": secret})
+        assert await values_with(bus, secret) == []
+        later = Run(bus)
+        await threads.add(session, later.run_id, [{"id": "2", "role": "user"}], None)
+        kept = await threads.thread(session)
+        assert [each["id"] for each in kept.messages] == ["2"]
+        if keys:
+            assert streams_with(fresh_nats, secret) == set()
+
+
+@pytest.mark.parametrize("keys", [(), ("k" * 32,)], ids=["clear", "sealed"])
+async def test_what_a_rule_has_started_a_run_with_goes_with_the_run(
+    fresh_nats: NatsServer, keys: tuple[str, ...]
+) -> None:
+    secret = f"secret-{uuid4().hex}"
+    async with (
+        bus_to(fresh_nats.url, content_keys=keys) as bus,
+        normalizer(fresh_nats.url, content_keys=keys),
+    ):
+        parent, child = Run(bus), Run(bus)
+        await completed(parent, "hello")
+        await triggered(parent, f"rule.{parent.run_id}.2")
+        await parent.until("automation.triggered")
+        plan = orjson.dumps({"run_id": child.run_id, "message": secret})
+        await bus.bucket("deliveries").put(f"run.rule.{parent.run_id}-2", plan)
+        await completed(child, "hello")
+
+        def by_the_rule(record: RunRecord) -> None:
+            record.parent_run_id, record.automations = parent.run_id, ["rule"]
+
+        await bus.bucket("runs").change(child.run_id, RunRecord, by_the_rule)
+        assert await values_with(bus, secret)
+        await ask(bus, child.run_id)
+        await erased(bus, child.run_id)
+        assert await values_with(bus, secret) == []
+        if keys:
+            assert streams_with(fresh_nats, secret) == set()
 
 
 async def test_no_byte_of_an_erased_run_is_left_in_the_streams_nor_in_a_value_of_a_bucket(

@@ -498,6 +498,9 @@ class SessionRecord(Record):
     runs: list[str] = []
     open: list[str] = Field([], description="AG-UI: the runs whose end is not known")
     queue: list[QueuedLeg] = Field([], description="The legs that wait; the first one runs")
+    erased_at: str | None = Field(
+        None, description="When content of one of its runs was erased, for the last time"
+    )
 
 
 class Claim(Record):

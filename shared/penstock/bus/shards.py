@@ -85,6 +85,11 @@ def shard_of_group(group: str) -> int | None:
     return int(shard or 0)
 
 
+def made_at_ms(run_id: str) -> int:
+    """Return when an id from `new_run_id` was made, in milliseconds since 1970."""
+    return uuid.UUID(run_id).int >> 80
+
+
 def new_run_id(shard: int, unix_s: float) -> str:
     """Return a new id for a run that this shard will store. `unix_s` is the time by NATS's clock.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from penstock.sse import Frame
 from penstock_connector.upstreams.agui import AguiUpstream, client_tools
 from penstock_connector.upstreams.base import Call, ReattachState
 from penstock_connector.upstreams.conversations import MAX_MESSAGES, Threads, newest
+from support.drive.bus import new_run_id
 from support.real.nats import NatsServer
 
 CLIENT = httpx.AsyncClient()  # no test here sends a request
@@ -41,6 +43,14 @@ class InMemory(Threads):
 
     async def _put(self, key: str, value: bytes, run_id: str) -> None:
         self.kept[key] = value
+
+    async def _add(
+        self, session: str, run_id: str, messages: Sequence[dict[str, Any]], state: Any
+    ) -> bool:
+        thread = await self.thread(session)
+        thread.add(messages, state)
+        self.kept[f"thread.{session}"] = thread.model_dump_json().encode()
+        return True
 
 
 @pytest.fixture
@@ -387,7 +397,8 @@ async def test_a_conversation_too_large_for_a_message_is_kept_too(nats_server: N
     try:
         threads = Threads(bus)
         for content in ("a" * 600_000, "b" * 600_000):
-            await threads.add("large", [{"id": content[0], "content": content}], {"n": 1})
+            message = {"id": content[0], "content": content}
+            await threads.add("large", new_run_id(), [message], {"n": 1})
         kept = await threads.thread("large")
     finally:
         await bus.close()

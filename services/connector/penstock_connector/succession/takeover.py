@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from penstock.bus import FenceConflict, Retry, Stored
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.messages import raw_frame
-from penstock.bus.read.direct import STORED_AT
+from penstock.bus.messages import STORED_AT, raw_frame
 from penstock.bus.records import CancelCommand
 from penstock.settings import Config, ServerAgent
 from penstock_connector.legs.leg import survives_disconnect

@@ -210,9 +210,8 @@ class AguiUpstream(Upstream[AguiAgent]):
         if received.state.value is not None:
             goes_on["state"] = received.state.value
         await self._threads.store_request(own.run_id, goes_on)
-        await self._threads.add(
-            own.session, without_unanswered_calls(messages), goes_on.get("state")
-        )
+        said = without_unanswered_calls(messages)
+        await self._threads.add(own.session, own.run_id, said, goes_on.get("state"))
 
 
 def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:

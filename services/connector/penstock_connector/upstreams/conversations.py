@@ -1,20 +1,26 @@
 """Stores conversations with AG-UI servers. Most servers store none, so a request has all messages.
 
 In KV `threads`, `thread.<session key>` is a session's conversation and state, and `run.<run id>` is
-the request that continues a run. The legs of one session run one after another, so a write without
-a revision is safe.
+the request that continues a run. The legs of one session run one after another. Only the erasure of
+an earlier run may come between: it empties the conversation, and what has begun before is never
+added to it again, since its request had the erased messages.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
 from penstock.bus import Bus, ObjectGone
 from penstock.bus.connection.retry import with_retries
+from penstock.bus.errors import ContentErased
+from penstock.bus.sealing import conversation_of
+from penstock.bus.shards import made_at_ms
 from penstock.bus.write import objects
 from penstock.dialects.agui.decode.transcript import merged
 
@@ -27,10 +33,23 @@ _Request = TypeAdapter(dict[str, Any])
 
 
 class Thread(BaseModel):
-    """The AG-UI messages of a session, and its shared state."""
+    """The AG-UI messages of a session, and its shared state; `erased_at` is when content of one of
+    its runs was erased."""
 
     messages: list[dict[str, Any]] = []
     state: Any = None
+    erased_at: str = ""
+
+    def may_have(self, run_id: str) -> bool:
+        """Return whether the run began after the erasure."""
+        if not self.erased_at:
+            return True
+        return made_at_ms(run_id) > datetime.fromisoformat(self.erased_at).timestamp() * 1000
+
+    def add(self, messages: Sequence[dict[str, Any]], state: Any) -> None:
+        """Add messages by their ids; if `state` is None, the state stays the same."""
+        self.messages = newest(merged(self.messages, messages))
+        self.state = self.state if state is None else state
 
 
 class Threads:
@@ -44,13 +63,35 @@ class Threads:
         kept = await self._get(f"thread.{session}")
         return Thread.model_validate_json(kept) if kept else Thread()
 
-    async def add(self, session: str, messages: Sequence[dict[str, Any]], state: Any) -> None:
-        """Add the messages of a leg, by their ids; if `state` is None, the state stays the same."""
-        thread = await self.thread(session)
-        thread.messages = newest(merged(thread.messages, messages))
-        thread.state = thread.state if state is None else state
-        # It is of several runs, so no key of a run can seal it.
-        await self._put(f"thread.{session}", thread.model_dump_json().encode(), "")
+    async def add(
+        self, session: str, run_id: str, messages: Sequence[dict[str, Any]], state: Any
+    ) -> None:
+        """Add the messages of a leg, as `Thread.add`, unless the run began before an erasure."""
+        while not await with_retries(partial(self._add, session, run_id, messages, state)):
+            pass  # an erasure was first
+
+    async def _add(
+        self, session: str, run_id: str, messages: Sequence[dict[str, Any]], state: Any
+    ) -> bool:
+        """Return False if the conversation was changed meanwhile."""
+        key, thread = f"thread.{session}", Thread()
+        entry = await self._bucket.get(key)
+        try:
+            if entry is not None:
+                value = await objects.unwrap(self._bus, entry.value)
+                thread = Thread.model_validate_json(value)
+        except ContentErased:
+            return True  # an erasure is under way
+        except ObjectGone as error:
+            log.warning("KV threads, %s: its content is lost: %s", key, error)
+        if not thread.may_have(run_id):
+            log.info("run %s: content of its session was erased meanwhile, so it adds none", run_id)
+            return True
+        thread.add(messages, state)
+        value = thread.model_dump_json().encode()
+        value = await objects.wrap(self._bus, key, value, conversation_of(session))
+        revision = entry.revision if entry is not None else 0
+        return await self._bucket.update(key, value, revision) is not None
 
     async def request(self, run_id: str) -> dict[str, Any]:
         """Return the run's RunAgentInput, with the messages of earlier legs; empty if it is

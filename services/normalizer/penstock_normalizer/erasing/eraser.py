@@ -30,8 +30,10 @@ from penstock.bus import (
     subjects,
 )
 from penstock.bus.envelopes import ENVELOPES
+from penstock.bus.errors import ContentErased
 from penstock.bus.read import direct
-from penstock.bus.records import EraseCommand, Erasure, Receiver, RunRecord
+from penstock.bus.records import EraseCommand, Erasure, Receiver, RunRecord, SessionRecord
+from penstock.bus.sealing import conversation_of
 from penstock.bus.write import fence, objects
 from penstock.bus.write.overwriting import overwrite, overwrite_object
 from penstock.dialects.base import Draft
@@ -105,7 +107,7 @@ class Eraser:
             # Edges refuse subscribers the key from now on, since the record says that it is erased.
             await self._bus.content.let_forget(run_id)
             await self.overwrite_records(run_id)
-            await self._delete_conversation(record)
+            await self._delete_requests(record)
             # Administrators can read and replay dead letters.
             letters = subjects.deadletter("*", run_id)
             await overwrite(self._bus, streams.DEADLETTERS, letters)
@@ -142,7 +144,10 @@ class Eraser:
         """Return the keys of the deliveries that the run's events name."""
         pattern = subjects.event("automation.triggered", run_id)
         found = direct.replay(self._bus, streams.events_for(run_id), pattern)
-        payloads = [await objects.unwrap(self._bus, each.payload) async for each in found]
+        payloads = list[bytes]()
+        async for each in found:
+            with suppress(ContentErased):  # by an earlier attempt, which has done this before
+                payloads.append(await objects.unwrap(self._bus, each.payload))
         bodies = map(orjson.loads, payloads)
         ids = [each["data"]["delivery_id"].partition(".") for each in bodies]
         # `<rule>.<run>.<sequence>` is the id of the delivery `<rule>.<run>-<sequence>`.
@@ -168,16 +173,43 @@ class Eraser:
             await self._take_content_out("deliveries", key)
             await self._delete_value("deliveries", f"run.{key}")
 
-    async def _delete_conversation(self, record: RunRecord) -> None:
-        run_id = record.run_id
+    async def _delete_requests(self, record: RunRecord) -> None:
+        """Delete what the run's agent server was sent: by its legs, its session, and its rule."""
+        run_id, threads = record.run_id, self._bus.bucket("threads")
         session = subjects.session_key(record.user_id, record.agent, record.session_id)
-        for bucket, key in (
-            ("threads", f"run.{run_id}"),
-            ("threads", f"input.{run_id}"),
-            # The conversation with an AG-UI server does not say which run a message is of.
-            ("threads", f"thread.{session}"),
-        ):
-            await self._delete_value(bucket, key)
+        now, key = self._bus.clock.stamp(), f"thread.{session}"
+
+        def mark(found: SessionRecord) -> None:
+            found.erased_at = now
+
+        # Edges do not relay what an ADK server itself has of such a session.
+        await self._bus.bucket("sessions").change(session, SessionRecord, mark)
+        conversation = await threads.get(key)
+        if conversation is not None or await threads.get(f"run.{run_id}") is not None:
+            # The conversation with an AG-UI server does not say which run a message is of. What is
+            # left of it says that no run which has begun before may add its messages. It is written
+            # before the key is destroyed, and again with the next key.
+            emptied = orjson.dumps({"erased_at": now})
+            await threads.put(key, emptied)
+            await overwrite_object(self._bus, key)
+            await self._bus.content.destroy(conversation_of(session))
+            await threads.put(key, emptied)
+        for own in (f"run.{run_id}", f"input.{run_id}"):
+            await self._delete_value("threads", own)
+        if record.parent_run_id is not None and record.automations:
+            for plan in await self._plans(record.parent_run_id, record.automations[-1], run_id):
+                await self._delete_value("deliveries", plan)
+
+    async def _plans(self, parent_run_id: str, rule: str, run_id: str) -> list[str]:
+        """Return the keys of what the rule has started the run with, for events of its parent."""
+        found = []
+        for key in await self._deliveries(parent_run_id):
+            if key.startswith(f"{rule}."):
+                entry = await self._bus.bucket("deliveries").get(f"run.{key}")
+                with suppress(ContentErased):
+                    plan = await objects.unwrap(self._bus, entry.value) if entry else b"{}"
+                    found += [f"run.{key}"] if orjson.loads(plan).get("run_id") == run_id else []
+        return found
 
     async def _delete_value(self, bucket: str, key: str) -> None:
         if (entry := await self._bus.bucket(bucket).get(key)) is not None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from penstock.bus import Bus, streams, subjects
 from penstock.bus.records import EraseCommand, RunRecord
 from penstock.bus.state.bucket_index import BucketIndex
-from penstock.settings import AuthSettings
+from penstock.settings import AdkAgent, AuthSettings, Config
 from penstock.web.auth import Auth, AuthConfig
 from penstock_cli.main import app
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
@@ -23,6 +23,7 @@ from support.drive.erasing import erased, record_of
 from support.drive.normalizing import normalizer
 from support.drive.secured import bearer
 from support.drive.waiting import eventually
+from support.fakes.adk_server import AdkSessionsServer
 from support.fakes.issuer import SECRET
 from support.fakes.pretend import PretendApprovals, PretendRun
 from support.real.nats import NatsServer
@@ -103,6 +104,37 @@ async def test_every_dialect_shows_an_erased_run_as_a_whole_run_without_its_cont
     assert (await edge.get(url, params={"dialect": RAW_DIALECT})).status_code == 410
     events = (await edge.get(url, headers=PAGE)).json()["events"]
     assert [each["event"]["action"] for each in events] == ["started", "erased", "completed"]
+
+
+async def test_what_an_adk_server_itself_has_of_an_erased_session_is_not_relayed(
+    make_edge: MakeEdge, bus: Bus
+) -> None:
+    secret, server = f"secret-{uuid4().hex}", AdkSessionsServer(old=False)
+    await server.start()
+    try:
+        helper = AdkAgent(id="helper", protocol="adk", url=server.url, agent="vana")
+        edge = await make_edge(config=Config(agents=[helper]))
+        run = await ended(bus, secret, agent="helper")
+        sessions = "/apps/vana/users/anonymous/sessions"
+        own, other = f"{sessions}/{run.session_id}", f"{sessions}/other"
+        for path in (own, other):
+            created = await edge.post(path, json={"said": secret})
+            assert created.status_code == 200, created.text
+        await erase(edge, run)
+        for path in (own, f"{own}/artifacts", f"{own}/artifacts/a.txt"):
+            answer = await edge.get(path)
+            assert answer.status_code == 410, path
+            assert "delete the session" in answer.json()["detail"]
+        changed = await edge.patch(own, json={"stateDelta": {"a": 1}})
+        assert changed.status_code == 410
+        states = {each["id"]: each["state"] for each in (await edge.get(sessions)).json()}
+        assert states == {run.session_id: {}, "other": {"said": secret}}
+        assert (await edge.get(other)).json()["state"] == {"said": secret}
+        assert (await edge.delete(own)).status_code == 200
+        await edge.post(own, json={"said": "anew"})
+        assert (await edge.get(own)).json()["state"] == {"said": "anew"}
+    finally:
+        await server.stop()
 
 
 async def test_no_face_shows_content_of_an_erased_run(edge: Client, bus: Bus) -> None:

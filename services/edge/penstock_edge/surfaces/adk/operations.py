@@ -20,6 +20,8 @@ NOT_ENABLED: Final = (
 
 # The statuses of errors with which the edge answers if it has asked an ADK server.
 UPSTREAM: Final = (404, 409, 502, 504)
+# Those of who reads what an ADK server has stored of a session: 410 after an erasure.
+READING: Final = (*UPSTREAM, 410)
 RAW: Final = "where the agent is an ADK agent, because its server's bytes are relayed"
 operation = partial(Operation, tag="adk", errors=DETAIL, sometimes={"raw": RAW})
 leg_operation = partial(

@@ -33,6 +33,7 @@ from penstock_edge.sources.sessions import (
     idle_since,
     run_records,
 )
+from penstock_edge.surfaces.adk.servers import ServerAnswer
 from penstock_edge.views.items import type_of
 
 _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
@@ -93,6 +94,23 @@ class SessionStore:
             _shown(replace(named, id=each.record.session_id), each.record, each.ends[-1:])
             for each in listed
         ]
+
+    async def without_erased(self, named: NamedSession, listed: ServerAnswer) -> ServerAnswer:
+        """Return an ADK server's list of sessions, without the states of those of which content was
+        erased."""
+        try:
+            found = [each for each in orjson.loads(listed.content) if isinstance(each, dict)]
+        except (orjson.JSONDecodeError, TypeError):
+            return listed
+        keys = [replace(named, id=str(each.get("id"))).key for each in found]
+        records = await self._bucket.many(keys)
+        changed = False
+        for key, each in zip(keys, found, strict=True):
+            entry = records.get(key)
+            if entry and SessionRecord.model_validate_json(entry.value).erased_at is not None:
+                changed |= bool(each.get("state") or each.get("events"))
+                each.update(state={}, events=[])
+        return replace(listed, content=orjson.dumps(found)) if changed else listed
 
     async def add_run(self, named: NamedSession, run_id: str) -> None:
         """Add a new run to the session's record, and publish a notice to waiting clients. The

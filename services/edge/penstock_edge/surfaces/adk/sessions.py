@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import start_fields
+from penstock.bus.records import SessionRecord
 from penstock.runs.start import frames_refused
 from penstock.web.auth import acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_body, require_json
@@ -20,7 +21,7 @@ from penstock.web.operation import OBJECT, TEXT, Parameter, a_list, in_path, jso
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
+from penstock_edge.surfaces.adk.operations import ADK, READING, UPSTREAM, operation
 from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
 from penstock_edge.surfaces.adk.servers import AdkServers, relayed
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
@@ -67,7 +68,8 @@ class Sessions:
     async def index(self, request: Request) -> ASGIApp:
         named = await readable_by(self._edge, request)
         if named.agent.protocol == ADK:
-            return relayed(await self._servers.ask("GET", named.agent, named.user_id))
+            listed = await self._servers.ask("GET", named.agent, named.user_id)
+            return relayed(await self._sessions.without_erased(named, listed))
         return json_response(
             await self._sessions.index(named, self._edge.turns.for_caller(identity_of(request)))
         )
@@ -78,6 +80,7 @@ class Sessions:
             summary="A session with its events",
             answers=_SESSION,
             scopes=("read",),
+            refusals=READING,
         )
     )
     async def show(self, request: Request) -> ASGIApp:
@@ -134,6 +137,7 @@ class Sessions:
             scopes=("start",),
             body=ChangeRequest,
             example={"stateDelta": {}},
+            refusals=READING,
         )
     )
     async def change(self, request: Request) -> ASGIApp:
@@ -213,13 +217,21 @@ def session_named_by(edge: Edge, request: Request) -> NamedSession:
 
 async def readable_by(edge: Edge, request: Request) -> NamedSession:
     """Require `raw` to read the session of an ADK agent, which is relayed byte for byte. Problem
-    409 if runs of the agent have redactions, since the ADK server knows nothing of these."""
+    409 if runs of the agent have redactions, and 410 if content of the session was erased, since
+    the ADK server knows nothing of these."""
     named = session_named_by(edge, request)
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")
         redactions = await edge.starter.redactions.in_force()
         if redactions.names(named.agent.id):
             raise frames_refused(redactions.version)
+        record = await edge.bus.bucket("sessions").load(named.key, SessionRecord)
+        if record is not None and record.erased_at is not None:
+            raise Problem(
+                410,
+                f"content of this session was erased at {record.erased_at}; the ADK server may "
+                "still have it: delete the session, and it forgets it, too",
+            )
     return named
 
 
@@ -234,7 +246,7 @@ _ARTIFACT: Final = in_path(
 _VERSION: Final = Parameter(
     "version", "The version of the artifact; the newest without it", {"type": "integer"}
 )
-_of_artifacts = partial(operation, method="GET", scopes=("read",), refusals=UPSTREAM)
+_of_artifacts = partial(operation, method="GET", scopes=("read",), refusals=READING)
 _SEPARATORS: Final = re.compile(r"[/\\]")
 
 
