@@ -13,7 +13,7 @@ import orjson
 import pytest
 import uuid_utils
 
-from penstock.bus import Message, streams, subjects
+from penstock.bus import Message, messages, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.streams import events_for
 from penstock.turns import TenantUser
@@ -166,7 +166,7 @@ async def test_the_waiting_jobs_of_many_deleted_rules_of_one_owner_return_bit_by
             waiting = Counter(at for at, _ in await _scheduled(made))
             due = Counter(
                 [
-                    each.headers[direct.STORED_AT][:19]
+                    each.headers[messages.STORED_AT][:19]
                     async for each in direct.replay(
                         made.bus, streams.SCHEDULES, "due.automations.>"
                     )

@@ -1,5 +1,5 @@
-"""With content keys, what people and agents say is nowhere in clear on the disk of NATS, but in the
-places that docs/privacy.md names; and each kill of a service leaves every run readable."""
+"""With content keys, what people and agents say is nowhere in clear on the disk of NATS; and each
+kill of a service leaves every run readable."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ from support.real.nats import NatsServer, login
 from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
-
-# What is not sealed yet: see docs/privacy.md.
-IN_CLEAR = {"KV_threads"}
 
 
 def planted(what: str) -> str:
@@ -67,7 +64,7 @@ async def test_no_stream_has_content_in_clear_and_a_replay_is_what_came_live(
     for run_id, events in live.items():
         assert await penstock.all(run_id, edge=1) == events
     for secret in (message, args, note):
-        assert files_with(secret, penstocks_nats.store) <= IN_CLEAR
+        assert files_with(secret, penstocks_nats.store) == set()
     # The search finds what is there.
     assert {"RAW", "EVENTS", "KV_runs"} <= files_with(echo, penstocks_nats.store)
 
@@ -175,7 +172,7 @@ async def test_every_run_ends_readable_while_each_service_is_killed_in_turn(
                 assert [each.sequence for each in events] == [*range(1, len(events) + 1)]
                 assert all("sealed" not in each.data for each in events)
         for secret in secrets:
-            assert files_with(secret, fresh_nats.store) <= IN_CLEAR
+            assert files_with(secret, fresh_nats.store) == set()
 
 
 async def whole(penstock: Deployment, run_id: str) -> list[Event] | None:
@@ -205,8 +202,9 @@ async def test_an_installation_is_switched_over_while_a_run_goes_on(
                 penstock.instances.remove(old)
                 await penstock.start(service, port, environment={"PENSTOCK_CONTENT_KEYS": keys})
 
-        await restarted(f"none,{CONTENT_KEY}")  # first all can open, then all seal
-        await restarted(CONTENT_KEY)
+        # First all can open, then all seal, then all refuse what is in clear.
+        for keys in (f"none,{CONTENT_KEY}", f"{CONTENT_KEY},none", CONTENT_KEY):
+            await restarted(keys)
         note = planted("note")
         answer = await penstock.decide(seen[-1].data["approval_id"], "approve", note=note)
         assert answer.is_success, answer.text
@@ -218,5 +216,5 @@ async def test_an_installation_is_switched_over_while_a_run_goes_on(
                 bus, streams.events_for(run_id), subjects.events_of_run(run_id)
             )
             assert len(found) == len(events)
-        assert files_with(note, fresh_nats.store) <= IN_CLEAR
+        assert files_with(note, fresh_nats.store) == set()
         assert "EVENTS" in files_with(args, fresh_nats.store)  # of before the switch

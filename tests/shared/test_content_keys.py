@@ -22,14 +22,17 @@ def test_keys_come_from_the_variable_and_from_files_in_their_order(
     assert FIRST not in repr(settings)
     # A service reads its own settings from those that were read for all.
     assert Settings(**settings.model_dump()).content_keys == settings.content_keys
+    monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", f"{FIRST},none")
+    assert read_settings(Settings).content_keys == (FIRST, "none")
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
         ("too-short", "at least 32 bytes"),
-        (f"{FIRST},none", "at least 32 bytes"),
-        ("none", "needs a key after it"),
+        (f"{FIRST},none,{SECOND}", "at least 32 bytes"),
+        ("none", "needs a key beside it"),
+        ("none,none", "needs a key beside it"),
         ("file:/nowhere/keys", "cannot read the keys in /nowhere/keys"),
     ],
 )

@@ -32,6 +32,8 @@ RAW_FIRST = "Penstock-Raw-First"
 COST = "Penstock-Cost"  # of an `llm.tool_result` that has a cost
 # The header with which a write names the sequence of the last message of its subject.
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+STORED_AT = "Nats-Time-Stamp"  # header of a direct get: when the message was stored, RFC 3339
+LIVE = "live"  # as `Stored.stored_at`, of a message that comes as it is stored
 # A header of an edge's answer to a subscriber's request for a large event.
 LARGE_PARTS = "Penstock-Parts"
 # The header of an edge's answer that says why a subscriber does not get what it asks for: a large
@@ -63,7 +65,9 @@ class Stored:
     headers: Mapping[str, str]
     payload: bytes
     delivered: int = 1  # how often a consumer has delivered this message
-    stored_at: str = ""  # RFC 3339; a direct get has this time in a header (`direct.STORED_AT`)
+    # RFC 3339, or LIVE; a direct get has this time in the header STORED_AT
+    stored_at: str = ""
+    is_open: bool = False  # whether `Content` has looked at the payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,13 @@ def raw_frame(stored: Stored) -> RawFrame:
         (int(number), int(count)) if part else None,
         headers.get(WHOLE, "bytes"),
     )
+
+
+def stored_s(stored: Stored) -> float:
+    """Return when a message was stored, in seconds since 1970; infinity for one that comes live.
+    Whoever publishes a live message chooses its headers."""
+    at = stored.stored_at or stored.headers.get(STORED_AT, "")
+    return float("inf") if at in ("", LIVE) else datetime.fromisoformat(at).timestamp()
 
 
 def now() -> str:

@@ -13,7 +13,8 @@ sealed message has one of these forms:
 
 Ciphertext is the id of the run's key, a nonce, and what AES-256-GCM makes of the content. The
 subject, the headers that give a message its place, and an event's envelope are authenticated. So
-content that was changed, or was put into another message, is refused.
+content that was changed, or was put into another message, is refused. So is content that somebody
+has stored in clear after the key of its run was made (`RunKeys.since`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import base64
 import binascii
 import hashlib
 import re
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -38,7 +40,9 @@ if TYPE_CHECKING:  # at run time only where there are keys
     from penstock.bus.ciphers import Cipher
 
 SETTING: Final = "PENSTOCK_CONTENT_KEYS"
-OPEN_ONLY: Final = "none"  # as the first key: this process seals nothing, and opens what is sealed
+# As the first key: this process seals nothing, and opens what is sealed. As the last key: it seals,
+# and also takes content in clear, since not all services seal yet.
+NONE: Final = "none"
 KEY_BYTES: Final = 32
 _KEY_ID_BYTES: Final = 8
 _RUN_ID_BYTES: Final = 36
@@ -101,8 +105,9 @@ def _scheduled(_: str, rest: str) -> Place:
 
 
 def _record(subject: str, payload: bytes) -> Place | None:
-    if subject.startswith(_RECORDS):
-        return Place(subject.rpartition(".")[2], subject.encode())
+    for beginning, run_of in _RECORDS.items():
+        if subject.startswith(beginning):
+            return Place(run_of(subject.rpartition(".")[2]), subject.encode())
     _, bucket, key = subject.split(".", 2)
     envelope = ENVELOPES.get(bucket)
     if envelope is None or key.count(".") != (bucket == "deliveries"):
@@ -115,13 +120,25 @@ def _record(subject: str, payload: bytes) -> Place | None:
     return Place(run_id, subject.encode(), envelope=envelope)
 
 
+def conversation_of(session_key: str) -> str:
+    """Return what stands for a run where the conversation of a session is sealed. It is of several
+    runs, so it has a key of its own, which the erasure of each of these runs destroys."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, session_key))
+
+
 _RUN_OF_RECORD: Final = re.compile(rb'"run_id":"([0-9a-f-]{36})"')
 _BUCKETS: Final = "$KV."
-# The records that are sealed as a whole: the beginnings of their subjects, which end in the run.
-_RECORDS: Final = (
-    *("$KV.pauses.", "$KV.claims.active."),
-    *("$KV.threads.input.", "$KV.threads.run."),
-)
+# The records that are sealed as a whole: the beginnings of their subjects, and which run the last
+# token names.
+_RECORDS: Final[Mapping[str, Callable[[str], str]]] = {
+    "$KV.pauses.": str,
+    "$KV.claims.active.": str,
+    "$KV.threads.input.": str,
+    "$KV.threads.run.": str,
+    "$KV.threads.thread.": conversation_of,
+    # What a rule starts a run with. The run is that of the rule's event.
+    "$KV.deliveries.run.": lambda key: run_id_of(f"delivery.{key}"),
+}
 # What is sealed, by the first token of the subject.
 _PLACES: Final[Mapping[str, Callable[[str, str], Place | None]]] = {
     **dict.fromkeys(CATEGORIES, _event),
@@ -150,8 +167,17 @@ def has_content(place: Place, payload: bytes) -> bool:
         return not payload.startswith(messages.REFERENCE)
     if place.envelope is None:
         return True
-    fields: Fields = orjson.loads(payload)
-    return bool(place.envelope(fields) != fields)
+    try:
+        fields: Fields = orjson.loads(payload)
+        return bool(place.envelope(fields) != fields)
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return True  # it is no record, and somebody else has written it
+
+
+def refers_elsewhere(place: Place, payload: bytes) -> bool:
+    """Return whether an event refers to an object that is not of its run."""
+    own = messages.REFERENCE + place.run_id.encode() + b"."
+    return payload.startswith(messages.REFERENCE) and not payload.startswith(own)
 
 
 def place_of(subject: str, payload: bytes) -> Place | None:
@@ -204,10 +230,15 @@ class KeyUnknown(ContentRefused):
 
 
 class RunKeys(NamedTuple):
-    """The present key of a run, if it has one, and the ids of its keys that were destroyed."""
+    """The present key of a run, if it has one, and the ids of its keys that were destroyed.
+
+    `since` is when the key was made, in seconds since 1970: later content in clear is refused. It
+    is None if the key was made while not all services sealed.
+    """
 
     key: RunKey | None = None
     destroyed: frozenset[bytes] = frozenset()
+    since: float | None = None
 
     def open(self, sealed: bytes, name: bytes) -> bytes:
         """Return the content that was sealed under this name. Raises ContentErased if its key was
@@ -369,11 +400,12 @@ class MasterKeys:
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         texts = tuple(texts)
-        self.seals = bool(texts) and texts[0] != OPEN_ONLY
+        self.seals = bool(texts) and texts[0] != NONE
+        self.refuses_clear = bool(texts) and NONE not in texts
         secrets = [
             hashlib.sha256(b"penstock content " + text.encode()).digest()
             for text in texts
-            if text != OPEN_ONLY
+            if text != NONE
         ]
         self._keys = {_fingerprint(secret, 4).hex(): _cipher(secret) for secret in secrets}
 
@@ -389,28 +421,32 @@ class MasterKeys:
             "destroyed": sorted(each.hex() for each in keys.destroyed),
         }
         if keys.key is not None:
-            wrapped = wrapping.encrypt(keys.key.secret, run_id.encode())
+            since = None if keys.since is None else str(keys.since)
+            wrapped = wrapping.encrypt(keys.key.secret, _wrapped_as(run_id, since))
             fields |= {"id": keys.key.id.hex(), "key": base64.b64encode(wrapped).decode()}
+            fields |= {"since": since} if since is not None else {}
         return orjson.dumps(fields)
 
-    def unwrap(self, run_id: str, value: bytes) -> RunKeys:
-        """Return the keys of a run. Raises KeyMissing, and ContentRefused if the value is not what
-        `wrap` or `destruction` has made for this run."""
+    def unwrap(self, run_id: str, value: bytes, stored_s: float = 0.0) -> RunKeys:
+        """Return the keys of a run, whose message was stored at `stored_s`. Raises KeyMissing, and
+        ContentRefused if the value is not what `wrap` or `destruction` has made for this run."""
         try:
             fields = orjson.loads(value)
             destroyed = frozenset(map(bytes.fromhex, fields["destroyed"]))
             if "key" not in fields:
                 return RunKeys(None, destroyed)
             master, wrapped = str(fields["master"]), base64.b64decode(fields["key"])
+            text = fields.get("since")
+            since = None if text is None else float(text) or stored_s
         except (ValueError, TypeError, KeyError) as error:
             raise ContentRefused(f"the key of run {run_id} is not what was stored") from error
         if (key := self._keys.get(master)) is None:
             raise KeyMissing(missing_text(master, bool(self)))
         try:
-            secret = key.decrypt(wrapped, run_id.encode())
+            secret = key.decrypt(wrapped, _wrapped_as(run_id, text))
         except ValueError:
             raise ContentRefused(f"the key of run {run_id} is not what was stored") from None
-        return RunKeys(RunKey(secret), destroyed)
+        return RunKeys(RunKey(secret), destroyed, since)
 
     def is_current(self, value: bytes) -> bool:
         """Return whether a stored key needs no rewrap."""
@@ -419,6 +455,12 @@ class MasterKeys:
     def has_master_of(self, value: bytes) -> bool:
         master = master_of(value)
         return not master or master in self._keys
+
+
+def _wrapped_as(run_id: str, since: str | None) -> bytes:
+    """Return what is authenticated with a wrapped key, so that nobody else lets content in clear
+    pass by changing the time."""
+    return run_id.encode() if since is None else f"{run_id} {since}".encode()
 
 
 def master_of(value: bytes) -> str:

@@ -16,6 +16,7 @@ from penstock.settings.keep import parse_keep
 
 FILE: Final = "file:"
 MIN_KEY_BYTES: Final = 32
+NONE: Final = "none"  # beside the content keys: see `penstock.bus.sealing`
 
 
 class Settings(EnvironmentSettings):
@@ -66,7 +67,8 @@ class Settings(EnvironmentSettings):
         repr=False,
         description="Keys that seal the content of runs in NATS, separated by commas, each of at "
         "least 32 characters, or `file:<path>` of a file with such keys. The first seals, all "
-        "open. `none` as the first seals nothing. Every service needs the same keys.",
+        "open. `none` as the first seals nothing, and as the last takes content in clear, too. "
+        "Every service needs the same keys.",
     )
     replicas: int = Field(1, ge=1, le=5, description="The number of replicas of each stream.")
     keep: Words = Field(
@@ -178,10 +180,11 @@ def content_keys(words: tuple[str, ...]) -> tuple[str, ...]:
             found += path.read_text().replace(",", " ").split()
         except (OSError, UnicodeError) as error:
             raise ValueError(f"cannot read the keys in {path}: {error}") from None
-    if any(len(key.encode()) < MIN_KEY_BYTES for key in found[found[:1] == ["none"] :]):
+    keys = found[found[:1] == [NONE] : len(found) - (found[1:][-1:] == [NONE])]
+    if any(len(key.encode()) < MIN_KEY_BYTES for key in keys):
         raise ValueError(f"each key must have at least {MIN_KEY_BYTES} bytes")
-    if found == ["none"]:
-        raise ValueError("`none` needs a key after it: without keys, leave the variable empty")
+    if found and not keys:
+        raise ValueError("`none` needs a key beside it: without keys, leave the variable empty")
     return tuple(found)
 
 

@@ -396,6 +396,143 @@ async def test_what_was_written_in_clear_is_read_beside_what_is_sealed(
                 pass
 
 
+@asynccontextmanager
+async def attacker(nats: NatsServer) -> AsyncIterator[Bus]:
+    """Who may write on NATS, and has no key: what he writes is in clear."""
+    async with sealing_bus(nats, "none", FIRST) as bus:
+        yield bus
+
+
+async def test_content_in_clear_is_refused_wherever_it_is_read_once_its_run_has_a_key(
+    server: NatsServer, bus: Bus, other: Bus, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, pattern = streams.events_for(run_id), subjects.events_of_run(run_id)
+    refused: list[int] = []
+    other.content.refused = lambda: refused.append(1)
+    got: list[Stored] = []
+    follow = Follow(other, events(run_id), 1, got.extend)
+    await follow.start()
+    try:
+        await bus.publisher.publish(event(run_id, 1))
+        await bus.bucket("pauses").put(run_id, SECRET)
+        async with attacker(server) as forges:
+            sequence = await forges.publisher.publish(event(run_id, 2))
+            await forges.bucket("pauses").put(run_id, SECRET)
+
+        async def both() -> bool:
+            return len(got) == 2
+
+        await eventually(both, 10, "both events")
+    finally:
+        await follow.stop()
+    entry = await other.bucket("pauses").get(run_id)
+    assert entry is not None
+    found, _ = await direct.read(other, stream, pattern)
+    by_reader: list[Stored] = []
+
+    async def take(stored: Stored) -> None:
+        by_reader.append(stored)
+        if stored.sequence == sequence:
+            raise StopReading
+
+    with pytest.raises(StopReading):
+        await Reader(other, stream, pattern, 1, take).run()
+    tail = await other.tail(stream, pattern)
+    assert tail is not None
+    assert [got[0].payload, found[0].payload, by_reader[0].payload] == [body(run_id, 1)] * 3
+    for payload in (entry.value, got[1].payload, found[1].payload, by_reader[1].payload):
+        with pytest.raises(ContentRefused, match="in clear, and its run is sealed"):
+            await objects.unwrap(other, payload)
+    assert isinstance(tail.payload, Unreadable)
+    assert len(refused) == 5
+    assert any(run_id in line and "is refused" in line for line in caplog.messages)
+
+
+async def test_a_command_in_clear_for_a_sealed_run_is_a_dead_letter(
+    server: NatsServer, bus: Bus, other: Bus, run_id: str
+) -> None:
+    kind = f"k{random.randrange(10**9)}"
+    await bus.publisher.publish(event(run_id, 1))
+    unsealed = new_run_id()  # of before the installation was switched over
+    async with attacker(server) as forges:
+        for each in (run_id, unsealed):
+            await forges.publisher.publish(
+                Message(subjects.command("clear", kind, each), SECRET, {})
+            )
+    handled: list[str] = []
+    given_up: dict[str, Exception] = {}
+
+    async def handle(stored: Stored) -> None:
+        handled.append(subjects.run_id_of(stored.subject))
+
+    async def give_up(stored: Stored, error: Exception) -> None:
+        given_up[subjects.run_id_of(stored.subject)] = error
+
+    consumer = Consumer(
+        stream=streams.COMMANDS, durable=f"clear-{kind}", subjects=(f"command.clear.{kind}.*",)
+    )
+    queue = WorkQueue(other, consumer, handle, give_up=give_up, attempts=None)
+    task = asyncio.create_task(queue.run())
+    try:
+
+        async def done() -> bool:
+            return len(handled) + len(given_up) == 2
+
+        await eventually(done, 20, "both commands")
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert handled == [unsealed]
+    assert isinstance(given_up[run_id], ContentRefused)
+
+
+async def test_an_event_of_a_sealed_run_refers_to_no_object_in_clear_or_of_another_run(
+    server: NatsServer, bus: Bus, other: Bus, run_id: str
+) -> None:
+    await bus.publisher.publish(event(run_id, 1))
+    large, elsewhere = SECRET * 40_000, new_run_id()
+    await objects.wrap(bus, f"{elsewhere}.1", large, elsewhere)
+    async with attacker(server) as forges:
+        own = await objects.wrap(forges, f"{run_id}.2", large, run_id)
+    for payload in (own, objects.reference(f"{elsewhere}.1")):
+        sequence = await bus.publisher.publish(
+            Message(subjects.event_input("llm.stream", run_id), payload, {messages.SEQUENCE: "2"})
+        )
+        stored = await other.at(streams.events_for(run_id), sequence)
+        assert stored is not None
+        with pytest.raises(ContentRefused):
+            await objects.unwrap(other, stored.payload)
+
+
+async def test_a_run_whose_key_was_made_while_not_all_services_sealed_has_both(
+    fresh_nats: NatsServer, run_id: str
+) -> None:
+    async with connected(fresh_nats.url) as before:
+        await before.publisher.publish(event(run_id, 1))
+    pattern = subjects.events_of_run(run_id)
+    async with (
+        sealing_bus(fresh_nats, "none", FIRST) as not_yet,
+        sealing_bus(fresh_nats, FIRST, "none") as first,
+    ):
+        await first.publisher.publish(event(run_id, 2))
+        await not_yet.publisher.publish(event(run_id, 3))  # it is restarted last
+        for bus in (not_yet, first):
+            found, _ = await direct.read(bus, streams.events_for(run_id), pattern)
+            assert [stored.payload for stored in found] == [body(run_id, n) for n in (1, 2, 3)]
+    later = new_run_id()
+    async with sealing_bus(fresh_nats) as bus:
+        found, _ = await direct.read(bus, streams.events_for(run_id), pattern)
+        assert [stored.payload for stored in found] == [body(run_id, n) for n in (1, 2, 3)]
+        await bus.publisher.publish(event(later, 1))
+        assert (await rewrap(bus)).keys == 2
+    async with sealing_bus(fresh_nats, SECOND, FIRST) as bus, attacker(fresh_nats) as forges:
+        await forges.publisher.publish(event(later, 2))
+        assert (await rewrap(bus)).changed == 2
+        tail = await bus.tail(streams.events_for(later), subjects.events_of_run(later))
+        assert tail is not None
+        assert isinstance(tail.payload, Unreadable)
+
+
 async def test_a_letter_about_content_that_was_refused_is_replayed_once_its_key_is_back(
     server: NatsServer, bus: Bus, run_id: str
 ) -> None:

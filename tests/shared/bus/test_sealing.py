@@ -99,6 +99,8 @@ def frame(run_id: str = RUN, writer: str = "upstream", index: int = 4, part: str
         Message(f"delivery.rule.{RUN}-12", b"{}", {}),
         Message(f"$KV.pauses.{RUN}", b"{}", {}),
         Message(f"$KV.threads.input.{RUN}", b"{}", {}),
+        Message(f"$KV.threads.thread.{'0' * 64}", b"{}", {}),
+        Message(f"$KV.deliveries.run.rule.{RUN}-12", b"{}", {}),
         Message(f"$KV.claims.active.pod-1.{RUN}", b"{}", {}),
         Message(f"llm.stream.{RUN}", b"no event", {messages.SEQUENCE: "1"}),
         Message(f"shard.3.llm.stream.{RUN}", b"no event", {messages.SEQUENCE: "1"}),
@@ -125,7 +127,7 @@ def test_a_scheduled_message_is_opened_when_it_is_due() -> None:
     [
         *("audit.{}", "key.{}", "control.{}", "$KV.runs.{}", "$KV.threads.{}", "$JS.API.INFO"),
         *("deadletter.automations.hook-1", "delivery.rule.hook-1", "schedule.approvals.{}"),
-        "command.penstock.skipped.nobody",
+        *("command.penstock.skipped.nobody", "$KV.deliveries.run.rule.hook-1"),
         *("system.erased.{}", "command.normalizer.erase.{}"),
     ],
 )
@@ -312,6 +314,18 @@ def test_the_key_of_one_run_is_none_for_another() -> None:
         masters.unwrap(OTHER, masters.wrap(RUN, KEYS))
     with pytest.raises(ContentRefused):
         masters.unwrap(RUN, b"{}")
+
+
+def test_who_changes_since_when_a_run_is_sealed_makes_its_key_unreadable() -> None:
+    masters = MasterKeys([FIRST])
+    wrapped = masters.wrap(RUN, KEYS._replace(since=0.0))
+    assert masters.unwrap(RUN, wrapped, 7.5).since == 7.5  # the time of the message
+    again = masters.wrap(RUN, masters.unwrap(RUN, wrapped, 7.5))
+    assert masters.unwrap(RUN, again, 99.0).since == 7.5
+    fields = orjson.loads(wrapped)
+    for changed in ({**fields, "since": "8"}, {n: v for n, v in fields.items() if n != "since"}):
+        with pytest.raises(ContentRefused):
+            masters.unwrap(RUN, orjson.dumps(changed))
 
 
 def test_none_as_the_first_key_only_opens() -> None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.bus import Stored
-from penstock.bus.read.direct import STORED_AT
+from penstock.bus.messages import STORED_AT
 from penstock.bus.state.losses import Snapshot
 from penstock_automations.matching.matcher import Matcher
 from penstock_connector.legs.orders import Order

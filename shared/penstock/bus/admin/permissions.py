@@ -240,8 +240,8 @@ USERS: Final = (
             f"{_API}.STREAM.MSG.DELETE.{stream}"
             for stream in (COMMANDS, EVENTS, RAW, JOURNAL, DEADLETTERS, _OBJECTS, KEYS)
         ],
-        [*_reads(JOURNAL, AUDIT), *_buckets("approvals", "deliveries", "threads")],
-        _keys("approvals.*", "deliveries.*.*", "deliveries.run.*.*", "threads.*.*"),
+        [*_reads(JOURNAL, AUDIT), *_buckets("approvals", "deliveries", "threads", "sessions")],
+        _keys("approvals.*", "deliveries.*.*", "deliveries.run.*.*", "threads.*.*", "sessions.*"),
         _KEY_NOTICES,
         # The normalizer measures the lag of all readers, also of readers that have ended.
         [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
@@ -305,7 +305,8 @@ USERS: Final = (
         _reads(EVENTS, RAW, AUDIT, SCHEDULES),
         _buckets("policies", "approvals", "pauses", "runs", "aliases", "tokens", "sent"),
         _keys("approvals.>", "policies.current", "aliases.*", "tokens.link.*"),
-        [*_buckets("budgets"), *_keys("budgets.>", "policies.budgets", "policies.redactions")],
+        [*_buckets("budgets"), *_keys("budgets.>", "policies.budgets")],
+        _keys("policies.redactions", "policies.redactions.*"),
         _attempts("approvals"),
         _TOKENS,
         _KEEPS_OBJECTS,

@@ -17,6 +17,7 @@ from penstock.bus import subjects
 from penstock.bus.errors import ObjectGone
 from penstock.bus.messages import Message, Unreadable
 from penstock.bus.records import ENDED, ContinueCommand, ReplayReply, RunRecord, Sent
+from penstock.bus.sealing import FIRST_BYTES, SEALED
 from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock.bus.state.kv import Buckets
@@ -69,6 +70,8 @@ async def _opened(bus: Buckets, letter: DeadLetter) -> DeadLetter:
     """Return the letter with its message opened, whose key may be known again. Published as it is,
     a message that is sealed would be sealed twice."""
     stored = letter.message
+    # A letter is sealed itself, so what is in clear in it is what a service has opened.
+    stored.is_open = stored.payload[:FIRST_BYTES] not in SEALED
     await bus.jetstream.content.open(stored)
     if isinstance(stored.payload, Unreadable):
         raise CannotReplay(f"{stored.payload.error}; drop the letter, or restore the stream KEYS")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.bus import streams, subjects
 from penstock.bus.errors import FenceConflict
-from penstock.bus.messages import Message, Stored
+from penstock.bus.messages import Message, Stored, stored_s
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.write import fence
@@ -44,7 +44,8 @@ async def _rewrap(bus: Writes, stored: Stored) -> bool:
     if last is None:
         return False  # the key was destroyed meanwhile
     if last.sequence == stored.sequence:
-        value = masters.wrap(run_id, masters.unwrap(run_id, stored.payload))
+        keys = masters.unwrap(run_id, stored.payload, stored_s(stored))
+        value = masters.wrap(run_id, keys)
         message = Message(stored.subject, value, {})
         try:
             await fence.append(bus, stored.subject, [message], last.sequence)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import secrets
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final, Protocol
 
 import orjson
@@ -30,7 +32,7 @@ from penstock.bus.errors import (
     ContentRefused,
     OutcomeUnknown,
 )
-from penstock.bus.messages import EXPECTED_SEQUENCE, Message, Stored
+from penstock.bus.messages import EXPECTED_SEQUENCE, Message, Stored, stored_s
 from penstock.bus.sealing import (
     FIRST_BYTES,
     KEY_BYTES,
@@ -38,10 +40,13 @@ from penstock.bus.sealing import (
     KeyMissing,
     KeyUnknown,
     MasterKeys,
+    Place,
     RunKey,
     RunKeys,
 )
 from penstock.bus.streams import KEYS
+
+log = logging.getLogger(__name__)
 
 # The most keys that a process keeps, and the most seconds for which it keeps one. A key that is
 # destroyed is forgotten at once, by a notice to all processes. A process that has missed the notice
@@ -50,6 +55,9 @@ from penstock.bus.streams import KEYS
 MAX_KEYS: Final = 16_384
 KEPT_S: Final = 60.0
 _WRONG_SEQUENCE: Final = frozenset({10071, 10164})
+# As `RunKeys.since`: the key was made at the time of its message, which the maker does not know.
+_AT_ITS_MESSAGE: Final = 0.0
+_IN_CLEAR: Final = "the content is in clear, and its run is sealed, so no service has written it"
 
 
 class Asks(Protocol):
@@ -71,6 +79,7 @@ class Content:
 
     def __init__(self, ask: Asks, masters: MasterKeys, health: Health) -> None:
         self.masters = masters
+        self.refuses_clear = masters.refuses_clear
         self.refused: Callable[[], object] = lambda: None  # for metrics: counts refused content
         self._ask = ask
         self._health = health
@@ -119,11 +128,13 @@ class Content:
         Content that cannot be opened becomes `Unreadable`, whose error every reader gets. With
         `is_fresh`, the key was just read. Otherwise a new key may have been made meanwhile.
         """
-        if stored.payload[:FIRST_BYTES] not in SEALED:
+        is_sealed = stored.payload[:FIRST_BYTES] in SEALED
+        if stored.is_open or not (is_sealed or self.refuses_clear):
             return True
-        place = sealing.place_of(stored.subject, stored.payload)
-        if place is None or not sealing.is_sealed(place, stored.payload):
-            return True  # no message of such a subject is sealed so: its payload only looks sealed
+        place = sealing.place_of(stored.subject, stored.payload) if stored.payload else None
+        if place is None or not (is_sealed and sealing.is_sealed(place, stored.payload)):
+            # No message of such a subject is sealed so: its payload only looks sealed.
+            return place is None or self._take_clear(place, stored)
         if not self._is_known(place.run_id):
             return False
         try:
@@ -133,9 +144,31 @@ class Content:
         except ContentRefused as error:
             if isinstance(error, KeyUnknown) and not is_fresh:
                 return False
-            self.refused()
-            sealing.unreadable(stored, error)
+            self._refuse(place, stored, error)
+        stored.is_open = True
         return True
+
+    def _take_clear(self, place: Place, stored: Stored) -> bool:
+        """Refuse content that was stored in clear after the key of its run was made: all services
+        seal then. Return False if the key must be read first."""
+        if self.refuses_clear and sealing.has_content(place, stored.payload):
+            if not self._is_known(place.run_id):
+                return False
+            since = self._keys[place.run_id][0].since
+            if since == _AT_ITS_MESSAGE:
+                del self._keys[place.run_id]
+                return False
+            if since is not None and stored_s(stored) > since:
+                self._refuse(place, stored, ContentRefused(_IN_CLEAR))
+        elif self.refuses_clear and sealing.refers_elsewhere(place, stored.payload):
+            self._refuse(place, stored, ContentRefused("the event refers to what is not its own"))
+        stored.is_open = True
+        return True
+
+    def _refuse(self, place: Place, stored: Stored, error: ContentRefused) -> None:
+        self.refused()
+        log.warning("run %s: %s is refused: %s", place.run_id, stored.subject, error)
+        sealing.unreadable(stored, error)
 
     async def open(self, *messages: Stored) -> None:
         """Open these messages in place, as `open_now` does.
@@ -147,7 +180,8 @@ class Content:
         waiting = [
             stored
             for stored in messages
-            if stored.payload[:FIRST_BYTES] in SEALED and not self.open_now(stored)
+            if (stored.payload[:FIRST_BYTES] in SEALED or self.refuses_clear)
+            and not self.open_now(stored)
         ]
         while waiting:
             places = (sealing.place_of(stored.subject, stored.payload) for stored in waiting)
@@ -155,10 +189,12 @@ class Content:
             await asyncio.gather(*map(self._read_key, runs))
             waiting = [stored for stored in waiting if not self.open_now(stored, is_fresh=True)]
 
-    async def opened_object(self, name: str, content: bytes) -> bytes:
-        """Return the content of an object. Raises ContentErased, ContentRefused, and BusError."""
+    async def opened_object(self, name: str, content: bytes, at_s: float) -> bytes:
+        """Return the content of an object that was stored at `at_s`, in seconds since 1970.
+        Raises ContentErased, ContentRefused, and BusError."""
         run_id = sealing.run_of_object(content)
         if run_id is None:
+            await self._check_clear_object(name, at_s)
             return content
         await self._read_key(run_id)
         try:
@@ -166,6 +202,16 @@ class Content:
         except ContentRefused:
             self.refused()
             raise
+
+    async def _check_clear_object(self, name: str, at_s: float) -> None:
+        """Refuse an object as `_take_clear` refuses a message."""
+        for run_id in filter(subjects.is_run_id, name.split(".") if self.refuses_clear else ()):
+            await self._read_key(run_id)
+            since = self._keys[run_id][0].since
+            if since is not None and at_s > since:
+                self.refused()
+                log.warning("run %s: the object %s is refused: %s", run_id, name, _IN_CLEAR)
+                raise ContentRefused(_IN_CLEAR)
 
     # the keys of runs
 
@@ -188,7 +234,7 @@ class Content:
         if newest is None:
             return RunKeys(), 0
         try:
-            return self.masters.unwrap(run_id, newest[1]), newest[0]
+            return self.masters.unwrap(run_id, newest[1], newest[2]), newest[0]
         except KeyMissing as error:
             self._health.refused("sealed", "", str(error))
             raise
@@ -210,7 +256,7 @@ class Content:
         subject = subjects.content_key(run_id)
         was_there = False
         while (newest := await self._message(last_by_subj=subject)) is not None:
-            sequence, value = newest
+            sequence, value, _ = newest
             destroyed = sealing.destruction(value)
             if destroyed is None:
                 break
@@ -277,7 +323,8 @@ class Content:
             await self._read_key(run_id)
             keys, sequence, _ = self._keys[run_id]
             if keys.key is None:
-                made = RunKeys(RunKey(secrets.token_bytes(KEY_BYTES)), keys.destroyed)
+                since = _AT_ITS_MESSAGE if self.refuses_clear else None
+                made = RunKeys(RunKey(secrets.token_bytes(KEY_BYTES)), keys.destroyed, since)
                 before, value = self._forgettings, self.masters.wrap(run_id, made)
                 at = await self._store(run_id, value, sequence)
                 if at and before == self._forgettings:  # or the key may be destroyed already
@@ -299,7 +346,8 @@ class Content:
             return 0
         raise BusUnavailable(f"the key of run {run_id} was not stored: {error.get('description')}")
 
-    async def _message(self, **which: str | int) -> tuple[int, bytes] | None:
+    async def _message(self, **which: str | int) -> tuple[int, bytes, float] | None:
+        """Return a message of KEYS: its sequence, its value, and when it was stored."""
         call, body = f"STREAM.MSG.GET.{KEYS}", dict(which)
         try:
             message = (await first_answer(lambda: self._ask.api(call, body)))["message"]
@@ -307,4 +355,5 @@ class Content:
             if error.code == MESSAGE_NOT_FOUND:
                 return None
             raise
-        return message["seq"], base64.b64decode(message["data"])
+        made_s = datetime.fromisoformat(message["time"]).timestamp()
+        return message["seq"], base64.b64decode(message["data"]), made_s

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from penstock.bus.messages import Stored
+from penstock.bus.messages import LIVE, Stored
 
 _PREFIX_BYTES = len(b"NATS/1.0")
 # The headers that the server appends to a message of a stream when it republishes the message.
@@ -58,10 +58,11 @@ class Incoming:
         if found is None:  # the server has written these headers in another form
             sequence = int(headers["Nats-Sequence"])
             return headers["Nats-Stream"], Stored(
-                headers["Nats-Subject"], sequence, headers, self.data
+                headers["Nats-Subject"], sequence, headers, self.data, stored_at=LIVE
             )
         stream, subject, number = found.groups()
-        return stream.decode(), Stored(subject.decode(), int(number), headers, self.data)
+        stored = Stored(subject.decode(), int(number), headers, self.data, stored_at=LIVE)
+        return stream.decode(), stored
 
     def stored(self) -> Stored:
         """Return the stored message of an answer to a direct get."""

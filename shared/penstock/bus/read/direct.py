@@ -32,8 +32,6 @@ MAX_SUBJECTS = 1000
 SILENCES_S = (0.75, 1.5, 3.0)
 LAG_S = 0.05  # seconds before a read is repeated because a lagging replica has answered
 
-STORED_AT = "Nats-Time-Stamp"  # header of an answer: when the message was stored, RFC 3339
-
 
 async def read(
     bus: HasJetStream,

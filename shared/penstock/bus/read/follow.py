@@ -194,9 +194,10 @@ class Follow:
         if stream != self._followed.stream:
             return  # `live.>` and `frames.>` have the messages of all shards
         number = self._number_if_next(stored) if self._repair is None else None
+        content = self._bus.jetstream.content
         if number is not None and (
-            stored.payload[:FIRST_BYTES] not in SEALED
-            or self._bus.jetstream.content.open_now(stored)
+            (stored.payload[:FIRST_BYTES] not in SEALED and not content.refuses_clear)
+            or content.open_now(stored)
         ):
             self._accept([stored], number)
         elif stored.sequence >= self._next:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.retry import RETRY_S
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
+from penstock.bus.sealing import FIRST_BYTES, SEALED
 from penstock.busyness import until_tick_s
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,12 @@ def _delivery(msg: Incoming) -> Delivery:
         int(tokens[at + 2]),
         msg.reply,
     )
+
+
+def _stored_at(reply: str) -> str:
+    tokens = reply.split(".")
+    at_s = int(tokens[7 if len(tokens) < 11 else 9]) / NANO
+    return datetime.fromtimestamp(at_s, UTC).isoformat()
 
 
 class PullUse(Protocol):
@@ -255,7 +263,10 @@ class PullLoop:
             return
         if msg.reply:
             self._outstanding -= 1
-            self._on_message(_delivery(msg))
+            delivery = _delivery(msg)
+            if self._jetstream.content.refuses_clear and msg.data[:FIRST_BYTES] not in SEALED:
+                delivery.stored.stored_at = _stored_at(msg.reply)
+            self._on_message(delivery)
             return
         status = msg.headers.get("Status", "")
         if status in ("404", "408") or msg.headers.get("Description") in _REQUEST_ENDS:

@@ -93,8 +93,9 @@ class Reader:
     def on_message(self, delivery: Delivery) -> None:
         stored = delivery.stored
         waits = self._pending or self._is_handling or delivery.consumer_sequence != self._expected
-        if not waits and stored.payload[:FIRST_BYTES] in SEALED:
-            waits = not self._jetstream.content.open_now(stored)  # its key must be read first
+        content = self._jetstream.content
+        if not waits and (stored.payload[:FIRST_BYTES] in SEALED or content.refuses_clear):
+            waits = not content.open_now(stored)  # its key must be read first
         if not waits and self._take(stored):
             self._advance(delivery)
             self._pull.request_more()

@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusError, BusUnavailable, ObjectGone
-from penstock.bus.messages import Stored
-from penstock.bus.read.direct import STORED_AT, read
+from penstock.bus.messages import STORED_AT, Stored
+from penstock.bus.read.direct import read
 from penstock.bus.state.continuity import Continuity
 from penstock.bus.state.kv import Bucket, Buckets, Entry, is_marker
 from penstock.bus.state.losses import Loss

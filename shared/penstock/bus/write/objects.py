@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusUnavailable, ObjectGone
-from penstock.bus.messages import REFERENCE, Unreadable
+from penstock.bus.messages import REFERENCE, Unreadable, stored_s
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
@@ -92,9 +92,11 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     if info is None:
         raise ObjectGone(f"there is no object {name} (any more)")
     subject = f"$O.{_BUCKET}.C.{info['nuid']}"
-    content = b"".join([chunk.payload async for chunk in replay(bus, STREAM, subject)])
+    chunks = [chunk async for chunk in replay(bus, STREAM, subject)]
+    content = b"".join([chunk.payload for chunk in chunks])
     if _digest(content) == info["digest"]:
-        return await bus.jetstream.content.opened_object(name, content)
+        at_s = max(map(stored_s, chunks), default=0.0)
+        return await bus.jetstream.content.opened_object(name, content, at_s)
     # The content that was read is incomplete or old, but the stored object may be complete: a
     # lagging replica may have answered, or another process may have just rewritten the object.
     filtered = {"subjects_filter": subject}

@@ -64,7 +64,7 @@ PUBLISH: Mapping[str, set[str]] = {
     # records in key-value buckets
     f"$KV.runs.{RUN}": {"edge", "normalizer", "automations", "workflows"},
     "$KV.approvals.1": {"approvals", "normalizer"},
-    "$KV.sessions.1": {"connector", "edge", "automations", "workflows"},
+    "$KV.sessions.1": {"connector", "edge", "automations", "workflows", "normalizer"},
     f"$KV.claims.claim.{RUN}": {"connector"},
     "$KV.sent.1": {"connector"},
     f"$KV.pauses.{RUN}": {"normalizer"},
@@ -78,6 +78,7 @@ PUBLISH: Mapping[str, set[str]] = {
     "$KV.workflows.latest.code_review": {"workflows"},
     "$KV.policies.current": {"approvals"},
     "$KV.policies.budgets": {"approvals"},
+    "$KV.policies.redactions.1": {"approvals"},
     "$KV.endpoints.pod.1": {"automations"},
     "$KV.letters.automations.1": {"automations", "normalizer"},
     "$KV.deliveries.1": {"automations"},

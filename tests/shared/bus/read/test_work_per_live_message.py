@@ -38,7 +38,9 @@ def message(number: int) -> bytes:
 
 async def test_a_live_message_is_at_most_33_calls() -> None:
     delivered: list[Stored] = []
-    follow = Follow(cast(Bus, SimpleNamespace()), events(RUN_ID), 1, delivered.extend)
+    content = SimpleNamespace(refuses_clear=False)
+    bus = cast(Bus, SimpleNamespace(jetstream=SimpleNamespace(content=content)))
+    follow = Follow(bus, events(RUN_ID), 1, delivered.extend)
     follow._loop = asyncio.get_running_loop()
     follow._accept([Stored(f"llm.stream.{RUN_ID}", 1, {"Penstock-Sequence": "1"}, b"")], 1)
     connection = Connection()
