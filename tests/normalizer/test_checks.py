@@ -90,7 +90,7 @@ class Folding:
                 if isinstance(step, Question):
                     self.asked += step.texts
                     step.findings = list(map(self.finds, step.texts))
-                else:
+                elif isinstance(step, CanonicalEvent):
                     events.append(step)
         return events
 
@@ -258,7 +258,7 @@ def test_the_pieces_of_an_argument_are_checked_when_it_ends() -> None:
         for step in by.apply(draft):
             if isinstance(step, Question):
                 step.findings = list(map(finds_names, step.texts))
-            else:
+            elif isinstance(step, Draft):
                 steps.append(step)
     assert [each.data.get("value") for each in steps] == ["To [PERSON_1]", None]
 

@@ -16,6 +16,7 @@ import uuid_utils
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, Message, ObjectGone, Stored, subjects
+from penstock.bus.messages import STORED_AT
 from penstock.bus.read import direct
 from penstock.bus.records import EraseCommand, RunRecord
 from penstock.bus.state.run_trees import TreeRuns
@@ -58,7 +59,7 @@ class EarlyErasures:
         while self._is_mine():
             found, _ = await direct.read(self._bus, "KV_runs", ">", self._next[age_s], BATCH)
             for stored in found:
-                if self._bus.clock.age_s(stored.headers[direct.STORED_AT]) < age_s:
+                if self._bus.clock.age_s(stored.headers[STORED_AT]) < age_s:
                     return
                 record = _parsed(stored)
                 if record is not None and record.ancestors:
