@@ -62,6 +62,8 @@ run: ## Start everything with demo agents on http://127.0.0.1:8000
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell n=$$(($(CORES) * 4)); [ $$n -gt 8 ] && n=8; echo $$n)
 PYTEST_N := $(BIN)/python -m pytest --workers $(WORKERS)
+# Where Python may keep no compiled modules, each program that tests start compiles its own: 1 s.
+test all-tests test-fast: export PYTHONDONTWRITEBYTECODE =
 # What needs nothing but .venv and takes little: pure code, and the bus over one real nats-server.
 FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py tests/web/test_identity.py \
 	tests/connector/model/test_model.py tests/connector/upstreams tests/connector/legs/test_history.py \

@@ -20,6 +20,7 @@ from penstock_cli.main import app
 from penstock_cli.terminal.watch import described
 from support.drive.access import AGUI
 from support.drive.secured import Secured, bearer, secured
+from support.drive.short import in_short
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
 
@@ -229,8 +230,13 @@ def _to_agui(run: PretendRun, approval_id: str) -> tuple[str, dict[str, Any]]:
     return "/agui/assistant", AGUI | {"threadId": run.session_id, "resume": [answer]}
 
 
-@pytest.mark.parametrize("surface", [_to_adk, _to_agno, _to_agui])
-@pytest.mark.parametrize(("caller", "deciders", "right"), MATRIX)
+# `make test` lets all callers decide over one surface, and every fourth over each.
+OVER_SURFACES = [(*row, each) for row in MATRIX for each in (_to_adk, _to_agno, _to_agui)]
+SHORT = [row for row in OVER_SURFACES if row[-1] is _to_agui]
+SHORT += [(*row, each) for row in MATRIX[::4] for each in (_to_adk, _to_agno)]
+
+
+@pytest.mark.parametrize(("caller", "deciders", "right", "surface"), in_short(OVER_SURFACES, SHORT))
 async def test_who_decides_over_the_surfaces_of_runs(
     penstock: Secured,
     caller: str,
